@@ -137,7 +137,7 @@ impl Builder {
             window => KvLayout { groups: vec![group(window), group(None)] },
         };
         let table = self.matrix("embedding", base, 1, vocab, hidden);
-        let embed = Embed { table, scale: 1.0, positions: None, layers: None };
+        let embed = Embed { table, scale: 1.0, positions: None, types: None, norm: None, layers: None };
         let layer = |layer: usize| {
             // Q4_K_M stores these with more bits in half of the layers: the outer ones, and every third between them.
             let outer = layer < layers / 8 || layer >= 7 * layers / 8;
@@ -151,6 +151,8 @@ impl Builder {
                     Some(experts) => FeedForward::Experts(self.experts(shape, experts, format, base, more)),
                 },
                 residual: Residual::Sequential,
+                norm_after_mixer: None,
+                norm_after_ffn: None,
                 branch_scale: 1.0,
                 input: None,
                 output_scale: 1.0,
@@ -166,7 +168,8 @@ impl Builder {
             magnitude: 1.0,
         };
         let state = StateLayout::default();
-        Program { hidden, vocab, kv, state, ropes: vec![rope], embed, layers, head }
+        let bidirectional = false;
+        Program { hidden, vocab, bidirectional, kv, state, ropes: vec![rope], embed, layers, head }
     }
 
     fn attention(&mut self, shape: &Shape, kv: KvSlot, base: WeightFormat, more: WeightFormat) -> Attention {
@@ -189,6 +192,7 @@ impl Builder {
             position_scale: None,
             scale: 1.0 / (head_dim as f32).sqrt(),
             soft_cap: None,
+            distance_bias: None,
             sinks: gpt_oss.then(|| self.vector(heads, 0.0)),
             kv,
             gate: None,

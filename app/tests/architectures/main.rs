@@ -154,7 +154,7 @@ fn run(
         pages: 2 * groups.len() * blocks + 1,
         max_rows: 300,
         max_sequences: 1,
-        max_outputs: 64,
+        max_outputs: 128,
         max_context: context,
         states: 1,
         kv_dtype: KvDtype::F16,
@@ -219,13 +219,16 @@ fn half_pages(name: &str) -> f32 {
     if AMPLIFIED.contains(&name) { HALF_PAGES_AMPLIFIED } else { HALF_PAGES }
 }
 
-/// True for models that GPUs refuse by name: those without attention, with sums of mixers, or with experts of their own width.
+/// True for models that GPUs refuse by name: encoders, and those without attention, with sums of mixers, or with experts of
+/// their own width.
 fn gpus_may_refuse(program: &Program) -> bool {
     let is_newer = |layer: &Layer| {
         let has_latent = matches!(&layer.ffn, FeedForward::Experts(experts) if experts.latent.is_some());
         has_latent || matches!(layer.mixer, Mixer::Sum(_))
     };
-    program.layers.iter().any(is_newer) || program.mixers().all(|mixer| mixer.attends().is_none())
+    program.bidirectional
+        || program.layers.iter().any(is_newer)
+        || program.mixers().all(|mixer| mixer.attends().is_none())
 }
 
 /// Root of the mean square error, as a part of the spread of `expected`.

@@ -167,12 +167,32 @@ CASES += [
          num_global_key_value_heads=1, enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=40),
 ]
 
+# Encoders: the rows of the last layer, or what a classifier makes of a pair of texts.
+BERT = dict(num_key_value_heads=4, max_position_embeddings=256, type_vocab_size=2, pad_token_id=0)
+CASES += [
+    case("bert", "BertModel", **BERT),
+    case("bert-classes", "BertForSequenceClassification", **BERT, num_labels=3),
+    case("xlm_roberta", "XLMRobertaModel", **(BERT | dict(type_vocab_size=1, max_position_embeddings=258, pad_token_id=1))),
+    case("xlm_roberta-rank", "XLMRobertaForSequenceClassification", **(BERT | dict(type_vocab_size=1, pad_token_id=1,
+         max_position_embeddings=258)), num_labels=1),
+    case("mpnet", "MPNetModel", **(BERT | dict(max_position_embeddings=258, pad_token_id=1))),
+    case("nomic_bert", "NomicBertModel", **BERT, hidden_act="silu"),
+    case("modernbert", "ModernBertModel", **BERT, num_hidden_layers=4, local_attention=32),
+    case("modernbert-rank", "ModernBertForSequenceClassification", **BERT, num_hidden_layers=4, local_attention=32, num_labels=1,
+         classifier_pooling="mean"),
+    case("eurobert", "EuroBertModel", **BERT),
+    case("embeddinggemma", "Gemma3TextModel", head_dim=32, query_pre_attn_scalar=32, num_hidden_layers=7,
+         use_bidirectional_attention=True, **WINDOW),
+]
+# Where the second text of a pair begins.
+SECOND = 40
+
 
 def values(name, shape, class_):
     """Weights of a sensible size, as the name says."""
     count = int(np.prod(shape))
     leaf = name.rsplit(".", 1)[-1]
-    is_norm = "norm" in name or "ln_" in name
+    is_norm = "norm" in name or "ln_" in name or "LayerNorm" in name
     is_router = name.endswith(("mlp.gate.weight", "router.weight", "router.layer.weight", "router.proj.weight", "block_sparse_moe.gate.weight",
                                "gate.wg.weight", "moe.gate.weight", "mixer.gate.weight", "feed_forward.gate.weight"))
     if leaf.endswith("bias") or leaf == "e_score_correction_bias" or "moe_statics" in name:
@@ -209,7 +229,8 @@ def values(name, shape, class_):
 
 
 def run(name, class_, options):
-    suffix = "ForConditionalGeneration" if "vision_config" in options else "Model" if class_.endswith("LMHead") else "ForCausalLM"
+    is_encoder = class_.endswith(("Model", "Classification"))
+    suffix = "" if is_encoder else "ForConditionalGeneration" if "vision_config" in options else "Model" if class_.endswith("LMHead") else "ForCausalLM"
     model_class = getattr(transformers, class_ + suffix)
     config = model_class.config_class(**options)
     model = model_class(config).float()
@@ -226,7 +247,13 @@ def run(name, class_, options):
         assert not info["missing_keys"] and not info["unexpected_keys"], (name, info)
         tokens = [int(bit) % VOCAB for bit in bits("tokens", max(POSITIONS) + 1)]
         with torch.no_grad():
-            logits = model.eval()(torch.tensor([tokens])).logits[0, POSITIONS].float().numpy()
+            types = [int(position >= SECOND) for position in range(len(tokens))] if class_ == "BertForSequenceClassification" else None
+            options = dict(token_type_ids=torch.tensor([types])) if types else {}
+            out = model.eval()(torch.tensor([tokens]), **options)
+            if class_.endswith("Classification"):
+                logits = out.logits[0].float().numpy()
+            else:
+                logits = (out.last_hidden_state if is_encoder else out.logits)[0, POSITIONS].float().numpy()
         assert np.isfinite(logits).all(), name
         written = json.loads((folder / "config.json").read_text())
     print(f"{name:16} spread {logits.std():.3f}, {len(tensors)} tensors", flush=True)

@@ -1,16 +1,19 @@
 //! Small models with random weights, of every shape that a program can have.
 
 use paguro_backend::{
-    Activation, Attention, Beside, Bytes, Convolution, DeltaRule, DeltaShape, Dense, Embed, ExpertGroups,
-    ExpertLatent, Experts, FeedForward, Head, KeySharing, KvGroup, KvLayout, KvSlot, Latent, LatentQuery,
+    Activation, Attention, Beside, Bytes, Convolution, DeltaRule, DeltaShape, Dense, DistanceBias, Embed,
+    ExpertGroups, ExpertLatent, Experts, FeedForward, Head, KeySharing, KvGroup, KvSlot, Latent, LatentQuery,
     LatentShape, Layer, LayerEmbeds, LayerInput, Linear, Matrix, MatrixId, Mixer, Norm, NormKind,
     PositionScale, Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, Scores,
-    SharedExpert, ShortConv, StateLayout, StateShape, TableId, VectorId, WeightFormat, Weights,
+    SharedExpert, ShortConv, StateLayout, StateShape, TableId, TokenTypes, VectorId, WeightFormat, Weights,
 };
 
 use super::{Rng, random::random_matrix};
 
+mod arrange;
 mod ssd;
+
+use arrange::arrange;
 
 /// Shape of a random model. The default is a small Llama; each case changes the fields that it tests.
 #[derive(Clone, Debug)]
@@ -106,6 +109,16 @@ pub struct ModelShape {
     pub recurrent: RecurrentShape,
     /// True if the output of attention has a gate.
     pub attention_gate: bool,
+    /// See [`Program::bidirectional`].
+    pub bidirectional: bool,
+    /// Largest distance of [`Attention::distance_bias`], if there is one.
+    pub distance_bias: Option<usize>,
+    /// Number of token types, if there are some.
+    pub types: Option<usize>,
+    /// True if the sum of embeddings has a norm.
+    pub embed_norm: bool,
+    /// True if the residual stream has norms after each branch, see [`Layer::norm_after_mixer`].
+    pub norms_after: bool,
 }
 
 /// Mixers with a state of a random model.
@@ -259,6 +272,11 @@ impl Default for ModelShape {
             networks: "",
             recurrent: RecurrentShape::default(),
             attention_gate: false,
+            bidirectional: false,
+            distance_bias: None,
+            types: None,
+            embed_norm: false,
+            norms_after: false,
         }
     }
 }
@@ -334,6 +352,11 @@ impl Builder<'_> {
         let positions = shape
             .positions
             .map(|count| Positions { table: self.matrix("positions", 1, count, hidden, 0.7), count });
+        let types = shape.types.map(|count| {
+            let table = (0..count * hidden).map(|_| 0.7 * self.rng.normal()).collect();
+            TokenTypes { table: self.vector(table), count }
+        });
+        let embed_norm = shape.embed_norm.then(|| self.norm(hidden));
         let layer_embeds = shape.layer_embeds.map(|width| self.layer_embeds(width));
         let mut states = 0..;
         let layers = places.iter().enumerate().map(|(layer, &place)| {
@@ -357,7 +380,18 @@ impl Builder<'_> {
             let input = shape.layer_embeds.map(|width| self.layer_input(layer, width));
             let (residual, branch_scale, output_scale) =
                 (shape.residual, shape.branch_scale, shape.output_scale);
-            Layer { mixer, ffn, residual, branch_scale, input, output_scale }
+            let [norm_after_mixer, norm_after_ffn] =
+                [(); 2].map(|()| shape.norms_after.then(|| self.norm(hidden)));
+            Layer {
+                mixer,
+                ffn,
+                residual,
+                norm_after_mixer,
+                norm_after_ffn,
+                branch_scale,
+                input,
+                output_scale,
+            }
         });
         let layers = layers.collect();
         let norm = self.norm(hidden);
@@ -373,10 +407,18 @@ impl Builder<'_> {
         Program {
             hidden,
             vocab,
+            bidirectional: shape.bidirectional,
             ropes: ropes.into_iter().map(|(base, head_dim)| self.rope(base, head_dim)).collect(),
             kv,
             state: shape.states(),
-            embed: Embed { table, scale: shape.embed_scale, positions, layers: layer_embeds },
+            embed: Embed {
+                table,
+                scale: shape.embed_scale,
+                positions,
+                types,
+                norm: embed_norm,
+                layers: layer_embeds,
+            },
             layers,
             head: Head { norm, linear, scale: shape.logit_scale, soft_cap: shape.logit_cap },
         }
@@ -411,6 +453,10 @@ impl Builder<'_> {
         let gate = shape
             .attention_gate
             .then(|| self.linear(&name("gate of attention"), heads * head_dim, hidden, 1.5, qkv));
+        let distance_bias = shape.distance_bias.map(|reach| {
+            let table = (0..heads * (2 * reach + 1)).map(|_| self.rng.normal()).collect();
+            DistanceBias { table: self.vector(table), reach }
+        });
         let sinks = shape.sinks.then(|| (0..heads).map(|_| 2.0 + self.rng.normal()).collect());
         Attention {
             norm,
@@ -426,6 +472,7 @@ impl Builder<'_> {
             position_scale: shape.position_scale,
             scale: 1.0 / (head_dim as f32).sqrt(),
             soft_cap: shape.attention_cap,
+            distance_bias,
             sinks: sinks.map(|sinks| self.vector(sinks)),
             kv: place,
             gate,
@@ -712,65 +759,5 @@ impl Builder<'_> {
         let matrix = random_matrix(name, format, parts * rows, cols, rms, &mut self.rng);
         self.weights.matrices.push(Matrix { parts, rows, ..matrix });
         MatrixId(self.weights.matrices.len() as u32 - 1)
-    }
-}
-
-/// Gives each layer its group and slot.
-fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
-    let attends = |layer: &usize| "alh".contains(shape.mixer(*layer)) && !shape.shares_kv(*layer);
-    let windows: Vec<_> =
-        (0..shape.windows.len()).filter(attends).map(|layer| shape.windows[layer]).collect();
-    let count = |window| windows.iter().filter(|other| **other == window).count();
-    let most = windows.iter().map(|&window| count(window)).max().unwrap_or(0);
-    let slots = shape.slots.unwrap_or(most);
-    let mut groups: Vec<KvGroup> = Vec::new();
-    let mut used: Vec<usize> = Vec::new();
-    let mut places = Vec::new();
-    for (layer, &window) in shape.windows.iter().enumerate() {
-        if !attends(&layer) {
-            let last = (0..layer).rfind(|other| attends(other) && shape.windows[*other] == window);
-            // A layer that does not attend has a place that means nothing.
-            places.push(last.map_or(KvSlot { group: 0, slot: 0 }, |other| places[other]));
-            continue;
-        }
-        let own = match shape.mixer(layer) {
-            'l' => Some((1, shape.latent.key_dim())),
-            _ => shape.window_heads.filter(|_| window.is_some()),
-        };
-        let (kv_heads, head_dim) = own.unwrap_or((shape.kv_heads, shape.head_dim));
-        let fits =
-            |group: &KvGroup| (group.window, group.kv_heads, group.head_dim) == (window, kv_heads, head_dim);
-        let open = (0..groups.len()).find(|&group| fits(&groups[group]) && used[group] < slots);
-        let group = open.unwrap_or_else(|| {
-            groups.push(KvGroup { window, slots, kv_heads, head_dim });
-            used.push(0);
-            groups.len() - 1
-        });
-        places.push(KvSlot { group, slot: used[group] });
-        used[group] += 1;
-    }
-    if groups.is_empty() {
-        // Pages of which nothing is read.
-        groups.push(KvGroup { window: None, slots: 1, kv_heads: 2, head_dim: 256 });
-    }
-    (KvLayout { groups }, places)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layers_fill_groups_of_equal_windows() {
-        let arranged = |windows: &[Option<u32>], slots| {
-            let (kv, places) =
-                arrange(&ModelShape { windows: windows.to_vec(), slots, ..ModelShape::default() });
-            let groups: Vec<_> = kv.groups.iter().map(|group| group.window.unwrap_or(0)).collect();
-            let places: Vec<_> = places.iter().map(|place| (place.group, place.slot)).collect();
-            format!("{groups:?} {} {places:?}", kv.groups[0].slots)
-        };
-        assert_eq!(arranged(&[None, None], None), "[0] 2 [(0, 0), (0, 1)]");
-        assert_eq!(arranged(&[Some(5), None, Some(5)], None), "[5, 0] 2 [(0, 0), (1, 0), (0, 1)]");
-        assert_eq!(arranged(&[Some(5), None, Some(5)], Some(1)), "[5, 0, 5] 1 [(0, 0), (1, 0), (2, 0)]");
     }
 }

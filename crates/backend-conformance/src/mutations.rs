@@ -7,7 +7,8 @@ use paguro_backend::{
     Outcome, PageContent, PageFormat, PageId, PageMove, Program, Runner, SamplingParams, Scores, Step,
     StepError, StepOutput, StepSequence, Ticket, Want, WeightFormat, Weights, quantize_kv,
     reference::{
-        AttentionFn, AttentionShape, KvRounding, Reference, RoundFn, attention, round_f16, round_q4, round_q8,
+        AttentionFn, AttentionShape, HeadVectors, KvRounding, Reference, RoundFn, attention, round_f16,
+        round_q4, round_q8,
     },
 };
 
@@ -556,21 +557,33 @@ fn quantized_pages_without_a_defect_pass() {
     }
 }
 
-type Sinks<'a> = Option<&'a [f32]>;
-
-fn no_sinks(q: &[f32], k: &[f32], v: &[f32], _: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
-    attention(q, k, v, None, shape, out);
+fn no_sinks(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    vectors: HeadVectors<'_>,
+    shape: &AttentionShape,
+    out: &mut [f32],
+) {
+    attention(q, k, v, HeadVectors { sinks: None, ..vectors }, shape, out);
 }
 
-fn no_window(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
-    attention(q, k, v, sinks, &AttentionShape { window: None, ..*shape }, out);
+fn no_window(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    vectors: HeadVectors<'_>,
+    shape: &AttentionShape,
+    out: &mut [f32],
+) {
+    attention(q, k, v, vectors, &AttentionShape { window: None, ..*shape }, out);
 }
 
 fn window_plus_one(
     q: &[f32],
     k: &[f32],
     v: &[f32],
-    sinks: Sinks<'_>,
+    vectors: HeadVectors<'_>,
     shape: &AttentionShape,
     out: &mut [f32],
 ) {
@@ -578,7 +591,7 @@ fn window_plus_one(
         q,
         k,
         v,
-        sinks,
+        vectors,
         &AttentionShape { window: shape.window.map(|window| window + 1), ..*shape },
         out,
     );
@@ -588,7 +601,7 @@ fn window_minus_one(
     q: &[f32],
     k: &[f32],
     v: &[f32],
-    sinks: Sinks<'_>,
+    vectors: HeadVectors<'_>,
     shape: &AttentionShape,
     out: &mut [f32],
 ) {
@@ -596,14 +609,21 @@ fn window_minus_one(
         q,
         k,
         v,
-        sinks,
+        vectors,
         &AttentionShape { window: shape.window.map(|window| (window - 1).max(1)), ..*shape },
         out,
     );
 }
 
-fn no_cap(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
-    attention(q, k, v, sinks, &AttentionShape { soft_cap: None, ..*shape }, out);
+fn no_cap(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    vectors: HeadVectors<'_>,
+    shape: &AttentionShape,
+    out: &mut [f32],
+) {
+    attention(q, k, v, vectors, &AttentionShape { soft_cap: None, ..*shape }, out);
 }
 
 /// Row by row, each at a position that the defect chooses from row, rows and tokens in the pages.
@@ -611,7 +631,7 @@ fn by_rows(
     q: &[f32],
     k: &[f32],
     v: &[f32],
-    sinks: Sinks<'_>,
+    vectors: HeadVectors<'_>,
     shape: &AttentionShape,
     out: &mut [f32],
     position: fn(usize, usize, usize) -> usize,
@@ -620,20 +640,41 @@ fn by_rows(
     let (rows, tokens) = (q.len() / width, k.len() / (shape.kv_heads * shape.head_dim));
     for (row, (q, out)) in q.chunks_exact(width).zip(out.chunks_exact_mut(width)).enumerate() {
         let start = position(shape.start + row, shape.start + rows, tokens);
-        attention(q, k, v, sinks, &AttentionShape { start, ..*shape }, out);
+        attention(q, k, v, vectors, &AttentionShape { start, ..*shape }, out);
     }
 }
 
-fn too_far(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
-    by_rows(q, k, v, sinks, shape, out, |position, _, tokens| (position + 1).min(tokens - 1));
+fn too_far(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    vectors: HeadVectors<'_>,
+    shape: &AttentionShape,
+    out: &mut [f32],
+) {
+    by_rows(q, k, v, vectors, shape, out, |position, _, tokens| (position + 1).min(tokens - 1));
 }
 
-fn not_causal(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
-    by_rows(q, k, v, sinks, shape, out, |_, end, _| end - 1);
+fn not_causal(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    vectors: HeadVectors<'_>,
+    shape: &AttentionShape,
+    out: &mut [f32],
+) {
+    by_rows(q, k, v, vectors, shape, out, |_, end, _| end - 1);
 }
 
 /// Query head `h` reads K/V head `h % kv_heads`.
-fn wrong_heads(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
+fn wrong_heads(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    vectors: HeadVectors<'_>,
+    shape: &AttentionShape,
+    out: &mut [f32],
+) {
     let AttentionShape { heads, kv_heads, head_dim, .. } = *shape;
     let place = |index: usize| {
         let (row, head) = (index / heads, index % heads);
@@ -644,7 +685,7 @@ fn wrong_heads(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &Attent
         moved[place(index) * head_dim..][..head_dim].copy_from_slice(q);
     }
     let mut answer = vec![0.0; q.len()];
-    attention(&moved, k, v, sinks, shape, &mut answer);
+    attention(&moved, k, v, vectors, shape, &mut answer);
     for (index, out) in out.chunks_exact_mut(head_dim).enumerate() {
         out.copy_from_slice(&answer[place(index) * head_dim..][..head_dim]);
     }
@@ -654,7 +695,7 @@ fn skips_page_starts(
     q: &[f32],
     k: &[f32],
     v: &[f32],
-    sinks: Sinks<'_>,
+    vectors: HeadVectors<'_>,
     shape: &AttentionShape,
     out: &mut [f32],
 ) {
@@ -662,7 +703,7 @@ fn skips_page_starts(
     for page in v.chunks_mut(16 * shape.kv_heads * shape.head_dim).skip(1) {
         page[..shape.kv_heads * shape.head_dim].fill(0.0);
     }
-    attention(q, k, &v, sinks, shape, out);
+    attention(q, k, &v, vectors, shape, out);
 }
 
 /// Quantizes a block to eight bits with this scale, rounded by `round`.

@@ -105,7 +105,17 @@ pub(super) fn biases_everywhere(subject: &Subject) -> Verdict {
 
 /// A model of this shape agrees with the reference, or does not load for a reason with this name.
 pub(super) fn agrees_or_refuses(subject: &Subject, shape: &ModelShape, name: &str) -> Verdict {
-    let agrees = agrees(subject, shape);
+    agrees_or_refuses_with(subject, shape, name, || agrees(subject, shape))
+}
+
+/// A check of a model of this shape passes, or the model does not load for a reason with this name.
+pub(super) fn agrees_or_refuses_with(
+    subject: &Subject,
+    shape: &ModelShape,
+    name: &str,
+    check: impl FnOnce() -> Verdict,
+) -> Verdict {
+    let agrees = check();
     if agrees.is_err() && refuses(subject, shape, name).is_ok() { Ok(()) } else { agrees }
 }
 

@@ -25,12 +25,14 @@ pub struct Attend {
     pub scale: f32,
     pub soft_cap: Option<f32>,
     pub sinks: Option<VectorId>,
+    pub bias: Option<VectorId>,
 }
 
 impl Attend {
     fn of(program: &Program, op: &Attention) -> Self {
-        let Attention { kv, scale, soft_cap, sinks, .. } = *op;
-        Self { heads: Heads::of(program, op), kv, scale, soft_cap, sinks }
+        let Attention { kv, scale, soft_cap, sinks, distance_bias, .. } = *op;
+        let bias = distance_bias.map(|bias| bias.table);
+        Self { heads: Heads::of(program, op), kv, scale, soft_cap, sinks, bias }
     }
 }
 
@@ -131,7 +133,10 @@ impl Pass<'_> {
                         sequence,
                         op,
                         kv_head,
-                        sinks: op.sinks.map(|sinks| model.vector(sinks)),
+                        vectors: reference::HeadVectors {
+                            sinks: op.sinks.map(|sinks| model.vector(sinks)),
+                            biases: op.bias.map(|bias| model.vector(bias)),
+                        },
                     };
                     // SAFETY: queries are only read in this phase, and only this member has these heads of these rows.
                     unsafe { job.run(&member.buffers.q, &member.buffers.attended) };
@@ -255,7 +260,13 @@ impl Member<'_> {
             split,
             scale: op.scale,
             soft_cap: op.soft_cap,
-            window: kv.groups[op.kv.group].window.map(|window| window as usize),
+            window: kv.groups[op.kv.group].window,
+            len: tile.len,
+            biases: op.bias.map(|bias| {
+                let biases = model.vector(bias);
+                let of_group = biases.len() / heads.kv;
+                &biases[tile.kv_head * of_group..][..of_group]
+            }),
         };
         model.attend.attend_split(&job, &mut self.own.scores, &mut self.own.partial);
     }

@@ -25,7 +25,7 @@ mod walk;
 
 use std::{f32::consts::LOG2_E, ops::Range};
 
-use paguro_backend::{KV_BLOCK, KvDtype, PageId};
+use paguro_backend::{KV_BLOCK, KvDtype, PageId, visible};
 
 use self::{
     f16::F16,
@@ -158,8 +158,12 @@ pub struct SplitJob<'a> {
     pub scale: f32,
     /// `cap * tanh(score / cap)`
     pub soft_cap: Option<f32>,
-    /// Number of tokens that a row attends to, including itself.
-    pub window: Option<usize>,
+    /// See [`KvGroup::window`](paguro_backend::KvGroup::window).
+    pub window: Option<u32>,
+    /// Tokens of the sequence, if rows see later ones.
+    pub len: Option<usize>,
+    /// Added to scores by distance, `[group, 2 * reach + 1]`; see [`DistanceBias`](paguro_backend::DistanceBias).
+    pub biases: Option<&'a [f32]>,
 }
 
 impl SplitJob<'_> {
@@ -176,8 +180,7 @@ impl SplitJob<'_> {
 
     /// Returns the tokens of the split that the row of query `index` attends to, relative to the split's start.
     fn visible(&self, index: usize) -> Range<usize> {
-        let end = self.position + index / self.group + 1;
-        let start = self.window.map_or(0, |window| end.saturating_sub(window));
+        let Range { start, end } = visible(self.window, self.len, self.position + index / self.group);
         let base = self.split * SPLIT;
         start.saturating_sub(base)..end.saturating_sub(base).min(SPLIT)
     }
@@ -325,7 +328,7 @@ fn strip<S: Simd, K: Stored>(
         }
     }
     for q in 0..count {
-        let (largest, sum) = softmax(s, job, &mut scores.rows[q], &tiles, job.visible(first + q));
+        let (largest, sum) = softmax(s, job, first + q, &mut scores.rows[q], &tiles);
         partial[q * stride] = largest;
         partial[q * stride + 1] = sum;
     }
@@ -376,16 +379,17 @@ fn score_turn<S: Simd, K: Stored, const Q: usize, const N: usize>(
 fn softmax<S: Simd>(
     s: S,
     job: &SplitJob<'_>,
+    query: usize,
     scores: &mut [f32],
     tiles: &Range<usize>,
-    visible: Range<usize>,
 ) -> (f32, f32) {
+    let visible = job.visible(query);
     if visible.is_empty() {
         scores[tiles.start * LANES..tiles.end * LANES].fill(0.0);
         return (f32::NEG_INFINITY, 0.0);
     }
     let vectors = &mut scores.as_chunks_mut::<LANES>().0[tiles.clone()];
-    let scale = match job.soft_cap {
+    let mut scale = match job.soft_cap {
         None => job.scale * LOG2_E,
         Some(cap) => {
             let (scale, cap) = (s.splat(job.scale), s.splat(cap));
@@ -396,6 +400,16 @@ fn softmax<S: Simd>(
             LOG2_E
         }
     };
+    if let Some(biases) = job.biases {
+        let width = biases.len() / job.group;
+        let own = job.position + query / job.group;
+        let first = query % job.group * width + width / 2 + job.split * SPLIT + visible.start - own;
+        let factor = scale / LOG2_E;
+        for (score, bias) in scores[visible.clone()].iter_mut().zip(&biases[first..][..visible.len()]) {
+            *score = *score * factor + bias;
+        }
+        scale = LOG2_E;
+    }
     scores[tiles.start * LANES..visible.start].fill(f32::NEG_INFINITY);
     scores[visible.end..tiles.end * LANES].fill(f32::NEG_INFINITY);
 

@@ -239,17 +239,19 @@ pub struct Pending {
 pub struct AllPending {
     /// At most one for each branch of a layer.
     pub branches: [Option<Pending>; 2],
-    /// Multiplies the stream after that.
+    /// Norm of the stream after that.
+    pub norm: Option<Norm>,
+    /// Multiplies the stream at the end.
     pub scale: f32,
 }
 
 impl AllPending {
     /// No branches.
-    pub const NONE: Self = Self { branches: [None; 2], scale: 1.0 };
+    pub const NONE: Self = Self { branches: [None; 2], norm: None, scale: 1.0 };
 
     /// Returns one branch.
     pub fn of(branch: Pending) -> Self {
-        Self { branches: [Some(branch), None], scale: 1.0 }
+        Self { branches: [Some(branch), None], ..Self::NONE }
     }
 }
 
@@ -323,10 +325,11 @@ impl Pass<'_> {
                     *to = Some(Pending { scale: scale * layer.branch_scale, ..mixed });
                     before = AllPending::NONE;
                 }
-                AllPending { branches, scale: 1.0 }
+                AllPending { branches, ..AllPending::NONE }
             }
             mixer => AllPending::of(Pending { scale: layer.branch_scale, ..self.mix(mixer, before, 0) }),
         };
+        let mixed = AllPending { norm: mixed.norm.or(layer.norm_after_mixer), ..mixed };
         // Parallel branches also read the same stream.
         let is_parallel = layer.residual == Residual::Parallel && !matches!(layer.mixer, Mixer::None);
         let (before, left, product) = match is_parallel {
@@ -340,7 +343,7 @@ impl Pass<'_> {
             other => unreachable!("load refuses {other:?}"),
         };
         let branches = [left, Some(Pending { scale: layer.branch_scale, ..fed })];
-        let mut pending = AllPending { branches, scale: 1.0 };
+        let mut pending = AllPending { branches, norm: layer.norm_after_ffn, scale: 1.0 };
         if let Some(input) = &layer.input {
             pending = AllPending::of(self.layer_input(input, pending));
         }
@@ -408,7 +411,8 @@ impl Pass<'_> {
             let embed = &model.program.embed;
             for row in range {
                 let x = member.write(&buffers.x, row, model.program.hidden);
-                let token = member.step.tokens[row] as usize;
+                let id = member.step.tokens[row] as usize;
+                let (kind, token) = (id / model.program.vocab, id % model.program.vocab);
                 model.matrix(embed.table).dequantize_row(token, x);
                 if embed.scale != 1.0 {
                     model.rows.scale(x, embed.scale);
@@ -418,6 +422,12 @@ impl Pass<'_> {
                     let learned = &mut member.own.row[..x.len()];
                     model.matrix(positions.table).dequantize_row(position, learned);
                     model.rows.add(x, learned);
+                }
+                if let Some(types) = &embed.types {
+                    model.rows.add(x, &model.vector(types.table)[kind * x.len()..][..x.len()]);
+                }
+                if let Some(norm) = embed.norm {
+                    member.finish_row(x, None, norm);
                 }
                 for (index, rope) in model.program.ropes.iter().enumerate() {
                     let turns = member.write(&buffers.turns, index * rows + row, model.turn_stride);
@@ -518,13 +528,18 @@ impl Pass<'_> {
         let Program { hidden, vocab, .. } = model.program;
         let kinds = Kinds::of(model, &[op.linear]);
         let slice = buffers.logits.len() / vocab;
-        for (index, rows) in plan.output_rows.chunks(slice).enumerate() {
-            let logit_rows = plan.logit_rows.saturating_sub(index * slice).min(rows.len());
+        let mut first = 0;
+        while first < plan.output_rows.len() {
+            let logit_rows = (plan.logit_rows - plan.logit_rows.min(first)).min(slice);
+            // Rows of which only embeddings are wanted come last, all at once.
+            let end = if logit_rows > 0 { first + logit_rows } else { plan.output_rows.len() };
+            let (start, rows) = (first, &plan.output_rows[first..end]);
+            first = end;
             self.phase(Kernel::AddNorm, rows.len(), Portions::Guided(1), |member, range| {
                 for at in range {
                     member.add_pending(rows[at], pending);
                     member.norm_row(rows[at], Some(op.norm));
-                    for &output in plan.outputs_of(index * slice + at) {
+                    for &output in plan.outputs_of(start + at) {
                         if !member.step.outputs[output].want.needs_logits() {
                             let embedding = Outcome::Embedding(member.own.row[..hidden].to_vec());
                             put(&answers[output], embedding);
@@ -551,7 +566,7 @@ impl Pass<'_> {
                     if let Some(cap) = op.soft_cap {
                         model.rows.soft_cap(logits, cap);
                     }
-                    for &output in plan.outputs_of(index * slice + at) {
+                    for &output in plan.outputs_of(start + at) {
                         let want = &member.step.outputs[output].want;
                         if let Some(outcome) = sampling::answer(logits, want, &mut member.own.sampler) {
                             put(&answers[output], outcome);
@@ -603,6 +618,9 @@ impl Member<'_> {
                 1.0 => model.rows.add(x, added),
                 scale => model.rows.add_scaled(x, added, scale),
             }
+        }
+        if let Some(norm) = pending.norm {
+            self.finish_row(self.write(&buffers.x, row, hidden), None, norm);
         }
         if pending.scale != 1.0 {
             model.rows.scale(self.write(&buffers.x, row, hidden), pending.scale);

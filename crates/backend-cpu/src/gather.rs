@@ -3,7 +3,7 @@
 
 use paguro_backend::{
     Program, Step, StepSequence, hadamard,
-    reference::{AttentionShape, attention},
+    reference::{AttentionShape, HeadVectors, attention},
 };
 
 use crate::{
@@ -27,8 +27,8 @@ pub struct Job<'a> {
     pub op: &'a Attend,
     /// The head.
     pub kv_head: usize,
-    /// Sinks of all heads.
-    pub sinks: Option<&'a [f32]>,
+    /// Of all heads.
+    pub vectors: HeadVectors<'a>,
 }
 
 impl Job<'_> {
@@ -64,6 +64,7 @@ impl Job<'_> {
             scale: self.op.scale,
             soft_cap: self.op.soft_cap,
             window,
+            len: self.program.bidirectional.then(|| self.sequence.len()),
         };
         let mut out = vec![0.0; self.sequence.rows.len() * group * head_dim];
         let heads_of = |row: usize| {
@@ -73,8 +74,15 @@ impl Job<'_> {
         // SAFETY: the caller keeps writers away.
         let q: Vec<f32> =
             self.sequence.rows.clone().flat_map(|row| unsafe { q.get(heads_of(row)) }).copied().collect();
-        let sinks = self.sinks.map(|sinks| &sinks[self.kv_head * group..][..group]);
-        attention(&q, &k, &v, sinks, &attention_shape, &mut out);
+        let own = self.kv_head * group..(self.kv_head + 1) * group;
+        let vectors = HeadVectors {
+            sinks: self.vectors.sinks.map(|sinks| &sinks[own.clone()]),
+            biases: self.vectors.biases.map(|biases| {
+                let width = biases.len() / heads;
+                &biases[own.start * width..own.end * width]
+            }),
+        };
+        attention(&q, &k, &v, vectors, &attention_shape, &mut out);
         if self.pages.shape().dtype.is_quantized() {
             out.chunks_exact_mut(head_dim).for_each(hadamard);
         }

@@ -134,8 +134,15 @@ impl Pass<'_> {
             }
         });
         let dim = op.shape.key_dim();
-        let (kv, scale, soft_cap, sinks) = (op.kv, op.scale, None, None);
-        self.attend(&Attend { heads: Heads { queries: heads, kv: 1, dim }, kv, scale, soft_cap, sinks });
+        let (kv, scale, soft_cap, sinks, bias) = (op.kv, op.scale, None, None, None);
+        self.attend(&Attend {
+            heads: Heads { queries: heads, kv: 1, dim },
+            kv,
+            scale,
+            soft_cap,
+            sinks,
+            bias,
+        });
         let kinds = Kinds::of(model, &[op.value]);
         self.phase(Kernel::LatentValues, rows, Portions::Guided(1), |member, range| {
             for row in range {

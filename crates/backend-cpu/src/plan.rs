@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{Attention, Limits, PageId, Program, Step};
+use paguro_backend::{Attention, Limits, PageId, Program, Step, visible};
 
 use crate::attention::{SPLIT, TILE};
 
@@ -69,6 +69,8 @@ pub struct Tile {
     pub queries: usize,
     /// Position of the first row.
     pub position: usize,
+    /// Tokens of the sequence, if rows see later ones.
+    pub len: Option<usize>,
     /// Splits that any of the rows attends to.
     pub splits: Range<usize>,
     /// Index of its first partial result if members share its splits, counted in queries: `[splits][queries of the
@@ -111,10 +113,14 @@ struct Run {
     rows: Range<usize>,
     /// Position of the first row.
     position: usize,
+    /// Tokens of the sequence, if rows see later ones.
+    len: Option<usize>,
 }
 
 /// The cuts.
 pub struct Plan {
+    /// See [`Program::bidirectional`].
+    bidirectional: bool,
     block_size: usize,
     threads: usize,
     /// Maximum number of partial results of a query with one split.
@@ -125,6 +131,8 @@ pub struct Plan {
     pub positions: Vec<usize>,
     /// Sequence of each row.
     sequences: Vec<usize>,
+    /// Tokens of each sequence, if rows see later ones.
+    lens: Vec<Option<usize>>,
     /// Rows of one sequence with consecutive positions.
     runs: Vec<Run>,
     /// Work for each window and number of heads.
@@ -146,7 +154,13 @@ pub struct Plan {
 impl Plan {
     /// Creates a plan for the window and heads of each K/V group, on `threads` threads, with room for `partials`
     /// partial results of a query.
-    pub fn new(groups: &[(Option<u32>, Heads)], limits: &Limits, threads: usize, partials: usize) -> Self {
+    pub fn new(
+        groups: &[(Option<u32>, Heads)],
+        bidirectional: bool,
+        limits: &Limits,
+        threads: usize,
+        partials: usize,
+    ) -> Self {
         let mut cuts: Vec<Cuts> = Vec::new();
         let cuts_of = groups.iter().map(|&(window, heads)| {
             let (kv_heads, per_kv) = (heads.kv, heads.per_kv());
@@ -158,12 +172,14 @@ impl Plan {
             })
         });
         Self {
+            bidirectional,
             block_size: limits.block_size,
             threads,
             partials,
             rows: Vec::with_capacity(limits.max_rows),
             positions: Vec::with_capacity(limits.max_rows),
             sequences: Vec::with_capacity(limits.max_rows),
+            lens: Vec::with_capacity(limits.max_sequences),
             runs: Vec::with_capacity(limits.max_rows),
             cuts_of: cuts_of.collect(),
             cuts,
@@ -208,9 +224,11 @@ impl Plan {
         self.rows.extend(0..step.tokens.len());
         self.positions.clear();
         self.sequences.clear();
+        self.lens.clear();
         for (index, sequence) in step.sequences.iter().enumerate() {
             self.positions.extend((0..sequence.rows.len()).map(|row| sequence.start + row));
             self.sequences.extend(sequence.rows.clone().map(|_| index));
+            self.lens.push(self.bidirectional.then(|| sequence.len()));
         }
         self.cut_rows();
         self.cut_outputs(step);
@@ -225,6 +243,7 @@ impl Plan {
         self.positions.extend(self.rows.iter().map(|&row| all.positions[row]));
         self.sequences.clear();
         self.sequences.extend(self.rows.iter().map(|&row| all.sequences[row]));
+        self.lens.clone_from(&all.lens);
         self.cut_rows();
         self.cut_outputs(step);
         for row in &mut self.output_rows {
@@ -239,7 +258,10 @@ impl Plan {
                 Some(run) if run.sequence == sequence && run.position + run.rows.len() == position => {
                     run.rows.end += 1;
                 }
-                _ => self.runs.push(Run { sequence, rows: row..row + 1, position }),
+                _ => {
+                    let len = self.lens[sequence];
+                    self.runs.push(Run { sequence, rows: row..row + 1, position, len });
+                }
             }
         }
         for cuts in &mut self.cuts {
@@ -282,7 +304,7 @@ impl Cuts {
             for first in run.rows.clone().step_by(rows_per_tile) {
                 let rows = first..run.rows.end.min(first + rows_per_tile);
                 let position = run.position + first - run.rows.start;
-                let seen = self.seen(position, rows.len());
+                let seen = self.seen(position, rows.len(), run.len);
                 for kv_head in 0..self.kv_heads {
                     self.tiles.push(Tile {
                         sequence: run.sequence,
@@ -290,20 +312,21 @@ impl Cuts {
                         rows: rows.clone(),
                         queries: rows.len() * self.per_kv,
                         position,
+                        len: run.len,
                         splits: seen.start / SPLIT..seen.end.div_ceil(SPLIT),
                         first_partial: None,
                     });
                 }
             }
         }
-        let total: usize =
-            self.tiles.iter().map(|tile| self.seen(tile.position, tile.rows.len()).len()).sum();
+        let of_tile = |tile: &Tile| self.seen(tile.position, tile.rows.len(), tile.len);
+        let total: usize = self.tiles.iter().map(|tile| of_tile(tile).len()).sum();
         // A tile that is more than its part of all: members share its splits. The result is the same either way.
         let most = if threads > 1 { total / (threads * ITEMS_PER_THREAD) } else { usize::MAX };
         let (mut used, mut left) = (0, total);
         for index in 0..self.tiles.len() {
             let tile = &self.tiles[index];
-            let seen = self.seen(tile.position, tile.rows.len());
+            let seen = self.seen(tile.position, tile.rows.len(), tile.len);
             let splits = tile.splits.clone();
             let needed = splits.len() * tile.queries;
             if splits.len() > 1 && seen.len() > most && used + needed <= partials {
@@ -327,9 +350,11 @@ impl Cuts {
         self.items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.tile, item.splits.start));
     }
 
-    /// Returns the positions that any of `rows` rows from `position` on attends to.
-    fn seen(&self, position: usize, rows: usize) -> Range<usize> {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))..position + rows
+    /// Returns the positions that any of `rows` rows from `position` on attends to, of a sequence of `len` tokens if they
+    /// attend to later ones.
+    fn seen(&self, position: usize, rows: usize, len: Option<usize>) -> Range<usize> {
+        let visible = |row: usize| visible(self.window, len, position + row);
+        visible(0).start..visible(rows - 1).end
     }
 }
 
@@ -354,7 +379,7 @@ mod tests {
     fn plan(windows: &[Option<u32>], threads: usize, partials: usize) -> Plan {
         let heads = Heads { queries: 8, kv: 2, dim: 64 };
         let groups: Vec<_> = windows.iter().map(|&window| (window, heads)).collect();
-        Plan::new(&groups, &LIMITS, threads, partials)
+        Plan::new(&groups, false, &LIMITS, threads, partials)
     }
 
     /// Sequences by start and rows. Block tables do not matter here.

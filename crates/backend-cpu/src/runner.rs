@@ -102,9 +102,11 @@ impl CpuRunner {
         let sizes = Sizes::new(program, &limits, threads);
         let windows = program.kv.groups.iter().map(|group| group.window);
         let groups: Vec<_> = windows.zip(heads(program)?).collect();
-        let plan = Plan::new(&groups, &limits, threads, sizes.partial_count);
+        let plan = Plan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count);
         let tail = tail(program).filter(|_| limits.attention == AttentionMode::Paged);
-        let tail = tail.map(|first| (first, Plan::new(&groups, &limits, threads, sizes.partial_count)));
+        let tail = tail.map(|first| {
+            (first, Plan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count))
+        });
         let own = (0..team.threads()).map(|_| Own {
             scratch: Scratch::default(),
             scores: Scores::new(limits.kv_dtype, sizes.head_dim),
@@ -253,7 +255,10 @@ impl Sizes {
             ffn: rows * ffn,
             turns: program.ropes.len() * rows * turn_stride,
             partials: partial_count * partial_len,
-            logits: limits.max_outputs.clamp(1, LOGIT_ROWS) * program.vocab,
+            logits: match program.bidirectional {
+                true => program.vocab, // nobody wants logits of encoders
+                false => limits.max_outputs.clamp(1, LOGIT_ROWS) * program.vocab,
+            },
         }
     }
 

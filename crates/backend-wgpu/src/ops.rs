@@ -316,6 +316,14 @@ impl Program {
         if program.layers.is_empty() {
             return Err(LoadError::BadProgram("there are no layers".into()));
         }
+        lowering.require(!program.bidirectional, "attention in both directions (of encoders)")?;
+        let embed = &program.embed;
+        lowering.require(embed.types.is_none(), "embeddings of token types")?;
+        lowering.require(embed.norm.is_none(), "a norm of embeddings")?;
+        let has_norm_after =
+            |layer: &Layer| layer.norm_after_mixer.is_some() || layer.norm_after_ffn.is_some();
+        lowering.require(!program.layers.iter().any(has_norm_after), "norms of the residual stream")?;
+        lowering.require(program.attentions().all(|op| op.distance_bias.is_none()), "biases of distances")?;
         let groups = lowering.groups()?;
         let mut ops = vec![Op::Embed(Embed {
             table: program.embed.table,

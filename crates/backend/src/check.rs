@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 
 use crate::{
-    Activation, Attention, Beside, Convolution, DeltaRule, Dense, ExpertGroups, Experts, FeedForward, Head,
-    KvSlot, Latent, LatentQuery, LatentShape, LayerEmbeds, LayerInput, Linear, LoadError, Matrix, MatrixId,
-    Mixer, Norm, NormKind, Program, QkNormKind, SharedExpert, ShortConv, Ssd, StateShape, VectorId, Weights,
+    Activation, Attention, Beside, Convolution, DeltaRule, Dense, DistanceBias, ExpertGroups, Experts,
+    FeedForward, Head, KvSlot, Latent, LatentQuery, LatentShape, LayerEmbeds, LayerInput, Linear, LoadError,
+    Matrix, MatrixId, Mixer, Norm, NormKind, Program, QkNormKind, Residual, SharedExpert, ShortConv, Ssd,
+    StateShape, VectorId, Weights,
 };
 
 impl Program {
@@ -28,7 +29,15 @@ impl Program {
         if let Some(positions) = &self.embed.positions {
             weights.matrix(positions.table, 1, positions.count, hidden)?;
         }
+        if let Some(types) = &self.embed.types {
+            nonzero("the number of token types", &[types.count])?;
+            let size = types.count.checked_mul(hidden).filter(|_| u32::try_from(self.token_ids()).is_ok());
+            let size = size.ok_or_else(|| LoadError::BadProgram(format!("{} token types", types.count)))?;
+            weights.vector(types.table, size)?;
+        }
+        weights.optional_norm(self.embed.norm, hidden)?;
         if let Some(layers) = &self.embed.layers {
+            require(self.embed.types.is_none(), || "token types beside embeddings for layers".to_owned())?;
             self.check_layer_embeds(layers, &weights)?;
         }
         let mut stored = HashSet::new();
@@ -36,6 +45,17 @@ impl Program {
             finite("the scale of a layer's branches", layer.branch_scale)?;
             finite("the scale of a layer's output", layer.output_scale)?;
             self.check_mixer(&layer.mixer, &mut stored, &weights)?;
+            weights.optional_norm(layer.norm_after_mixer, hidden)?;
+            weights.optional_norm(layer.norm_after_ffn, hidden)?;
+            let has_none = matches!((&layer.mixer, &layer.ffn), (Mixer::None, _) | (_, FeedForward::None));
+            let norms_after = layer.norm_after_mixer.is_some() || layer.norm_after_ffn.is_some();
+            require(!(has_none && norms_after), || {
+                "norms after the branches of a layer that lacks one".to_owned()
+            })?;
+            let is_parallel = layer.residual == Residual::Parallel;
+            require(layer.norm_after_mixer.is_none() || !is_parallel, || {
+                "a norm after the mixer of a layer with parallel branches".to_owned()
+            })?;
             match &layer.ffn {
                 FeedForward::None => {}
                 FeedForward::Dense(dense) => weights.dense(dense)?,
@@ -46,6 +66,10 @@ impl Program {
             }
         }
         self.check_states()?;
+        let is_attention = |mixer: &Mixer| matches!(mixer, Mixer::Attention(_));
+        require(!self.bidirectional || self.mixers().all(is_attention), || {
+            "mixers other than attention in a bidirectional program".to_owned()
+        })?;
         let Head { norm, linear, scale, soft_cap: _ } = &self.head;
         weights.norm(norm, hidden)?;
         finite("the scale of logits", *scale)?;
@@ -137,6 +161,12 @@ impl Program {
         if let Some(scale) = &attention.position_scale {
             require(scale.original > 0, || "a scale by position with a context of 0".to_owned())?;
             finite("a scale by position", scale.beta)?;
+        }
+        if let Some(DistanceBias { table, reach }) = attention.distance_bias {
+            let size = reach.checked_mul(2).and_then(|twice| twice.checked_add(1)?.checked_mul(heads));
+            let size =
+                size.ok_or_else(|| LoadError::BadProgram(format!("biases of distances up to {reach}")))?;
+            weights.vector(table, size)?;
         }
         attention.sinks.iter().try_for_each(|&sinks| weights.vector(sinks, heads))?;
         attention.gate.iter().try_for_each(|gate| weights.linear(gate, width, hidden))?;

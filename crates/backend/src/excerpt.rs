@@ -56,6 +56,8 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
     };
     (references.matrix)(&mut short.embed.table);
     short.embed.positions.iter_mut().for_each(|positions| (references.matrix)(&mut positions.table));
+    short.embed.types.iter_mut().for_each(|types| (references.vector)(&mut types.table));
+    short.embed.norm.iter_mut().for_each(|norm| references.norm(norm));
     if let Some(layers) = &mut short.embed.layers {
         references.linear(&mut layers.projection);
         references.norm(&mut layers.norm);
@@ -170,7 +172,8 @@ impl References<'_> {
                 let qk_norms = op.qk_norm.iter_mut().flat_map(|norm| [&mut norm.q, &mut norm.k]);
                 let norms = op.norm.iter_mut().chain(&mut op.post_norm).chain(&mut op.v_norm);
                 norms.chain(qk_norms).for_each(|norm| self.norm(norm));
-                op.sinks.iter_mut().for_each(|sinks| (self.vector)(sinks));
+                let biases = op.distance_bias.iter_mut().map(|bias| &mut bias.table);
+                op.sinks.iter_mut().chain(biases).for_each(|vector| (self.vector)(vector));
             }
             Mixer::Latent(op) => {
                 match &mut op.query {
@@ -229,6 +232,8 @@ impl References<'_> {
                 op.norm.iter_mut().chain(&mut op.post_norm).for_each(|norm| self.norm(norm));
             }
         }
+        let norms_after = layer.norm_after_mixer.iter_mut().chain(&mut layer.norm_after_ffn);
+        norms_after.for_each(|norm| self.norm(norm));
         if let Some(input) = &mut layer.input {
             self.linear(&mut input.gate);
             self.linear(&mut input.out);

@@ -30,10 +30,10 @@ pub use kv::{HADAMARD, KV_BLOCK, KvDtype, hadamard, hadamard_parts, quantize_kv}
 pub use latent::{Latent, LatentQuery, LatentShape};
 pub use page_io::{PageContent, PageFormat};
 pub use program::{
-    Activation, Attention, Beside, Branch, Dense, Embed, ExpertGroups, ExpertLatent, Experts, FeedForward,
-    Head, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds, LayerInput, Linear, MatrixId, Mixer, Norm, NormKind,
-    PositionScale, Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, Scores,
-    SharedExpert, TableId, VectorId,
+    Activation, Attention, Beside, Branch, Dense, DistanceBias, Embed, ExpertGroups, ExpertLatent, Experts,
+    FeedForward, Head, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds, LayerInput, Linear, MatrixId, Mixer,
+    Norm, NormKind, PositionScale, Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router,
+    Scores, SharedExpert, TableId, TokenTypes, VectorId, visible,
 };
 pub use recurrent::{
     Convolution, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, STATE_CHUNK, ShortConv, Ssd,

@@ -4,6 +4,8 @@
 //! encode one command buffer without changes outside. Dimensions are fields of the elements in which they vary. The
 //! [`reference`](mod@crate::reference) defines the operations.
 
+use std::ops::Range;
+
 use crate::{DeltaRule, KvDtype, Latent, ShortConv, Ssd, StateLayout};
 
 /// Index of a matrix in [`Weights::matrices`](crate::Weights::matrices).
@@ -25,6 +27,9 @@ pub struct Program {
     pub hidden: usize,
     /// Number of token ids; the length of a row of logits.
     pub vocab: usize,
+    /// True if a row attends to all rows of its sequence, also to later ones (encoders). Every sequence of a step then
+    /// starts at position 0, so that its K and V are needed in this step only.
+    pub bidirectional: bool,
     /// Arrangement of K and V.
     pub kv: KvLayout,
     /// States of a sequence, beside K and V.
@@ -39,7 +44,7 @@ pub struct Program {
     pub head: Head,
 }
 
-/// `x = table[token] * scale + positions[position]`
+/// `x = norm(table[token] * scale + positions[position] + types[type])`
 #[derive(Clone, Debug)]
 pub struct Embed {
     /// `[vocab, hidden]`
@@ -48,8 +53,22 @@ pub struct Embed {
     pub scale: f32,
     /// Learned position embeddings (GPT-2).
     pub positions: Option<Positions>,
+    /// Embeddings of token types (BERT).
+    pub types: Option<TokenTypes>,
+    /// Norm of the sum, `[hidden]` (BERT).
+    pub norm: Option<Norm>,
     /// Embeddings for each layer (Gemma 4).
     pub layers: Option<LayerEmbeds>,
+}
+
+/// Embeddings of token types, which tell the texts of a pair apart. A row's id in [`Step::tokens`](crate::Step::tokens) is
+/// `type * vocab + token`.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenTypes {
+    /// `[count, hidden]`
+    pub table: VectorId,
+    /// Number of types, at least one.
+    pub count: usize,
 }
 
 /// Embeddings of a token for each layer, which [`LayerInput`]s add.
@@ -91,6 +110,11 @@ pub struct Layer {
     pub ffn: FeedForward,
     /// Input of the feed-forward network.
     pub residual: Residual,
+    /// Norm of the residual stream after the mixer's output was added, `[hidden]` (BERT); never with
+    /// [`Residual::Parallel`].
+    pub norm_after_mixer: Option<Norm>,
+    /// Norm of the residual stream after the feed-forward network's output was added, `[hidden]` (BERT).
+    pub norm_after_ffn: Option<Norm>,
     /// Multiplies the output of both branches before it is added to the residual stream (Granite); one elsewhere.
     pub branch_scale: f32,
     /// Adds one of [`Embed::layers`] after both branches (Gemma 4).
@@ -168,7 +192,7 @@ pub enum FeedForward {
 /// h = norm(x)                      q, k, v = h·Wᵀ + b
 /// q, k = qk_norm(rope(..))         either order, see QkNormKind
 /// v = v_norm(v)                    q = q * position_scale           k and v go into the pages
-/// a = softmax(q·Kᵀ * scale)·V      over the block table, causal; see reference::attention
+/// a = softmax(q·Kᵀ * scale)·V      over the block table; see reference::attention
 /// a = a ⊙ sigmoid(h·Wgateᵀ + b)    if there is a gate
 /// x += branch_scale * post_norm(a·Wᵀ + b)
 /// ```
@@ -197,6 +221,8 @@ pub struct Attention {
     pub scale: f32,
     /// `cap * tanh(score / cap)` after scaling (Gemma 2).
     pub soft_cap: Option<f32>,
+    /// Added to scores by the distance of query and key (ALiBi, MPNet).
+    pub distance_bias: Option<DistanceBias>,
     /// One additional score per head, `[heads]`, which takes part in the softmax and has no value (gpt-oss).
     pub sinks: Option<VectorId>,
     /// Slot of K and V; the group has their shape and the window.
@@ -207,6 +233,15 @@ pub struct Attention {
     pub out: Linear,
     /// Norm of the output before it is added (Gemma 2 and 3, OLMo 2).
     pub post_norm: Option<Norm>,
+}
+
+/// A score of head `h`, scaled and capped, gains `table[h][reach + key position - query position]`.
+#[derive(Clone, Copy, Debug)]
+pub struct DistanceBias {
+    /// `[heads, 2 * reach + 1]`
+    pub table: VectorId,
+    /// Largest distance; no sequence may have more than `reach + 1` tokens.
+    pub reach: usize,
 }
 
 /// Norms of queries and keys.
@@ -468,7 +503,8 @@ pub struct KvLayout {
 /// Layers that share pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvGroup {
-    /// A query at position `p` attends to keys at positions `> p - window` (and `<= p`); `None` to all.
+    /// A query at position `p` attends to keys at positions `> p - window`, and `<= p` or, in a
+    /// [bidirectional](Program::bidirectional) program, `< p + window`; `None` to all.
     pub window: Option<u32>,
     /// Layer slots in a page.
     pub slots: usize,
@@ -550,6 +586,11 @@ impl Mixer {
 }
 
 impl Program {
+    /// Number of ids that a row of a step may have: tokens of each type.
+    pub fn token_ids(&self) -> usize {
+        self.vocab.saturating_mul(self.embed.types.map_or(1, |types| types.count))
+    }
+
     /// The K/V group of an attention layer.
     pub fn kv_group(&self, attention: &Attention) -> &KvGroup {
         &self.kv.groups[attention.kv.group]
@@ -579,6 +620,18 @@ impl KvLayout {
     pub fn page_bytes(&self, block_size: usize, dtype: KvDtype) -> usize {
         self.groups.iter().map(|group| group.slots * group.token_bytes(dtype) * block_size).max().unwrap_or(0)
     }
+}
+
+/// Returns the positions of the keys that a query at `position` sees, see [`KvGroup::window`]. `len` is the number of tokens
+/// of the sequence, in a [bidirectional](Program::bidirectional) program only.
+pub fn visible(window: Option<u32>, len: Option<usize>, position: usize) -> Range<usize> {
+    let window = window.map(|window| window as usize);
+    let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
+    let end = match len {
+        None => position + 1,
+        Some(len) => window.map_or(len, |window| len.min(position.saturating_add(window))),
+    };
+    start..end
 }
 
 impl KvGroup {

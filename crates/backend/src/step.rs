@@ -18,7 +18,8 @@ impl PageId {
 /// its chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
-    /// Token of each row, `[rows]`; rows of a sequence are consecutive, in order of position.
+    /// Token of each row, `[rows]`; rows of a sequence are consecutive, in order of position. With
+    /// [`TokenTypes`](crate::TokenTypes), an id is `type * vocab + token`.
     pub tokens: &'a [u32],
     /// Rows whose tokens only the device knows, in order; their entries in `tokens` are arbitrary. Empty for runners
     /// that do not [carry](crate::Runner::carries) tokens from step to step.

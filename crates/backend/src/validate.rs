@@ -28,12 +28,11 @@ impl Step<'_> {
         at_most(rows, "rows", limits.max_rows)?;
         at_most(self.sequences.len(), "sequences", limits.max_sequences)?;
         at_most(self.outputs.len(), "outputs", limits.max_outputs)?;
+        let ids = program.token_ids();
+        let biases = program.attentions().filter_map(|attention| attention.distance_bias);
+        let longest = biases.map(|bias| bias.reach + 1).min();
         for (row, &token) in self.tokens.iter().enumerate() {
-            rule!(
-                (token as usize) < program.vocab,
-                "row {row}: token {token} of {} does not exist",
-                program.vocab
-            );
+            rule!((token as usize) < ids, "row {row}: token {token} of {ids} does not exist");
         }
         for (index, carried) in self.carried.iter().enumerate() {
             rule!(carried.row < rows, "carried token {index}: row {} of {rows} does not exist", carried.row);
@@ -48,7 +47,16 @@ impl Step<'_> {
                 "sequence {index}: rows {first}..{end} do not follow row {next}"
             );
             next = end;
+            let start = sequence.start;
+            rule!(
+                start == 0 || !program.bidirectional,
+                "sequence {index}: begins at position {start}, but its rows attend to later ones"
+            );
             self.validate_tables(index, sequence, &program.kv, limits)?;
+            if let Some(longest) = longest {
+                let len = sequence.len();
+                rule!(len <= longest, "sequence {index}: {len} tokens, but biases are for {longest}");
+            }
             if let Some(positions) = &program.embed.positions {
                 let (len, count) = (sequence.len(), positions.count);
                 rule!(len <= count, "sequence {index}: {len} tokens, but the model has {count} positions");

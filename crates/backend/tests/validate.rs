@@ -57,6 +57,7 @@ fn validate_with(step: &Owned, states: usize) -> String {
     let program = Program {
         hidden: 8,
         vocab: 70,
+        bidirectional: false,
         kv: KvLayout {
             groups: [None, Some(5)]
                 .map(|window| KvGroup { window, slots: 1, kv_heads: 1, head_dim: 8 })
@@ -66,7 +67,14 @@ fn validate_with(step: &Owned, states: usize) -> String {
             layers: vec![StateShape { rows: 2, channels: 8, delta: None }; usize::from(states > 0)],
         },
         ropes: Vec::new(),
-        embed: Embed { table: MatrixId(0), scale: 1.0, positions: None, layers: None },
+        embed: Embed {
+            table: MatrixId(0),
+            scale: 1.0,
+            positions: None,
+            types: None,
+            norm: None,
+            layers: None,
+        },
         layers: Vec::new(),
         head: Head {
             norm: Norm { kind: NormKind::Rms, weight: VectorId(0), bias: None, eps: 1e-5 },

@@ -103,8 +103,10 @@ impl Engine {
         let ModelParts { program, weights, tokenizer, stop_tokens, max_context } = model.into();
         let Resolved { limits, layout } = options.resolve(backend, &program, &weights, max_context)?;
         let mut pages = Pages::new(limits.pages, options.page_order);
+        // K and V of encoders depend on what follows them.
+        let has_prefixes = options.prefix_cache && !program.bidirectional;
         // Without room for a checkpoint, cached blocks are useless.
-        if options.prefix_cache && (program.state.is_empty() || layout.checkpoints.is_some()) {
+        if has_prefixes && (program.state.is_empty() || layout.checkpoints.is_some()) {
             // A page's content depends on the program and the block size besides the tokens. It also depends on the
             // weights, but an engine has one set of weights, and the cache ends with the engine.
             let salt = format!("{} {program:?}", limits.block_size);
@@ -112,8 +114,10 @@ impl Engine {
         }
         let request_limits = RequestLimits {
             vocab: program.vocab,
+            token_ids: program.token_ids(),
             max_context: limits.max_context,
             max_sequences: limits.max_sequences,
+            is_encoder: program.bidirectional,
         };
         let mut runner = backend.load(&program, weights, limits)?;
         let begin = Instant::now();
@@ -196,7 +200,8 @@ fn probe(
     let pages: Vec<PageId> = (1..=layout.groups() as u32).map(PageId).collect();
     let state = program.state.in_place(StateId(0));
     let sequences = [StepSequence { rows: 0..rows, start: 0, tables: 0..pages.len(), state }];
-    let outputs = [Output { row: rows - 1, want: Want::Logits }];
+    let want = if program.bidirectional { Want::Embedding } else { Want::Logits };
+    let outputs = [Output { row: rows - 1, want }];
     let ticket = runner.submit(&Step {
         tokens: &tokens,
         carried: &[],
@@ -207,7 +212,9 @@ fn probe(
     let mut answer = StepOutput::default();
     runner.collect(ticket, &mut answer)?;
     match answer.outcomes.as_slice() {
-        [Outcome::Logits(logits)] if logits.iter().any(|logit| logit.is_nan()) => {
+        [Outcome::Logits(numbers) | Outcome::Embedding(numbers)]
+            if numbers.iter().any(|number| number.is_nan()) =>
+        {
             Err(EngineError::NotANumber)
         }
         _ => Ok(rows),

@@ -1,7 +1,7 @@
 //! Block arithmetic: the block of a position, the blocks that a row attends to, and the maximum number of pages of a
 //! sequence. All other code that counts pages uses it.
 
-use paguro_backend::KvLayout;
+use paguro_backend::{KvGroup, Program};
 
 /// Division of a sequence into blocks, and the window of each KV group.
 #[derive(Clone, Debug)]
@@ -12,6 +12,8 @@ pub(crate) struct Layout {
     pub windows: Vec<Option<usize>>,
     /// Most rows of one sequence in a step.
     pub max_chunk: usize,
+    /// True if a step has all rows of a sequence or none, because its rows attend in both directions.
+    pub is_whole: bool,
     /// Checkpoints for the prefix cache, if sequences have states and there is a cache.
     pub checkpoints: Option<Checkpoints>,
 }
@@ -36,9 +38,12 @@ impl Checkpoints {
 const INTERVALS: std::ops::RangeInclusive<usize> = 1024..=4096;
 
 impl Layout {
-    pub fn new(kv: &KvLayout, block_size: usize, max_chunk: usize) -> Self {
-        let windows = kv.groups.iter().map(|group| group.window.map(|w| w as usize)).collect();
-        Self { block_size, windows, max_chunk, checkpoints: None }
+    pub fn new(program: &Program, block_size: usize, max_chunk: usize) -> Self {
+        let is_whole = program.bidirectional;
+        // A window leaves nothing behind before the only step of a sequence ends.
+        let window = |group: &KvGroup| group.window.filter(|_| !is_whole).map(|window| window as usize);
+        let windows = program.kv.groups.iter().map(window).collect();
+        Self { block_size, windows, max_chunk, is_whole, checkpoints: None }
     }
 
     /// Returns checkpoints of `pages` pages. The interval is chosen such that a checkpoint has about as many pages as
@@ -102,7 +107,7 @@ mod tests {
     use super::*;
 
     fn layout(block_size: usize, windows: &[Option<usize>], max_chunk: usize) -> Layout {
-        Layout { block_size, windows: windows.to_vec(), max_chunk, checkpoints: None }
+        Layout { block_size, windows: windows.to_vec(), max_chunk, is_whole: false, checkpoints: None }
     }
 
     #[test]

@@ -129,7 +129,12 @@ impl EngineOptions {
                 format!("is {max_context}, but the model was loaded for 1 to {model_context} tokens");
             return Err(invalid("max_context", problem));
         }
-        let mut layout = Layout::new(&program.kv, self.block_size, self.max_batch_tokens);
+        let max_rows = match program.bidirectional {
+            // All rows of a text are in one step.
+            true => self.max_batch_tokens.max(max_context),
+            false => self.max_batch_tokens,
+        };
+        let mut layout = Layout::new(program, self.block_size, max_rows);
         let checkpoint_pages = backend.checkpoint_pages(program, self.block_size, self.kv_dtype);
         if checkpoint_pages > 0 && self.prefix_cache {
             layout.checkpoints = Some(layout.checkpoints_of(checkpoint_pages));
@@ -141,10 +146,10 @@ impl EngineOptions {
         let limits = |pages: usize, max_context: usize| Limits {
             block_size: self.block_size,
             pages,
-            max_rows: self.max_batch_tokens,
+            max_rows,
             max_sequences,
             // One row of a prompt may need a score and an embedding.
-            max_outputs: max_sequences + self.max_scores.max(2),
+            max_outputs: max_sequences + if layout.is_whole { max_rows } else { self.max_scores.max(2) },
             max_context,
             states,
             kv_dtype: self.kv_dtype,
@@ -170,6 +175,11 @@ impl EngineOptions {
             }
             PageBudget::Bytes(bytes) => {
                 usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX).saturating_sub(1)
+            }
+            // The rows of a step, and a page that each sequence fills in part.
+            PageBudget::Auto if layout.is_whole => {
+                let pages = layout.blocks(max_rows).saturating_add(max_sequences);
+                pages.saturating_mul(layout.groups()).min(half_of_rest())
             }
             PageBudget::Auto => {
                 let one = layout.peak_of_all(max_context);

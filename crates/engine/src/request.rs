@@ -218,24 +218,37 @@ pub(crate) enum Signal {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
     pub vocab: usize,
+    /// See [`Program::token_ids`](paguro_backend::Program::token_ids).
+    pub token_ids: usize,
     pub max_context: usize,
     pub max_sequences: usize,
+    /// True if the model's rows attend in both directions, so that it cannot go on from a text.
+    pub is_encoder: bool,
 }
 
 impl Request {
     /// Refuses, by name, whatever cannot be honoured.
     pub(crate) fn check(&self, limits: RequestLimits) -> Result<(), SubmitError> {
-        let RequestLimits { vocab, max_context, max_sequences } = limits;
+        let RequestLimits { vocab, token_ids, max_context, max_sequences, is_encoder } = limits;
         let tokens = self.prompt.len();
         if tokens == 0 {
             return Err(SubmitError::EmptyPrompt);
+        }
+        if is_encoder && self.max_tokens != Some(0) {
+            return refuse(
+                "max_tokens",
+                "must be 0: this model is an encoder, which embeds texts and writes none",
+            );
+        }
+        if is_encoder && (self.embedding.is_none() || self.score_prompt_from.is_some()) {
+            return refuse("embedding", "is all that an encoder computes");
         }
         // An answer needs room for at least one token.
         if tokens + usize::from(self.max_tokens != Some(0)) > max_context {
             return Err(SubmitError::ContextTooLong { tokens, limit: max_context });
         }
         if let Some((index, &token)) =
-            self.prompt.iter().enumerate().find(|(_, token)| **token as usize >= vocab)
+            self.prompt.iter().enumerate().find(|(_, token)| **token as usize >= token_ids)
         {
             return Err(SubmitError::TokenOutOfRange { token, index, vocab });
         }
@@ -285,11 +298,35 @@ mod tests {
     use super::*;
 
     fn refusal(change: impl FnOnce(&mut Request), expected: Expect) {
+        refusal_by(false, change, expected);
+    }
+
+    #[track_caller]
+    fn refusal_by(is_encoder: bool, change: impl FnOnce(&mut Request), expected: Expect) {
         let mut request = Request::new(vec![1, 2, 3]);
         change(&mut request);
-        let limits = RequestLimits { vocab: 10, max_context: 8, max_sequences: 4 };
+        let (vocab, token_ids) = (10, 10);
+        let limits = RequestLimits { vocab, token_ids, max_context: 8, max_sequences: 4, is_encoder };
         let answer = request.check(limits).map_or_else(|error| error.to_string(), |()| "accepted".into());
         expected.assert_eq(&answer);
+    }
+
+    #[test]
+    fn encoders_only_embed() {
+        let embeds = |request: &mut Request| {
+            (request.max_tokens, request.embedding) = (Some(0), Some(Pooling::Mean));
+        };
+        refusal_by(true, embeds, expect!["accepted"]);
+        refusal_by(
+            true,
+            |r| r.embedding = Some(Pooling::Mean),
+            expect!["`max_tokens` must be 0: this model is an encoder, which embeds texts and writes none"],
+        );
+        let scores = |r: &mut Request| {
+            embeds(r);
+            r.score_prompt_from = Some(0);
+        };
+        refusal_by(true, scores, expect!["`embedding` is all that an encoder computes"]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod pooling;
 mod rearrange;
 mod rope;
 pub mod tensor;
+mod text_head;
 pub mod tokenizer;
 
 pub use error::ModelError;
@@ -25,3 +26,4 @@ pub use load::{
     Conversion, Description, GenerationDefaults, LoadOptions, MetadataEntry, Model, ModelFile, ModelShape,
 };
 pub use pooling::{Pooling, PoolingError};
+pub use text_head::{Classifier, DenseLayer, TextHead};

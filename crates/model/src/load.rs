@@ -22,6 +22,7 @@ use crate::{
     },
     pooling::{self, Pooling, PoolingError},
     tensor::{DType, Tensor},
+    text_head::TextHead,
     tokenizer::{Tokenizer, TokenizerConfig},
 };
 
@@ -56,6 +57,8 @@ pub struct Model {
     pub stop_tokens: Vec<u32>,
     /// Pooling of embeddings, or the reason for which there are none.
     pub pooling: Result<Pooling, PoolingError>,
+    /// Layers after pooling.
+    pub head: TextHead,
 }
 
 /// Choices at opening.
@@ -175,6 +178,22 @@ impl Model {
         };
         let input = ChatInput::from_turns([("user", "Hello")]);
         template.prompt(&input, &self.tokenizer).err().map(|problem| problem.to_string())
+    }
+
+    /// True if the model only reads texts: its rows attend in both directions, so that it cannot go on from a text.
+    pub fn is_encoder(&self) -> bool {
+        self.program.bidirectional
+    }
+
+    /// Returns a pair of texts as the ids of a prompt of at most `limit` tokens, for a model that reads both at once, such as
+    /// a reranker. If there are more tokens, the longer text loses its end. `None` if `limit` has no room for a text.
+    pub fn encode_pair(&self, first: &str, second: &str, limit: usize) -> Option<Vec<u32>> {
+        let types = self.program.embed.types.map_or(1, |types| types.count as u32);
+        let id = |(token, kind): (u32, u32)| {
+            let kind = if kind < types { kind } else { 0 };
+            kind * self.program.vocab as u32 + token
+        };
+        Some(self.tokenizer.encode_pair(first, second, limit)?.into_iter().map(id).collect())
     }
 
     /// Opens a GGUF file, one of several of a split model, or a Hugging Face folder.
@@ -463,6 +482,8 @@ impl ModelFile {
         stop_tokens.retain(|&token| (token as usize) < program.vocab);
         stop_tokens.sort_unstable();
         stop_tokens.dedup();
+        let head = self.text_head()?;
+        head.check(program.hidden)?;
         let (sources, tokens) = (self.chat_templates()?, self.template_tokens(&tokenizer)?);
         let mut template_problem = None;
         let mut template = |name: &str| {
@@ -486,6 +507,7 @@ impl ModelFile {
             defaults,
             stop_tokens,
             pooling: self.pooling()?,
+            head,
         })
     }
 
@@ -498,9 +520,19 @@ impl ModelFile {
             Source::Gguf(gguf) => pooling::from_gguf(&gguf.metadata, self.architecture().unwrap_or_default()),
             Source::Hf(folder) => {
                 let (modules, config) = folder.pooling()?;
-                pooling::from_hf(&modules, &config)
+                let class = self.architecture().unwrap_or_default();
+                pooling::from_hf(&modules, &config, class, &folder.config)
             }
         })
+    }
+
+    /// Layers after pooling.
+    fn text_head(&self) -> Result<TextHead, ModelError> {
+        let architecture = self.architecture().unwrap_or_default();
+        match &self.source {
+            Source::Gguf(gguf) => TextHead::from_gguf(&gguf.metadata, architecture, &gguf.tensors),
+            Source::Hf(folder) => TextHead::from_hf(folder, architecture, &folder.pooling()?.0),
+        }
     }
 
     /// Compiles the chat templates as in loading, and drops them.
@@ -593,7 +625,10 @@ impl ModelFile {
                 (config, Names::gguf(definition), tensors)
             }
             Source::Hf(folder) => {
-                let config = arch::config_from_hf(&folder.config, tensors.len(), max_context)?;
+                let mut config = arch::config_from_hf(&folder.config, tensors.len(), max_context)?;
+                if let Some(longest) = folder.longest_text()?.filter(|_| config.block.bidirectional) {
+                    config.context_length = config.context_length.min(longest);
+                }
                 resolved = self.usable_tensors()?;
                 let formats: &[WeightFormat] = match &resolved {
                     Cow::Borrowed(_) => &arch::FLOATS,

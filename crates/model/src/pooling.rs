@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::gguf::Metadata;
+use crate::{arch::Definition, gguf::Metadata};
 
 /// Tokens whose embeddings represent a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,21 +29,36 @@ pub struct PoolingError {
 pub(crate) fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Pooling, PoolingError> {
     match metadata.u32(&format!("{architecture}.pooling_type")) {
         // 0 means no pooling, which files of models without trained embeddings state.
+        None | Some(0) if is_encoder(architecture) => Ok(Pooling::Mean),
         None | Some(0 | 3) => Ok(Pooling::Last),
         Some(1) => Ok(Pooling::Mean),
         Some(2) => Ok(Pooling::First),
-        Some(4) => Err(PoolingError { what: "pooling type 4 (a rank, not an embedding)".into() }),
+        // A rank: what the classifier reads.
+        Some(4) if is_encoder(architecture) => Ok(Pooling::First),
+        Some(4) => Ok(Pooling::Last),
         Some(other) => Err(PoolingError { what: format!("pooling type {other}") }),
     }
 }
 
 /// Reads the files of sentence-transformers: `modules.json` lists the modules after the model, and
 /// `1_Pooling/config.json` has a flag for each kind of pooling. A final normalization is the caller's choice.
-pub(crate) fn from_hf(modules: &Value, pooling: &Map<String, Value>) -> Result<Pooling, PoolingError> {
+///
+/// A classifier reads the first token, unless `config` says otherwise. Encoders without any of this have the mean.
+pub(crate) fn from_hf(
+    modules: &Value,
+    pooling: &Map<String, Value>,
+    class: &str,
+    config: &Map<String, Value>,
+) -> Result<Pooling, PoolingError> {
+    let architecture = Definition::from_hf(class).map_or("", |definition| definition.gguf);
+    if class.ends_with("ForSequenceClassification") && is_encoder(architecture) {
+        let mean = config.get("classifier_pooling").and_then(Value::as_str) == Some("mean");
+        return Ok(if mean { Pooling::Mean } else { Pooling::First });
+    }
     for module in modules.as_array().into_iter().flatten() {
         let name = module.get("type").and_then(Value::as_str).unwrap_or("a module without a type");
         let kind = name.rsplit('.').next().unwrap_or(name);
-        if !["Transformer", "Pooling", "Normalize"].contains(&kind) {
+        if !["Transformer", "Pooling", "Dense", "Normalize"].contains(&kind) {
             return Err(PoolingError { what: format!("the module `{name}`") });
         }
     }
@@ -53,11 +68,17 @@ pub(crate) fn from_hf(modules: &Value, pooling: &Map<String, Value>) -> Result<P
         .map(|(key, _)| key.as_str())
         .collect();
     match chosen[..] {
+        [] if is_encoder(architecture) => Ok(Pooling::Mean),
         [] | ["pooling_mode_lasttoken"] => Ok(Pooling::Last),
         ["pooling_mode_mean_tokens"] => Ok(Pooling::Mean),
         ["pooling_mode_cls_token"] => Ok(Pooling::First),
         _ => Err(PoolingError { what: format!("`{}`", chosen.join("` and `")) }),
     }
+}
+
+/// True for architectures whose rows attend in both directions.
+fn is_encoder(architecture: &str) -> bool {
+    Definition::from_gguf(architecture).is_ok_and(Definition::is_encoder)
 }
 
 #[cfg(test)]
@@ -98,7 +119,7 @@ mod tests {
     fn folders_have_flags_and_modules() {
         let check = |modules: Value, pooling: Value, expected: Expect| {
             let pooling = pooling.as_object().cloned().unwrap_or_default();
-            expected.assert_eq(&show(from_hf(&modules, &pooling)));
+            expected.assert_eq(&show(from_hf(&modules, &pooling, "Qwen3ForCausalLM", &Map::new())));
         };
         let qwen = json!([
             {"idx": 0, "type": "sentence_transformers.models.Transformer"},

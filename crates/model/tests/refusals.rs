@@ -71,10 +71,6 @@ fn features_are_named() {
         ],
     );
     check(
-        set("llama.attention.causal", Value::Bool(false)),
-        expect!["attention that is not causal (an embedding model) is not supported"],
-    );
-    check(
         set("llama.attention.value_length", Value::U32(32)),
         expect!["a value head (32) unlike a key head (16) is not supported"],
     );

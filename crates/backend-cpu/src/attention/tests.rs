@@ -3,7 +3,7 @@
 use half::f16;
 use paguro_backend::{
     KvGroup, KvLayout, hadamard, quantize_kv,
-    reference::{AttentionShape, attention},
+    reference::{AttentionShape, HeadVectors, attention},
 };
 use paguro_backend_conformance::Rng;
 
@@ -107,10 +107,10 @@ impl Case {
 
     fn reference(&self, numbers: &Numbers) -> Vec<f32> {
         let Case { heads, kv_heads, head_dim, start, window, soft_cap, scale, .. } = *self;
-        let shape = AttentionShape { heads, kv_heads, head_dim, start, scale, soft_cap, window };
+        let shape = AttentionShape { heads, kv_heads, head_dim, start, scale, soft_cap, window, len: None };
         let (k, v) = (self.stored(&numbers.k), self.stored(&numbers.v));
         let mut out = vec![0.0; numbers.q.len()];
-        attention(&self.multiplied(&numbers.q), &k, &v, None, &shape, &mut out);
+        attention(&self.multiplied(&numbers.q), &k, &v, HeadVectors::default(), &shape, &mut out);
         out
     }
 
@@ -173,7 +173,9 @@ impl Case {
                         split,
                         scale,
                         soft_cap,
-                        window: window.map(|window| window as usize),
+                        window,
+                        len: None,
+                        biases: None,
                     };
                     kernels.attend_split(&job, &mut scores, &mut partial);
                     for (sum, partial) in sums.chunks_exact_mut(stride).zip(partial.chunks_exact(stride)) {
@@ -312,6 +314,8 @@ fn an_unseen_split_gives_an_empty_partial_result() {
             scale: 1.0,
             soft_cap: None,
             window: Some(10),
+            len: None,
+            biases: None,
         };
         let mut partial = vec![1.0; 2 * partial_len(64)];
         let kernels = AttentionKernels::new(isa);

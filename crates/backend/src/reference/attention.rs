@@ -1,5 +1,7 @@
 //! Plain attention over contiguous K and V.
 
+use std::ops::Range;
+
 /// Shape of an [`attention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
@@ -15,17 +17,34 @@ pub struct AttentionShape {
     pub scale: f32,
     /// `cap * tanh(score / cap)` after scaling.
     pub soft_cap: Option<f32>,
-    /// A query at position `p` attends to keys at positions `> p - window` (and `<= p`); `None` to all.
+    /// A query at position `p` attends to keys at positions `> p - window`, and `<= p` or, in both directions,
+    /// `< p + window`; `None` to all.
     pub window: Option<u32>,
+    /// Number of tokens of the sequence, if a query also sees keys at later positions.
+    pub len: Option<usize>,
 }
 
-/// `out = softmax(cap(q·Kᵀ * scale))·V`, causal, for rows of one sequence. Scores, softmax and sums in f64.
-///
-/// With `sinks`, one score per head, the softmax has one more term without a value.
+impl AttentionShape {
+    /// Positions of the keys that a query at `position` sees.
+    pub fn visible(&self, position: usize) -> Range<usize> {
+        crate::visible(self.window, self.len, position)
+    }
+}
+
+/// Vectors of an attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HeadVectors<'a> {
+    /// `[heads]`: one more term of the softmax, which takes its share and has no value.
+    pub sinks: Option<&'a [f32]>,
+    /// `[heads, 2 * reach + 1]`: added to scores by distance, see [`DistanceBias`](crate::DistanceBias).
+    pub biases: Option<&'a [f32]>,
+}
+
+/// `out = softmax(cap(q·Kᵀ * scale) + bias)·V` for rows of one sequence. Scores, softmax and sums in f64.
 ///
 /// - `q`, `out`: `[rows, heads, head_dim]`
-/// - `k`, `v`: `[tokens, kv_heads, head_dim]`, by position from 0. Positions that no row attends to (after the last
-///   row's, or before its window) are not read.
+/// - `k`, `v`: `[tokens, kv_heads, head_dim]`, by position from 0. Keys that no row
+///   [attends to](AttentionShape::visible) are not read.
 ///
 /// The work can be divided by calls for fewer rows (with their own `start`), or for one K/V head and its query heads
 /// with slices of those alone.
@@ -36,7 +55,7 @@ pub fn attention(
     q: &[f32],
     k: &[f32],
     v: &[f32],
-    sinks: Option<&[f32]>,
+    vectors: HeadVectors<'_>,
     shape: &AttentionShape,
     out: &mut [f32],
 ) {
@@ -46,8 +65,13 @@ pub fn attention(
     for (index, (q, out)) in q.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)).enumerate() {
         let (row, head) = (index / heads, index % heads);
         let kv_head = head / (heads / kv_heads);
-        let end = start + row + 1;
-        let begin = shape.window.map_or(0, |window| end.saturating_sub(window as usize));
+        let own = start + row;
+        let Range { start: begin, end } = shape.visible(own);
+        let bias = |position: usize| {
+            let Some(biases) = vectors.biases else { return 0.0 };
+            let width = biases.len() / heads;
+            f64::from(biases[head * width..][..width][width / 2 + position - own])
+        };
         let at = |position: usize| {
             (position * kv_heads + kv_head) * head_dim..(position * kv_heads + kv_head + 1) * head_dim
         };
@@ -55,12 +79,13 @@ pub fn attention(
         scores.clear();
         scores.extend((begin..end).map(|position| {
             let score = dot(q, &k[at(position)]) * f64::from(shape.scale);
-            match shape.soft_cap.map(f64::from) {
+            let score = match shape.soft_cap.map(f64::from) {
                 Some(cap) => cap * (score / cap).tanh(),
                 None => score,
-            }
+            };
+            score + bias(position)
         }));
-        let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+        let sink = vectors.sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
         let largest = scores.iter().copied().fold(sink, f64::max);
         scores.iter_mut().for_each(|score| *score = (*score - largest).exp());
         let total = scores.iter().sum::<f64>() + (sink - largest).exp();

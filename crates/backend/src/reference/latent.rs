@@ -1,6 +1,6 @@
 //! Latent attention.
 
-use super::{AttentionShape, Half, ReferenceRunner, ops};
+use super::{AttentionShape, Half, HeadVectors, ReferenceRunner, ops};
 use crate::{Latent, LatentQuery, LatentShape, Linear, Step};
 
 impl ReferenceRunner {
@@ -37,9 +37,10 @@ impl ReferenceRunner {
             let head_dim = op.shape.key_dim();
             let window = self.program.kv.groups[op.kv.group].window;
             let (start, scale) = (sequence.start, op.scale);
-            let shape = AttentionShape { heads, kv_heads: 1, head_dim, start, scale, soft_cap: None, window };
+            let (soft_cap, len) = (None, None);
+            let shape = AttentionShape { heads, kv_heads: 1, head_dim, start, scale, soft_cap, window, len };
             let mut attended = vec![0.0; queries.len()];
-            (self.attention)(&queries, &k, &v, None, &shape, &mut attended);
+            (self.attention)(&queries, &k, &v, HeadVectors::default(), &shape, &mut attended);
             for row in attended.chunks_exact(heads * head_dim) {
                 let all: Vec<f32> = row
                     .chunks_exact(head_dim)

@@ -14,7 +14,7 @@ use std::{
     sync::Arc,
 };
 
-pub use attention::{AttentionShape, attention};
+pub use attention::{AttentionShape, HeadVectors, attention};
 use pages::{Arena, Half, rounding};
 pub use pages::{KvRounding, RoundFn, round_f16, round_q4, round_q8};
 use recurrent::{States, delta_gates, delta_inputs};
@@ -119,7 +119,7 @@ impl Reference {
 }
 
 /// The type of [`attention()`].
-pub type AttentionFn = fn(&[f32], &[f32], &[f32], Option<&[f32]>, &AttentionShape, &mut [f32]);
+pub type AttentionFn = fn(&[f32], &[f32], &[f32], HeadVectors<'_>, &AttentionShape, &mut [f32]);
 
 /// A loaded model.
 pub struct ReferenceRunner {
@@ -308,6 +308,7 @@ impl ReferenceRunner {
         if layer.residual == Residual::Sequential {
             add(x, &mixed, layer.branch_scale);
         }
+        self.norm_rows(layer.norm_after_mixer, x);
         let fed: Vec<Vec<f32>> = match &layer.ffn {
             FeedForward::None => Vec::new(),
             FeedForward::Dense(dense) => x.iter().map(|x| self.dense(dense, x)).collect(),
@@ -322,6 +323,14 @@ impl ReferenceRunner {
             add(x, &mixed, layer.branch_scale);
         }
         add(x, &fed, layer.branch_scale);
+        self.norm_rows(layer.norm_after_ffn, x);
+    }
+
+    /// Norms rows in place, if there is a norm.
+    fn norm_rows(&self, norm: Option<Norm>, x: &mut [Vec<f32>]) {
+        if let Some(norm) = norm {
+            x.iter_mut().for_each(|x| *x = self.norm(&norm, x));
+        }
     }
 
     /// Returns the output of a mixer for each row.
@@ -346,11 +355,16 @@ impl ReferenceRunner {
     fn embed(&self, token: u32, position: usize) -> Vec<f32> {
         let (embed, hidden) = (&self.program.embed, self.program.hidden);
         let row = |table: MatrixId, row: usize| &self.matrices[table.0 as usize][row * hidden..][..hidden];
-        let mut x: Vec<f32> = row(embed.table, token as usize).iter().map(|x| x * embed.scale).collect();
+        let (kind, token) = (token as usize / self.program.vocab, token as usize % self.program.vocab);
+        let mut x: Vec<f32> = row(embed.table, token).iter().map(|x| x * embed.scale).collect();
         if let Some(positions) = &embed.positions {
             x.iter_mut().zip(row(positions.table, position)).for_each(|(x, y)| *x += y);
         }
-        x
+        if let Some(types) = &embed.types {
+            let of_type = &self.vector(types.table)[kind * hidden..][..hidden];
+            x.iter_mut().zip(of_type).for_each(|(x, y)| *x += y);
+        }
+        self.optional_norm(embed.norm, &x)
     }
 
     /// Returns the output of attention for each row.
@@ -448,12 +462,15 @@ impl ReferenceRunner {
             scale: op.scale,
             soft_cap: op.soft_cap,
             window: group.window,
+            len: self.program.bidirectional.then(|| sequence.len()),
         };
         let k = self.arena.gather(table, op.kv, Half::K);
         let v = self.arena.gather(table, op.kv, Half::V);
-        let sinks = op.sinks.map(|sinks| self.vector(sinks));
+        let vector = |id: Option<VectorId>| id.map(|id| self.vector(id));
+        let vectors =
+            HeadVectors { sinks: vector(op.sinks), biases: vector(op.distance_bias.map(|bias| bias.table)) };
         let mut out = vec![0.0; q.len()];
-        (self.attention)(q, &k, &v, sinks, &shape, &mut out);
+        (self.attention)(q, &k, &v, vectors, &shape, &mut out);
         out
     }
 

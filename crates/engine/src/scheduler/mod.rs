@@ -325,6 +325,10 @@ impl Scheduler {
 
 #[cfg(test)]
 impl Scheduler {
+    pub fn is_encoder(&self) -> bool {
+        self.layout.is_whole
+    }
+
     /// Request and branch of the running sequences that decode.
     pub fn decoding(&self) -> Vec<(u64, usize)> {
         let decoding = self.running.iter().filter(|sequence| !sequence.prefills());

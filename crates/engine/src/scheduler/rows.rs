@@ -7,10 +7,11 @@
 //! - If the decoding sequences would take more than twice `step_time` and four times that of one, and their tenants or
 //!   requests have unequal numbers of them, only some get rows: those of the tenant with the fewest tokens so far, then
 //!   of the request with the fewest branches, then those with the longest wait.
+//! - Texts of encoders get all of their rows in one step. One that would make the step too long waits for the next step,
+//!   unless it is the first one.
 //! - Among prompts, priority decides first, then the tenant with the fewest tokens so far. Within a tenant the oldest
 //!   prompt is first, but shorter ones overtake it as long as it loses at most [`SHORT_ROWS`] rows and an eighth of its
 //!   computed rows.
-//!   eighth of what has been computed of it.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -134,6 +135,12 @@ impl Scheduler {
         let most = most.min(to_checkpoint.unwrap_or(sequence.remaining())).min(budget.rows);
         let in_time = self.cost.rows_within(budget.work, sequence.computed, most, budget.time);
         let rows = in_time.max(most.min(budget.least));
+        let rows = match (self.layout.is_whole, sequence.remaining()) {
+            (false, _) => rows,
+            // A step without anything else takes as long as it takes.
+            (true, all) if most == all && (rows == all || budget.work == Work::default()) => all,
+            (true, _) => 0,
+        };
         let fits = |rows: &usize| sequence.outputs_in(*rows) <= budget.outputs;
         let rows = (0..=rows).rev().find(fits).unwrap_or(0);
         budget.rows -= rows;

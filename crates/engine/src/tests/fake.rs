@@ -38,10 +38,18 @@ pub fn program(windows: &[Option<u32>], states: bool) -> Program {
     Program {
         hidden: 1,
         vocab: VOCAB,
+        bidirectional: false,
         kv: KvLayout { groups: windows.iter().map(group).collect() },
         state: StateLayout { layers: vec![state; usize::from(states)] },
         ropes: Vec::new(),
-        embed: Embed { table: MatrixId(0), scale: 1.0, positions: None, layers: None },
+        embed: Embed {
+            table: MatrixId(0),
+            scale: 1.0,
+            positions: None,
+            types: None,
+            norm: None,
+            layers: None,
+        },
         layers: Vec::new(),
         head: Head {
             norm: Norm { kind: NormKind::Rms, weight: VectorId(0), bias: None, eps: 1.0 },

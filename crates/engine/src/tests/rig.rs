@@ -116,7 +116,7 @@ impl Rig {
     /// Creates a rig; `None` if the pages do not hold one token.
     pub fn new(setup: &Setup) -> Option<Self> {
         let program = fake::program(&setup.windows, setup.states);
-        let mut layout = Layout::new(&program.kv, setup.block_size, setup.rows);
+        let mut layout = Layout::new(&program, setup.block_size, setup.rows);
         let has_cache = setup.cache && (!setup.states || setup.checkpoint_pages <= setup.pages);
         layout.checkpoints = (setup.states && has_cache).then_some(Checkpoints {
             pages: setup.checkpoint_pages,
@@ -164,7 +164,13 @@ impl Rig {
 
     pub fn submit(&mut self, request: &Request) -> Result<u64, crate::SubmitError> {
         let Limits { max_context, max_sequences, .. } = self.limits;
-        let limits = RequestLimits { vocab: VOCAB, max_context, max_sequences };
+        let limits = RequestLimits {
+            vocab: VOCAB,
+            token_ids: VOCAB,
+            max_context,
+            max_sequences,
+            is_encoder: self.scheduler.is_encoder(),
+        };
         request.check(limits)?;
         let id = self.next;
         let job = Job::new(id, request, &[], limits)?;

@@ -45,6 +45,16 @@ pub(crate) struct Block {
     pub(crate) attention: bool,
     /// True if layers with a state also have attention, and add both outputs.
     pub(crate) beside: bool,
+    /// Rows attend in both directions (encoders).
+    pub(crate) bidirectional: bool,
+    /// Norm of the sum of embeddings.
+    pub(crate) embed_norm: bool,
+    /// Embeddings of token types, where the file has some.
+    pub(crate) token_types: bool,
+    /// Norms of the residual stream after each branch; the last one is the model's output norm.
+    pub(crate) norms_after: bool,
+    /// Biases of scores by distance.
+    pub(crate) distances: Distances,
     /// True if zero K/V heads and feed-forward widths in GGUF files represent layers without them.
     pub(crate) zeros: bool,
 }
@@ -72,8 +82,23 @@ impl Block {
         latent: false,
         attention: true,
         beside: false,
+        bidirectional: false,
+        embed_norm: false,
+        token_types: false,
+        norms_after: false,
+        distances: Distances::None,
         zeros: false,
     };
+}
+
+/// Biases of scores by the distance of query and key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Distances {
+    None,
+    /// ALiBi with the usual slopes.
+    Alibi,
+    /// T5's buckets, with a table for each head.
+    Buckets,
 }
 
 /// A mixture of experts.
@@ -218,6 +243,8 @@ pub(crate) struct Config {
     pub(crate) norm_eps: f32,
     /// Added to norm weights: some files store the difference from one.
     pub(crate) norm_offset: f32,
+    /// Rows of the table of positions before that of position 0.
+    pub(crate) position_offset: usize,
     /// Multiplies embeddings.
     pub(crate) embed_scale: f32,
     /// Multiplies attention scores.
@@ -343,6 +370,17 @@ impl Config {
         let local: Vec<bool> =
             (0..self.layers.len()).map(|layer| period == 0 || layer % period < period - 1).collect();
         self.set_windows(window, &local);
+    }
+
+    /// As [`Config::set_windows`], of encoders: `span` is how far rows see in both directions together.
+    pub(crate) fn set_spans(&mut self, span: u32, local: &[bool]) {
+        self.set_windows(Some(span / 2 + 1), local);
+    }
+
+    /// Takes RoPE from all layers.
+    pub(crate) fn remove_ropes(&mut self) {
+        self.ropes.clear();
+        self.layers.iter_mut().for_each(|layer| layer.rope = None);
     }
 
     /// Every layer has a state but every `period`-th, which attends.

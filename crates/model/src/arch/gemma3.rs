@@ -3,10 +3,39 @@
 use paguro_backend::QkNormKind;
 
 use super::{
-    Block, Definition, gemma2,
+    Block, Config, Definition, gemma2,
     hf::{Defaults, Windows},
 };
 use crate::rope::RopeConfig;
+
+/// EmbeddingGemma: attention in both directions, unless the file says otherwise.
+pub(super) const EMBEDDING: Definition = Definition {
+    gguf: "gemma-embedding",
+    hf: &["Gemma3TextModel"],
+    block: Block { bidirectional: true, ..DEF.block },
+    from_gguf: |keys, config| {
+        (DEF.from_gguf)(keys, config)?;
+        halve_windows(config);
+        Ok(())
+    },
+    from_hf: |fields, config| {
+        (DEF.from_hf)(fields, config)?;
+        config.block.bidirectional = fields.flag("use_bidirectional_attention")?.unwrap_or(false);
+        if config.block.bidirectional {
+            halve_windows(config);
+        }
+        config.tied = Some(true);
+        Ok(())
+    },
+    ..DEF
+};
+
+/// Windows count in both directions together.
+fn halve_windows(config: &mut Config) {
+    for layer in &mut config.layers {
+        layer.window = layer.window.map(|window| window / 2 + 1);
+    }
+}
 
 pub(super) const DEF: Definition = Definition {
     gguf: "gemma3",

@@ -102,6 +102,7 @@ pub(crate) fn config(
         recurrent: None,
         norm_eps,
         norm_offset: 0.0,
+        position_offset: 0,
         embed_scale: 1.0,
         attention_scale: 1.0 / (head_dim as f32).sqrt(),
         attention_soft_cap: None,
@@ -116,6 +117,12 @@ pub(crate) fn config(
         extra_layers,
     };
     (definition.from_gguf)(&mut keys, &mut config)?;
+    if keys.flag("attention.causal") == Some(false) && !config.block.bidirectional {
+        if config.layers.iter().any(|layer| layer.window.is_some()) {
+            return Err(ModelError::unsupported("a sliding window in attention that is not causal"));
+        }
+        config.block.bidirectional = true;
+    }
     config.check(count)
 }
 
@@ -320,9 +327,6 @@ impl Keys<'_, '_> {
             if let Some(value) = self.metadata.f32(&full).filter(|&value| value != 0.0 && !honoured(key)) {
                 return Err(ModelError::unsupported(format!("`{full}` = {value}")));
             }
-        }
-        if self.metadata.bool(&self.full("attention.causal")) == Some(false) {
-            return Err(ModelError::unsupported("attention that is not causal (an embedding model)"));
         }
         let sections = self.metadata.u32s(&self.full("rope.dimension_sections"));
         if sections.is_some_and(|sections| sections.iter().any(|&section| section > 0))

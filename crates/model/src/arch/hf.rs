@@ -102,6 +102,7 @@ pub(crate) fn config(
         recurrent: None,
         norm_eps: norm_eps as f32,
         norm_offset: 0.0,
+        position_offset: 0,
         embed_scale: 1.0,
         attention_scale: 1.0 / (head_dim as f32).sqrt(),
         attention_soft_cap: None,
@@ -217,7 +218,7 @@ impl Defaults {
 fn check_activation(fields: &Fields<'_>, definition: &Definition) -> Result<(), ModelError> {
     let expected: &[&str] = match definition.block.activation {
         // Named silu; its limits are fixed.
-        Activation::Silu | Activation::ClampedSwiglu { .. } => &["silu", "swish"],
+        Activation::Silu | Activation::ClampedSwiglu { .. } => &["silu", "swish", "swiglu"],
         Activation::GeluTanh => &["gelu_pytorch_tanh", "gelu_new"],
         Activation::Gelu => &["gelu"],
         Activation::Relu2 => &["relu2"],

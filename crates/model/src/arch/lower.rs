@@ -1,5 +1,6 @@
 //! A [`Config`] and tensors become a program and its weights.
 
+mod distances;
 mod experts;
 mod latent;
 mod layer_input;
@@ -7,8 +8,8 @@ mod recurrent;
 mod ssd;
 
 use paguro_backend::{
-    Attention, Dense, Embed, FeedForward, Head, KvSlot, Layer, Linear, Matrix, Mixer, Norm, Positions,
-    Program, QkNorm, QkNormKind, Weights,
+    Attention, Dense, DistanceBias, Embed, FeedForward, Head, KvSlot, Layer, Linear, Matrix, Mixer, Norm,
+    Positions, Program, QkNorm, QkNormKind, Weights,
 };
 
 use self::recurrent::Rows;
@@ -30,7 +31,7 @@ pub(crate) fn lower(
     tensors: Tensors<'_>,
     max_context: usize,
 ) -> Result<(Program, Weights), ModelError> {
-    let mut lowering = Lowering { config, names, tensors };
+    let mut lowering = Lowering { config, names, tensors, distance_bias: None };
     let kind = |(index, layer): (usize, &super::config::Layer)| {
         let window = layer.window.filter(|&window| (window as usize) < max_context);
         let (kv_heads, head_dim) = (config.kv_heads_of(index), config.head_dim_of(index));
@@ -43,6 +44,7 @@ pub(crate) fn lower(
     let kv = if kv.groups.is_empty() { kv::without_attention(state.bytes()) } else { kv };
 
     let (embed, vocab) = lowering.embed(max_context)?;
+    lowering.distance_bias = lowering.distances(max_context)?;
     let (mut places, mut states) = (places.into_iter(), 0..);
     let mut place_of: Vec<KvSlot> = Vec::with_capacity(config.layers.len());
     let layers = config.layers.iter().enumerate().map(|(layer, kind)| {
@@ -67,8 +69,10 @@ pub(crate) fn lower(
         };
         lowering.layer(layer, mixer)
     });
-    let layers = layers.collect::<Result<_, _>>()?;
-    let head = lowering.head(&embed, vocab)?;
+    let mut layers = layers.collect::<Result<Vec<_>, _>>()?;
+    // The last layer's norm of the residual stream is the norm of the head.
+    let last_norm = layers.last_mut().and_then(|layer| layer.norm_after_ffn.take());
+    let head = lowering.head(&embed, vocab, last_norm)?;
     let tied = head.linear.matrix == embed.table;
 
     let weights = lowering.tensors.finish(|name| {
@@ -77,7 +81,8 @@ pub(crate) fn lower(
     })?;
     // After the tensors, because only they prove the size of heads in the file.
     let ropes = config.ropes.iter().map(|rope| rope.lower()).collect();
-    Ok((Program { hidden: config.hidden, vocab, kv, state, ropes, embed, layers, head }, weights))
+    let (hidden, bidirectional) = (config.hidden, config.block.bidirectional);
+    Ok((Program { hidden, vocab, bidirectional, kv, state, ropes, embed, layers, head }, weights))
 }
 
 /// Q, and K and V where a layer has its own.
@@ -87,6 +92,7 @@ struct Lowering<'a, 't> {
     config: &'a Config,
     names: &'a Names,
     tensors: Tensors<'t>,
+    distance_bias: Option<DistanceBias>,
 }
 
 impl Lowering<'_, '_> {
@@ -106,21 +112,30 @@ impl Lowering<'_, '_> {
             true => Some(self.positions(max_context)?),
             false => None,
         };
+        let types = if self.config.block.token_types { self.token_types()? } else { None };
+        let norm = match self.config.block.embed_norm {
+            true => Some(self.norm(&self.names.model(Part::EmbeddingNorm), self.config.hidden)?),
+            false => None,
+        };
         let layers = match self.config.layer_embed {
             0 => None,
             width => Some(self.layer_embeds(vocab, width)?),
         };
-        Ok((Embed { table, scale: self.config.embed_scale, positions, layers }, vocab))
+        Ok((Embed { table, scale: self.config.embed_scale, positions, types, norm, layers }, vocab))
     }
 
     fn positions(&mut self, max_context: usize) -> Result<Positions, ModelError> {
         let name = format!("{}.weight", self.names.model(Part::Positions));
-        let count = self.tensors.rows(&name).unwrap_or(0);
+        let (rows, offset) = (self.tensors.rows(&name).unwrap_or(0), self.config.position_offset);
+        let count = rows.saturating_sub(offset);
         if count < max_context {
             let problem = format!("the model has {count} positions, too few for a context of {max_context}");
             return Err(ModelError::Config(problem));
         }
-        let table = self.tensors.require_matrix(&name, count, self.config.hidden)?;
+        let table = self.tensors.require_matrix(&name, rows, self.config.hidden)?;
+        let row_bytes = table.format.row_bytes(self.config.hidden);
+        let bytes = table.bytes.slice(offset * row_bytes..rows * row_bytes);
+        let table = Matrix { rows: count, bytes, ..table };
         Ok(Positions { table: self.tensors.add_matrix(table), count })
     }
 
@@ -146,7 +161,7 @@ impl Lowering<'_, '_> {
             false => None,
         };
         Ok(Attention {
-            norm: self.norm_if(block.pre_norms, layer, Part::AttentionNorm)?,
+            norm: self.norm_if(block.pre_norms && !self.lacks_norm(layer), layer, Part::AttentionNorm)?,
             heads: config.heads,
             q,
             k,
@@ -157,6 +172,7 @@ impl Lowering<'_, '_> {
             position_scale: config.position_scale,
             scale: config.attention_scale,
             soft_cap: config.attention_soft_cap,
+            distance_bias: self.distance_bias,
             sinks,
             kv,
             gate,
@@ -184,8 +200,19 @@ impl Lowering<'_, '_> {
             width => Some(self.layer_input(layer, width)?),
         };
         let output_scale = if block.output_scale { self.output_scale(layer)? } else { 1.0 };
-        let branch_scale = config.branch_scale;
-        Ok(Layer { mixer, ffn, residual: block.residual, branch_scale, input, output_scale })
+        let (residual, branch_scale) = (block.residual, config.branch_scale);
+        let norm_after_mixer = self.norm_if(block.norms_after, layer, Part::NormAfterMixer)?;
+        let norm_after_ffn = self.norm_if(block.norms_after, layer, Part::NormAfterFfn)?;
+        Ok(Layer {
+            mixer,
+            ffn,
+            residual,
+            norm_after_mixer,
+            norm_after_ffn,
+            branch_scale,
+            input,
+            output_scale,
+        })
     }
 
     fn dense(
@@ -196,7 +223,8 @@ impl Lowering<'_, '_> {
     ) -> Result<Dense, ModelError> {
         let Config { hidden, block, .. } = *self.config;
         let ffn = self.config.ffn_of(layer);
-        let (gate, up) = match (block.gated, block.fused_gate_up) {
+        let has_gate = self.tensors.has(&format!("{}.weight", self.names.layer(layer, Part::Gate)));
+        let (gate, up) = match (block.gated, block.fused_gate_up && !has_gate) {
             (true, true) => {
                 let name = self.names.layer(layer, Part::GateUp);
                 let [gate, up] = self.split(&name, [ffn, ffn], hidden)?;
@@ -212,8 +240,11 @@ impl Lowering<'_, '_> {
         Ok(Dense { norm, width: ffn, gate, up, activation: block.activation, down, post_norm })
     }
 
-    fn head(&mut self, embed: &Embed, vocab: usize) -> Result<Head, ModelError> {
-        let norm = self.norm(&self.names.model(Part::OutputNorm), self.config.hidden)?;
+    fn head(&mut self, embed: &Embed, vocab: usize, norm: Option<Norm>) -> Result<Head, ModelError> {
+        let norm = match norm {
+            Some(norm) => norm,
+            None => self.norm(&self.names.model(Part::OutputNorm), self.config.hidden)?,
+        };
         let name = self.names.model(Part::Head);
         let weight = format!("{name}.weight");
         let matrix = match self.config.tied {
@@ -365,6 +396,12 @@ impl Lowering<'_, '_> {
         Ok(Linear { matrix, bias: bias.map(|bias| self.tensors.add_vector(bias)) })
     }
 
+    /// True for a first layer that reads the norm of the embeddings instead of its own (ModernBERT).
+    fn lacks_norm(&self, layer: usize) -> bool {
+        let name = self.names.layer(layer, Part::AttentionNorm);
+        layer == 0 && self.config.block.embed_norm && !self.tensors.has(&format!("{name}.weight"))
+    }
+
     /// A norm of the residual stream in a layer, in the architectures that have it.
     fn norm_if(&mut self, exists: bool, layer: usize, part: Part) -> Result<Option<Norm>, ModelError> {
         match exists {
@@ -399,12 +436,18 @@ impl Lowering<'_, '_> {
         let full = format!("{name}.weight");
         // Some GGUF files of Falcon-H1 leave the suffix out.
         let full = if !self.tensors.has(&full) && self.tensors.has(name) { name } else { &full };
+        // The first BERT models have other names.
+        let old = [format!("{name}.gamma"), format!("{name}.beta")];
+        let (full, bias) = match !self.tensors.has(full) && self.tensors.has(&old[0]) {
+            true => (old[0].as_str(), old[1].clone()),
+            false => (full, format!("{name}.bias")),
+        };
         let mut weight = self.tensors.require_vector(full, width)?;
         for value in &mut weight {
             *value += self.config.norm_offset;
         }
         let weight = self.tensors.add_vector(weight);
-        let bias = self.tensors.vector(&format!("{name}.bias"), width)?;
+        let bias = self.tensors.vector(&bias, width)?;
         let bias = bias.map(|bias| self.tensors.add_vector(bias));
         Ok(Norm { kind: self.config.block.norms, weight, bias, eps: self.config.norm_eps })
     }

@@ -12,10 +12,12 @@ mod lower;
 mod names;
 mod tensors;
 
+mod bert;
 mod cohere2;
 mod deepseek;
 mod deepseek2;
 mod ernie4_5;
+mod eurobert;
 mod exaone4;
 mod falcon_h1;
 mod gemma2;
@@ -34,6 +36,7 @@ mod llama;
 mod mamba2;
 mod minimax_m2;
 mod mistral3;
+mod modern_bert;
 mod nemotron;
 mod nemotron_h;
 mod olmo2;
@@ -118,6 +121,15 @@ const ALL: &[&Definition] = &[
     &stablelm::DEF,
     &gpt2::DEF,
     &gpt_neox::DEF,
+    &bert::BERT,
+    &bert::ROBERTA,
+    &bert::MPNET,
+    &bert::NOMIC,
+    &bert::NOMIC_MOE,
+    &bert::JINA,
+    &modern_bert::DEF,
+    &eurobert::DEF,
+    &gemma3::EMBEDDING,
 ];
 
 /// An architecture: its names in files, and its differences from Llama.
@@ -188,6 +200,11 @@ impl Definition {
     pub(crate) fn from_gguf(name: &str) -> Result<&'static Self, ModelError> {
         let known = ALL.iter().copied().find(|definition| definition.gguf == name);
         known.ok_or_else(|| unsupported(name, ALL.iter().map(|definition| definition.gguf)))
+    }
+
+    /// True if rows attend in both directions.
+    pub(crate) fn is_encoder(&self) -> bool {
+        self.block.bidirectional
     }
 
     /// Finds a definition by the class in Hugging Face's `config.json`.

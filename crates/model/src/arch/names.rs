@@ -10,6 +10,10 @@ pub(crate) enum Part {
     // Of the model.
     Embedding,
     Positions,
+    TokenTypes,
+    EmbeddingNorm,
+    /// Biases of scores by bucket of distance, `[buckets, heads]`.
+    DistanceBuckets,
     OutputNorm,
     Head,
     /// Embeddings for all layers.
@@ -46,6 +50,9 @@ pub(crate) enum Part {
     GateUp,
     Down,
     PostFfnNorm,
+    /// Norms of the residual stream after each branch.
+    NormAfterMixer,
+    NormAfterFfn,
     Router,
     SelectionBias,
     /// One tensor of all experts; in Hugging Face's files `{}` is the number of an expert with its own tensor.
@@ -131,6 +138,10 @@ impl Names {
             ("transformer.", ""),
             ("gpt_neox.", ""),
             ("backbone.", ""),
+            ("bert.", ""),
+            ("roberta.", ""),
+            ("mpnet.", ""),
+            ("new.", ""),
             ("", ""),
         ];
         let embedding = part_of(definition.hf_names, Part::Embedding).unwrap_or(hf_part(Part::Embedding));
@@ -190,6 +201,7 @@ impl Names {
             number.parse::<usize>().ok()
         };
         match &self.convention {
+            Convention::Gguf if name.starts_with("cls.") || name.starts_with("dense_") => true, // see `TextHead`
             Convention::Gguf => layer_after("blk.").is_some_and(|layer| extra.contains(&layer)),
             Convention::Hf { model, .. } => {
                 // The text part reads no images, so tensors for images have no effect.
@@ -215,6 +227,11 @@ fn gguf_part(part: Part) -> &'static str {
     match part {
         Part::Embedding => "token_embd",
         Part::Positions => "position_embd",
+        Part::TokenTypes => "token_types",
+        Part::EmbeddingNorm => "token_embd_norm",
+        Part::DistanceBuckets => "attn_rel_b",
+        Part::NormAfterMixer => "attn_output_norm",
+        Part::NormAfterFfn => "layer_output_norm",
         Part::OutputNorm => "output_norm",
         Part::Head => "output",
         Part::AttentionNorm => "attn_norm",
@@ -286,6 +303,11 @@ fn hf_part(part: Part) -> &'static str {
     match part {
         Part::Embedding => "embed_tokens",
         Part::Positions => "wpe",
+        Part::TokenTypes => "embeddings.token_type_embeddings",
+        Part::EmbeddingNorm => "embeddings.LayerNorm",
+        Part::DistanceBuckets => "encoder.relative_attention_bias",
+        Part::NormAfterMixer => "attention.output.LayerNorm",
+        Part::NormAfterFfn => "output.LayerNorm",
         Part::OutputNorm => "norm",
         Part::Head => "lm_head",
         Part::AttentionNorm => "input_layernorm",

@@ -84,6 +84,28 @@ impl HfFolder {
         Ok((modules, pooling.unwrap_or_default()))
     }
 
+    /// Most tokens of a text, as sentence-transformers has it in `sentence_bert_config.json`.
+    pub(crate) fn longest_text(&self) -> Result<Option<usize>, ModelError> {
+        let config = read_object(&self.path.join("sentence_bert_config.json"), MAX_CONFIG)?;
+        let longest = config.and_then(|config| config.get("max_seq_length")?.as_u64());
+        Ok(longest.and_then(|longest| usize::try_from(longest).ok()).filter(|&longest| longest > 0))
+    }
+
+    /// The configuration of a module of sentence-transformers in the folder `module`; empty if there is none.
+    pub(crate) fn module_config(&self, module: &str) -> Result<Map<String, Value>, ModelError> {
+        Ok(read_object(&self.path.join(module).join("config.json"), MAX_CONFIG)?.unwrap_or_default())
+    }
+
+    /// The tensors of a module of sentence-transformers; none if it has no file of them.
+    pub(crate) fn module_tensors(&self, module: &str) -> Result<Vec<Tensor>, ModelError> {
+        let path = self.path.join(module).join("model.safetensors");
+        let mut tensors = Vec::new();
+        if path.is_file() {
+            safetensors::open(&path, 0, &mut tensors)?;
+        }
+        Ok(tensors)
+    }
+
     /// `chat_template.jinja`, which newer folders have instead of a template in `tokenizer_config.json`.
     pub(crate) fn chat_template(&self) -> Result<Option<String>, ModelError> {
         let path = self.path.join("chat_template.jinja");

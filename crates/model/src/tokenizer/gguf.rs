@@ -4,7 +4,7 @@
 use super::{
     Encoder, Tokenizer, TokenizerError,
     bpe::{Bpe, write_name},
-    limits,
+    encoders, limits,
     pretokenize::PreTokenizer,
     special::{Added, AddedTokens},
     spm::{SPACE, Spm},
@@ -32,6 +32,13 @@ enum Spelling {
 pub(super) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let model = metadata.require_str(MODEL)?;
     let pre_name = metadata.optional_str(PRE)?;
+    if ["bert", "t5"].contains(&model) {
+        let vocab = read_vocab(metadata, Spelling::Plain)?;
+        return match model {
+            "bert" => encoders::wordpiece(metadata, &vocab),
+            _ => encoders::unigram(metadata, &vocab, &scores(metadata)?),
+        };
+    }
     let (spelling, pre) = match model {
         "llama" => (Spelling::Plain, None),
         "gpt2" | "gemma4" => {
@@ -42,7 +49,7 @@ pub(super) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
         _ => {
             return Err(TokenizerError::UnsupportedModel {
                 name: model.into(),
-                supported: "llama (SentencePiece BPE), gpt2 (byte-level BPE), gemma4",
+                supported: "llama (SentencePiece BPE), gpt2 (byte-level BPE), gemma4, bert (WordPiece), t5 (Unigram)",
             });
         }
     };

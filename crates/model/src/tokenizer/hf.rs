@@ -8,7 +8,7 @@ use std::{
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
-use tokenizers::AddedToken;
+use tokenizers::{AddedToken, Encoding, ModelWrapper, PostProcessor, TruncationDirection};
 
 use super::{
     Encoder, SpecialTokens, Tokenizer, TokenizerError,
@@ -129,6 +129,26 @@ impl Hf {
             }
             SpecialTokens::AsText => encode(&self.as_text().tokenizer, text, ids),
         }
+    }
+
+    /// See [`Tokenizer::encode_pair`].
+    pub(super) fn encode_pair(&self, first: &str, second: &str, limit: usize) -> Option<Vec<(u32, u32)>> {
+        let encode = |text: &str| self.parsing.encode_fast(text, false).unwrap_or_default();
+        let added = self.parsing.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
+        let mut texts = [encode(first), encode(second)];
+        let truncate = |text: &mut Encoding, len: usize| text.truncate(len, 0, TruncationDirection::Right);
+        super::shorten(&mut texts, limit.checked_sub(added)?, Encoding::len, truncate);
+        let [first, second] = texts;
+        let both = self.parsing.post_process(first, Some(second), true).ok()?;
+        Some(both.get_ids().iter().copied().zip(both.get_type_ids().iter().copied()).collect())
+    }
+
+    /// True if one token may stand for a word of any length.
+    pub(super) fn has_unbounded_tokens(&self) -> bool {
+        matches!(
+            self.parsing.get_model(),
+            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) | ModelWrapper::Unigram(_)
+        )
     }
 
     pub(super) fn encode_chat(&self, prompt: &ChatPrompt, ids: &mut Vec<u32>) {
@@ -309,11 +329,13 @@ struct DecodeRules {
     byte_level: bool,
     byte_fallback: bool,
     replacements: Vec<(String, String)>,
+    /// What parts of a word but the first begin with, where others stand for a space, too.
+    continues: Option<String>,
     strips_first_space: bool,
 }
 
 const DECODERS: &str =
-    "ByteLevel, ByteFallback, Metaspace, Replace of a string, Fuse, Strip of one leading space";
+    "ByteLevel, ByteFallback, Metaspace, WordPiece, Replace of a string, Fuse, Strip of one leading space";
 
 impl DecodeRules {
     fn new(tokenizer: &tokenizers::Tokenizer) -> Result<Self, TokenizerError> {
@@ -333,6 +355,10 @@ impl DecodeRules {
             "ByteLevel" => self.byte_level = true,
             "ByteFallback" => self.byte_fallback = true,
             "Fuse" => {}
+            "WordPiece" => {
+                self.continues = Some(decoder["prefix"].as_str().unwrap_or("##").to_owned());
+                self.strips_first_space = true;
+            }
             "Metaspace" => {
                 let replacement = decoder["replacement"].as_str().unwrap_or(super::spm::SPACE);
                 self.replacements.push((replacement.to_owned(), " ".to_owned()));
@@ -371,6 +397,9 @@ impl DecodeRules {
     }
 
     fn replaced(&self, name: &str) -> String {
+        if let Some(continues) = &self.continues {
+            return name.strip_prefix(continues).map_or_else(|| format!(" {name}"), str::to_owned);
+        }
         self.replacements.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
     }
 }

@@ -5,6 +5,7 @@
 
 mod bpe;
 mod breakers;
+mod encoders;
 mod export;
 mod fim;
 mod gguf;
@@ -143,6 +144,24 @@ impl Tokenizer {
         ids
     }
 
+    /// The tokens of a pair of texts with what the model wants around them, at most `limit`, and the type of each: 0 or 1. If
+    /// there are too many, the longer text loses its end. `None` if `limit` has no room for any.
+    pub fn encode_pair(&self, first: &str, second: &str, limit: usize) -> Option<Vec<(u32, u32)>> {
+        if let Encoder::Hf(hf) = &self.encoder {
+            return hf.encode_pair(first, second, limit);
+        }
+        let mut texts = [first, second].map(|text| self.encode(text, SpecialTokens::Parse));
+        let end = match self.suffix.is_empty() {
+            true => self.eos.into_iter().collect(),
+            false => self.suffix.clone(),
+        };
+        let room = limit.checked_sub(self.prefix.len() + end.len() + self.suffix.len())?;
+        shorten(&mut texts, room, Vec::len, Vec::truncate);
+        let [first, second] = texts;
+        let ids = self.prefix.iter().chain(&first).chain(&end).chain(&second).chain(&self.suffix);
+        Some(ids.map(|&id| (id, 0)).collect())
+    }
+
     /// Returns the names of the tokens that only a template may write: control tokens, and user-defined ones with the
     /// form of a marker that `template` writes. Others are markup that models read in any text, such as `<table>`.
     pub(crate) fn control_names(&self, template: &str) -> ControlNames {
@@ -239,8 +258,12 @@ impl Tokenizer {
         self.eos
     }
 
-    /// Returns the maximum bytes of a text of `tokens` tokens. Reads the whole vocabulary.
+    /// Returns the maximum bytes of a text of `tokens` tokens, [`usize::MAX`] if one token may be a word of any length.
+    /// Reads the whole vocabulary.
     pub fn max_text_bytes(&self, tokens: usize) -> usize {
+        if matches!(&self.encoder, Encoder::Hf(hf) if hf.has_unbounded_tokens()) {
+            return usize::MAX;
+        }
         let longest = (0..self.vocab.len() as u32).map(|id| self.vocab.bytes(id).len()).max().unwrap_or(0);
         // Normalizers may make a text shorter before it is cut into tokens: composed characters, blanks that are stripped.
         let shrinks = if matches!(self.encoder, Encoder::Hf(_)) { 4 } else { 1 };
@@ -257,6 +280,18 @@ impl Tokenizer {
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens
     }
+}
+
+/// Shortens the longer one of two texts until both have `room` tokens.
+fn shorten<T>(texts: &mut [T; 2], room: usize, len: fn(&T) -> usize, truncate: fn(&mut T, usize)) {
+    let [first, second] = [len(&texts[0]), len(&texts[1])];
+    if first + second <= room {
+        return;
+    }
+    let half = room / 2;
+    let first = first.min(half.max(room.saturating_sub(second)));
+    truncate(&mut texts[0], first);
+    truncate(&mut texts[1], room - first);
 }
 
 /// Reason for which there is no tokenizer.
