@@ -2,7 +2,7 @@
 
 use paguro_backend::{
     Activation, ExpertGroups, Linear, MatrixId, NormKind, PositionScale, Rope, RopeStyle, Router, Scores,
-    reference::{AttentionShape, attention, ops},
+    reference::{AttentionShape, HeadVectors, attention, ops},
 };
 
 fn close(ours: &[f32], expected: &[f32]) {
@@ -96,12 +96,13 @@ fn attention_weighs_values() {
         scale: 0.5,
         soft_cap: None,
         window: None,
+        len: None,
     };
     let k = [1.0f32, 2.0, 3.0, f32::NAN].map(|x| 2.0 * x.ln());
     let v = [6.0, 60.0, 600.0, f32::NAN];
     let attend = |shape: AttentionShape, q: &[f32]| {
         let mut out = vec![f32::NAN; q.len()];
-        attention(q, &k, &v, None, &shape, &mut out);
+        attention(q, &k, &v, HeadVectors::default(), &shape, &mut out);
         out
     };
     close(&attend(shape, &[1.0]), &[1.0 + 20.0 + 300.0]);
@@ -116,8 +117,22 @@ fn attention_weighs_values() {
     close(&attend(AttentionShape { soft_cap: Some(1e-9), ..shape }, &[1.0]), &[222.0]);
     // A sink of ln 6 takes half of the weight.
     let mut out = [0.0];
-    attention(&[1.0], &k, &v, Some(&[6.0f32.ln()]), &shape, &mut out);
+    let sinks = HeadVectors { sinks: Some(&[6.0f32.ln()]), ..HeadVectors::default() };
+    attention(&[1.0], &k, &v, sinks, &shape, &mut out);
     close(&out, &[160.5]);
+    // In both directions: all of three tokens; those at a distance of less than two.
+    let both = AttentionShape { start: 0, len: Some(3), ..shape };
+    close(&attend(both, &[1.0, 1.0, 1.0]), &[321.0; 3]);
+    close(
+        &attend(AttentionShape { window: Some(2), ..both }, &[1.0, 1.0, 1.0]),
+        &[42.0, 321.0, 24.0 + 360.0],
+    );
+    // Biases of ln 6 for the key before, ln 3 for the query's own, and ln 2 for the one after make three equal weights.
+    let biases = [6.0f32, 3.0, 2.0].map(f32::ln);
+    let vectors = HeadVectors { biases: Some(&biases), ..HeadVectors::default() };
+    let middle = AttentionShape { start: 1, ..both };
+    attention(&[1.0], &k, &v, vectors, &middle, &mut out);
+    close(&out, &[222.0]);
     // A cap of one: the scores become tanh(ln n).
     let weights = [1.0f32, 2.0, 3.0].map(|n| n.ln().tanh().exp());
     let expected = (weights[0] * 6.0 + weights[1] * 60.0 + weights[2] * 600.0) / weights.iter().sum::<f32>();
@@ -135,10 +150,11 @@ fn query_heads_share_key_heads_in_order() {
         scale: 0.0,
         soft_cap: None,
         window: None,
+        len: None,
     };
     let v = [0.0, 1.0, 10.0, 11.0, /**/ 2.0, 3.0, 30.0, 31.0];
     let mut out = [0.0; 8];
-    attention(&[1.0; 8], &[1.0; 8], &v, None, &shape, &mut out);
+    attention(&[1.0; 8], &[1.0; 8], &v, HeadVectors::default(), &shape, &mut out);
     close(&out, &[1.0, 2.0, 1.0, 2.0, 20.0, 21.0, 20.0, 21.0]);
 }
 

@@ -6,7 +6,7 @@ use expect_test::{Expect, expect};
 use paguro_backend::{
     AttentionMode, Embed, Head, KvDtype, KvGroup, KvLayout, Limits, Linear, MatrixId, Norm, NormKind, Output,
     PageId, Program, SampleRequest, SamplingParams, StateId, StateLayout, StateShape, StateUse, Step,
-    StepSequence, TokenMask, VectorId, Want,
+    StepSequence, TokenMask, TokenTypes, VectorId, Want,
 };
 
 /// A step that can be broken. Block size 4; group 0 sees everything, group 1 five tokens.
@@ -54,7 +54,12 @@ fn validate(step: &Owned) -> String {
 
 /// Validates the step against a model with `states` slots for states.
 fn validate_with(step: &Owned, states: usize) -> String {
-    let program = Program {
+    validate_for(step, states, |_| ())
+}
+
+/// Validates the step against a model that `change` has changed.
+fn validate_for(step: &Owned, states: usize, change: impl FnOnce(&mut Program)) -> String {
+    let mut program = Program {
         hidden: 8,
         vocab: 70,
         bidirectional: false,
@@ -83,6 +88,7 @@ fn validate_with(step: &Owned, states: usize) -> String {
             soft_cap: None,
         },
     };
+    change(&mut program);
     let limits = Limits {
         block_size: 4,
         pages: 12,
@@ -174,6 +180,26 @@ fn rows_and_sequences() {
         |step| step.sequences[1].start = usize::MAX,
         expect!["invalid step: sequence 1: longer than the 12 tokens that were loaded for"],
     );
+}
+
+#[test]
+fn encoders() {
+    let mut step = valid();
+    let encoder = |step: &Owned| {
+        validate_for(step, 0, |program| {
+            program.bidirectional = true;
+            program.embed.types = Some(TokenTypes { table: VectorId(0), count: 2 });
+        })
+    };
+    expect!["invalid step: sequence 1: begins at position 8, but its rows attend to later ones"]
+        .assert_eq(&encoder(&step));
+    step.sequences.truncate(1);
+    step.tokens.truncate(5);
+    step.outputs.clear();
+    step.tokens[1] = 139;
+    expect!["valid"].assert_eq(&encoder(&step));
+    step.tokens[1] = 140;
+    expect!["invalid step: row 1: token 140 of 140 does not exist"].assert_eq(&encoder(&step));
 }
 
 #[test]

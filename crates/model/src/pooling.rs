@@ -107,12 +107,34 @@ mod tests {
         check(Some(1), expect!["Mean"]);
         check(Some(2), expect!["First"]);
         check(Some(3), expect!["Last"]);
+        check(Some(4), expect!["Last"]);
         check(
-            Some(4),
+            Some(5),
             expect![[
-                r#"this model's embeddings are not supported: its file asks for pooling type 4 (a rank, not an embedding) (supported: pooling by last token, mean and first token)"#
+                r#"this model's embeddings are not supported: its file asks for pooling type 5 (supported: pooling by last token, mean and first token)"#
             ]],
         );
+    }
+
+    #[test]
+    fn encoders_have_the_mean_and_classifiers_the_first_token() {
+        let gguf = |architecture: &str, kind: Option<u32>| {
+            let mut metadata = Metadata::default();
+            if let Some(kind) = kind {
+                metadata.insert(format!("{architecture}.pooling_type"), gguf::Value::U32(kind));
+            }
+            show(from_gguf(&metadata, architecture))
+        };
+        assert_eq!((gguf("bert", None), gguf("bert", Some(0))), ("Mean".into(), "Mean".into()));
+        assert_eq!((gguf("bert", Some(2)), gguf("bert", Some(4))), ("First".into(), "First".into()));
+        let folder = |class: &str, config: Value| {
+            let config = config.as_object().cloned().unwrap_or_default();
+            show(from_hf(&Value::Null, &Map::new(), class, &config))
+        };
+        assert_eq!(folder("BertModel", json!({})), "Mean");
+        assert_eq!(folder("BertForSequenceClassification", json!({})), "First");
+        let mean = json!({"classifier_pooling": "mean"});
+        assert_eq!(folder("ModernBertForSequenceClassification", mean), "Mean");
     }
 
     #[test]
@@ -142,10 +164,10 @@ mod tests {
             ]],
         );
         check(
-            json!([{"type": "sentence_transformers.models.Dense"}]),
+            json!([{"type": "sentence_transformers.models.LSTM"}]),
             json!({}),
             expect![[
-                r#"this model's embeddings are not supported: its file asks for the module `sentence_transformers.models.Dense` (supported: pooling by last token, mean and first token)"#
+                r#"this model's embeddings are not supported: its file asks for the module `sentence_transformers.models.LSTM` (supported: pooling by last token, mean and first token)"#
             ]],
         );
     }

@@ -257,10 +257,78 @@ fn long_inputs_without_boundaries_do_not_hang() {
     assert!(start.elapsed().as_secs() < 120, "took {:?}", start.elapsed());
 }
 
+/// A WordPiece vocabulary as GGUF files have it: `▁` before the first part of a word.
+fn word_pieces(words: &[&str]) -> Tokenizer {
+    let mut tokens: Tokens =
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(|name| token(name, CONTROL)).to_vec();
+    tokens.extend(words.iter().map(|word| token(word, NORMAL)));
+    let ids = [("cls_token_id", 2), ("seperator_token_id", 3), ("unknown_token_id", 1)];
+    let more = ids.map(|(key, id)| (key, Value::U32(id))).to_vec();
+    Tokenizer::from_gguf(&metadata("bert", &tokens, more)).unwrap()
+}
+
+#[test]
+fn word_pieces_are_those_of_bert() {
+    let tokenizer = word_pieces(&["▁un", "aff", "able", "▁cafe", "▁,", "▁日", "▁本", "▁a", "a", "▁i"]);
+    let words = |text: &str| {
+        let ids = tokenizer.encode(text, AsText);
+        ids.iter().map(|&id| tokenizer.token_name(id).into_owned()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(words("Unaffable, CAFÉ 日本"), "un ##aff ##able , cafe 日 本");
+    assert_eq!(words("xyz\u{0} a\tİ"), "[UNK] a i");
+    assert_eq!(words(&"a".repeat(100)).split(' ').count(), 100);
+    assert_eq!(words(&"a".repeat(101)), "[UNK]");
+    assert_eq!(names(&tokenizer, &tokenizer.encode_prompt("a", AsText)), "[CLS] a [SEP]");
+    assert_eq!(
+        tokenizer.decode(&tokenizer.encode("unaffable cafe", AsText), SpecialText::Hide),
+        "unaffable cafe"
+    );
+    assert_eq!(tokenizer.max_text_bytes(3), usize::MAX);
+    // With capital letters in the vocabulary, they are kept.
+    let cased = word_pieces(&["▁Cafe", "▁cafe", "▁Café"]);
+    check(&cased, "Cafe Café cafe", AsText, "Cafe Café cafe");
+}
+
+#[test]
+fn pairs_have_types_and_lose_the_end_of_the_longer_text() {
+    let tokenizer = word_pieces(&["▁a", "▁b"]);
+    let pair = |first: &str, second: &str, limit: usize| {
+        let ids = tokenizer.encode_pair(first, second, limit)?;
+        let name = |(id, kind): (u32, u32)| format!("{}{kind}", tokenizer.token_name(id));
+        Some(ids.into_iter().map(name).collect::<Vec<_>>().join(" "))
+    };
+    assert_eq!(pair("a a", "b", 100).unwrap(), "[CLS]0 a0 a0 [SEP]0 b1 [SEP]1");
+    assert_eq!(pair("a", "b b b b", 7).unwrap(), "[CLS]0 a0 [SEP]0 b1 b1 b1 [SEP]1");
+    assert_eq!(pair("a a a a", "b b b b", 7).unwrap(), "[CLS]0 a0 a0 [SEP]0 b1 b1 [SEP]1");
+    assert_eq!(pair("a", "b", 2), None);
+}
+
+#[test]
+fn unigrams_have_the_best_sum_of_scores() {
+    let mut tokens: Tokens = ["<s>", "<pad>", "</s>"].map(|name| token(name, CONTROL)).to_vec();
+    tokens.push(token("<unk>", UNKNOWN));
+    let scored = [("▁", -2.0), ("▁a", -3.0), ("b", -3.0), ("▁ab", -5.0), ("c", -4.0), ("bc", -4.5)];
+    tokens.extend(scored.map(|(name, score)| (name.to_owned(), NORMAL, score)));
+    let more = vec![
+        ("bos_token_id", Value::U32(0)),
+        ("eos_token_id", Value::U32(2)),
+        ("unknown_token_id", Value::U32(3)),
+        ("add_bos_token", Value::Bool(true)),
+        ("add_eos_token", Value::Bool(true)),
+    ];
+    let tokenizer = Tokenizer::from_gguf(&metadata("t5", &tokens, more)).unwrap();
+    check(&tokenizer, "ab  abc ", AsText, "▁ab ▁a bc");
+    assert_eq!(names(&tokenizer, &tokenizer.encode_prompt("a", AsText)), "<s> ▁a </s>");
+    let pair = tokenizer.encode_pair("a", "ab", 100).unwrap();
+    assert!(pair.iter().all(|&(_, kind)| kind == 0));
+    let ids: Vec<u32> = pair.into_iter().map(|(id, _)| id).collect();
+    assert_eq!(names(&tokenizer, &ids), "<s> ▁a </s> </s> ▁ab </s>");
+}
+
 #[test]
 fn what_is_not_supported_is_named() {
     let error = |metadata: Metadata| Tokenizer::from_gguf(&metadata).unwrap_err().to_string();
-    for model in ["t5", "bert", "rwkv", "plamo2", "no_vocab"] {
+    for model in ["rwkv", "plamo2", "no_vocab"] {
         let message = error(metadata(model, &spm_tokens(), vec![]));
         assert!(
             message.starts_with(&format!("tokenizer model `{model}` is not supported (supported: llama")),
@@ -387,11 +455,10 @@ fn hugging_face_files_that_cannot_be_read_say_why() {
     };
     assert!(error("{", None).starts_with("tokenizer.json: "));
     assert!(error(&spm_like().to_string(), Some(b"[")).starts_with("tokenizer_config.json: "));
-    let word_piece =
-        hf(json!(null), json!(null), json!({"type": "WordPiece", "prefix": "##", "cleanup": true}));
+    let ctc = json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true});
     assert!(
-        error(&word_piece.to_string(), None)
-            .starts_with("tokenizer.json: decoder `WordPiece` is not supported (supported: ByteLevel")
+        error(&hf(json!(null), json!(null), ctc).to_string(), None)
+            .starts_with("tokenizer.json: decoder `CTC` is not supported (supported: ByteLevel")
     );
     assert!(error(&hf(json!(null), json!(null), json!(null)).to_string(), None).contains("decoder `none`"));
 }

@@ -46,7 +46,7 @@ fn start_with(
 ) -> Result<(Engine, Control), EngineError> {
     let backend = FakeBackend::default();
     let parts = ModelParts {
-        program: program(windows, false),
+        program: program(windows, false, false),
         weights: Weights::default(),
         tokenizer: Some(tokenizer()),
         stop_tokens,

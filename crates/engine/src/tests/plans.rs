@@ -649,3 +649,24 @@ fn embeddings_bound_chunks_and_what_the_cache_is_used_for() {
         "#]],
     );
 }
+
+/// All rows of a text of an encoder are in one step, in both directions.
+#[test]
+fn texts_of_encoders_are_computed_whole() {
+    check(
+        "encoder, pages 32, rows 16, scores 16",
+        "A 9 +0 mean \n B 12 +0 mean \n C 5 +0 last \n D 3 +1 mean \n E 3 +0 \n run",
+        expect![[r#"
+            D refused: `max_tokens` must be 0: this model is an encoder, which embeds texts and writes none
+            E refused: `embedding` is all that an encoder computes
+            run A 0..9, C 0..5; hold B; free 32 cached 0
+              A: an embedding of 3
+              A: Length
+              C: an embedding of 3
+              C: Length
+            run B 0..12; free 32 cached 0
+              B: an embedding of 3
+              B: Length
+        "#]],
+    );
+}

@@ -63,6 +63,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 max_wait_steps,
                 carries,
                 states,
+                encoder: false,
                 checkpoint_pages,
                 checkpoint_blocks,
             }

@@ -188,7 +188,7 @@ fn sixty_four_sequences_of_a_hybrid_share_memory_for_twenty() {
 fn memory_for_states_bounds_the_places() {
     let backend = FakeBackend::default();
     for (state_bytes, places) in [(1 << 10, 16), (1 << 16, 7), (1 << 17, 3), (1 << 18, 1)] {
-        let mut program = fake::program(&[None], true);
+        let mut program = fake::program(&[None], true, false);
         program.state.layers[0].channels = state_bytes / size_of::<f32>();
         let options = EngineOptions { max_sequences: 16, ..EngineOptions::default() };
         let plan = Engine::plan(&backend, &program, &Weights::default(), 100, &options).unwrap();

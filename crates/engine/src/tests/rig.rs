@@ -45,6 +45,8 @@ pub struct Setup {
     pub carries: bool,
     /// True if sequences have states.
     pub states: bool,
+    /// See [`Program::bidirectional`](paguro_backend::Program::bidirectional).
+    pub encoder: bool,
     /// Pages of a checkpoint.
     pub checkpoint_pages: usize,
     /// Blocks from one checkpoint to the next while a prompt is computed.
@@ -69,6 +71,7 @@ impl Default for Setup {
             max_wait_steps: 1000,
             carries: false,
             states: false,
+            encoder: false,
             checkpoint_pages: 2,
             checkpoint_blocks: 3,
         }
@@ -115,9 +118,10 @@ pub struct Rig {
 impl Rig {
     /// Creates a rig; `None` if the pages do not hold one token.
     pub fn new(setup: &Setup) -> Option<Self> {
-        let program = fake::program(&setup.windows, setup.states);
+        let program = fake::program(&setup.windows, setup.states, setup.encoder);
         let mut layout = Layout::new(&program, setup.block_size, setup.rows);
-        let has_cache = setup.cache && (!setup.states || setup.checkpoint_pages <= setup.pages);
+        let has_cache =
+            setup.cache && !setup.encoder && (!setup.states || setup.checkpoint_pages <= setup.pages);
         layout.checkpoints = (setup.states && has_cache).then_some(Checkpoints {
             pages: setup.checkpoint_pages,
             interval: setup.checkpoint_blocks * setup.block_size,

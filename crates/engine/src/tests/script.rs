@@ -84,6 +84,7 @@ fn setup(settings: &str) -> Setup {
             }
             _ if setting == "no cache" => setup.cache = false,
             _ if setting == "carries" => setup.carries = true,
+            _ if setting == "encoder" => setup.encoder = true,
             Some(("states", n)) => (setup.states, setup.checkpoint_pages) = (true, number(n)),
             Some(("interval", n)) => setup.checkpoint_blocks = number(n),
             _ => panic!("unknown setting {setting}"),
