@@ -329,7 +329,7 @@ struct DecodeRules {
     byte_level: bool,
     byte_fallback: bool,
     replacements: Vec<(String, String)>,
-    /// What parts of a word but the first begin with, where others stand for a space, too.
+    /// Prefix of the parts of a word but the first; others begin with a space.
     continues: Option<String>,
     strips_first_space: bool,
 }
