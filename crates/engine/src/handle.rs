@@ -4,11 +4,13 @@
 
 use std::{
     collections::VecDeque,
+    future::poll_fn,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
         mpsc::{Sender, SyncSender, sync_channel},
     },
+    task::{Context, Poll, ready},
 };
 
 use paguro_backend::{KernelCount, Score};
@@ -194,8 +196,9 @@ impl Handle {
             job.thought = Some(Thought::new(Arc::new(watch)));
         }
         shared.queue.enter(request.prompt.len())?;
-        // The answer continues the prompt, so its first space is kept.
-        let stream = shared.tokenizer.as_ref().map(|tokenizer| {
+        // The answer continues the prompt, so its first space is kept. Without an answer there is no text.
+        let has_answer = request.max_tokens != Some(0);
+        let stream = shared.tokenizer.as_ref().filter(|_| has_answer).map(|tokenizer| {
             let mut stream = tokenizer.stream();
             stream.skip_invalid();
             stream.show(request.shown_tokens.as_slice());
@@ -353,14 +356,19 @@ pub struct Generation {
 impl Generation {
     /// Returns the next event; `None` after the last one. Cancel-safe.
     pub async fn next(&mut self) -> Option<Event> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// The next event for code that polls; `None` after the last one.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         loop {
             if let Some(event) = self.ready.pop_front() {
-                return Some(event);
+                return Poll::Ready(Some(event));
             }
             if self.ended {
-                return None;
+                return Poll::Ready(None);
             }
-            let signal = self.signals.recv().await;
+            let signal = ready!(self.signals.poll_recv(context));
             self.receive(signal);
         }
     }

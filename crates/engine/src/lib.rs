@@ -10,6 +10,7 @@
 //! written.
 
 mod arena;
+mod batch;
 mod checkpoint;
 mod closed;
 mod constraint;
@@ -35,6 +36,7 @@ mod tests;
 mod text;
 mod thought;
 
+pub use batch::{Batch, BatchError, Embedded};
 pub use constraint::{Constraint, Grammar, GrammarError, MAX_INDENT, narrow_schema};
 pub use disk::{DiskCache, DiskStats, LEAST_TOKENS};
 pub use engine::{Engine, ModelParts};

@@ -13,8 +13,10 @@ mod export;
 mod file;
 pub mod gguf;
 mod hf;
+mod judge;
 mod load;
 mod pooling;
+mod prompts;
 mod rearrange;
 mod rope;
 pub mod tensor;
@@ -22,8 +24,10 @@ mod text_head;
 pub mod tokenizer;
 
 pub use error::ModelError;
+pub use judge::Judge;
 pub use load::{
     Conversion, Description, GenerationDefaults, LoadOptions, MetadataEntry, Model, ModelFile, ModelShape,
 };
 pub use pooling::{Pooling, PoolingError};
+pub use prompts::{Prompts, TextRole};
 pub use text_head::{Classifier, DenseLayer, TextHead};

@@ -20,7 +20,9 @@ use crate::{
         HfFolder,
         quantized::{self, Scheme},
     },
+    judge,
     pooling::{self, Pooling, PoolingError},
+    prompts::Prompts,
     tensor::{DType, Tensor},
     text_head::TextHead,
     tokenizer::{Tokenizer, TokenizerConfig},
@@ -59,6 +61,10 @@ pub struct Model {
     pub pooling: Result<Pooling, PoolingError>,
     /// Layers after pooling.
     pub head: TextHead,
+    /// Texts that it wants before texts to embed, by name.
+    pub prompts: Prompts,
+    /// The question about a document, if the files say that the model is a [`Judge`](crate::Judge).
+    pub judge_template: Option<String>,
 }
 
 /// Choices at opening.
@@ -508,6 +514,8 @@ impl ModelFile {
             stop_tokens,
             pooling: self.pooling()?,
             head,
+            prompts: self.prompts()?,
+            judge_template: self.judge_template(&sources),
         })
     }
 
@@ -532,6 +540,35 @@ impl ModelFile {
         match &self.source {
             Source::Gguf(gguf) => TextHead::from_gguf(&gguf.metadata, architecture, &gguf.tensors),
             Source::Hf(folder) => TextHead::from_hf(folder, architecture, &folder.pooling()?.0),
+        }
+    }
+
+    /// True if the model judges documents by its files or by `name`: see [`Judge`](crate::Judge).
+    ///
+    /// # Errors
+    /// [`ModelError`], for files of a folder that cannot be read.
+    pub fn is_judge(&self, name: &str) -> Result<bool, ModelError> {
+        let by_name = judge::template_of([name].into_iter(), &[]).is_some();
+        Ok(by_name || self.judge_template(&self.chat_templates()?).is_some())
+    }
+
+    fn judge_template(&self, templates: &[(String, String)]) -> Option<String> {
+        let (by_base, by_path) = match &self.source {
+            Source::Gguf(gguf) => (gguf.metadata.str("general.basename"), None),
+            Source::Hf(folder) => (None, folder.config.get("_name_or_path").and_then(Value::as_str)),
+        };
+        let names = [Some(self.name.as_str()), by_base, by_path];
+        judge::template_of(names.into_iter().flatten(), templates)
+    }
+
+    /// Texts that the model wants before texts to embed, by name. GGUF files have none.
+    ///
+    /// # Errors
+    /// [`ModelError`], for files of a folder that cannot be read.
+    pub fn prompts(&self) -> Result<Prompts, ModelError> {
+        match &self.source {
+            Source::Gguf(_) => Ok(Prompts::default()),
+            Source::Hf(folder) => folder.prompts(),
         }
     }
 

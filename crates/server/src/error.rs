@@ -43,6 +43,21 @@ pub enum ApiError {
         /// Maximum tokens of prompt and answer.
         limit: usize,
     },
+    /// A text of several, or one that gets no answer, does not fit.
+    #[error(
+        "This model's maximum context length is {limit} tokens. However, `{param}` has {}{tokens} tokens. Shorten it, or let it \
+         be cut with `truncate` or `truncate_prompt_tokens`.", if *is_exact { "" } else { "at least " }
+    )]
+    InputTooLong {
+        /// The text: `input[3]`.
+        param: String,
+        /// Its tokens.
+        tokens: usize,
+        /// False if it has at least so many.
+        is_exact: bool,
+        /// Most tokens of a text.
+        limit: usize,
+    },
     /// The key is missing or unknown.
     #[error("{0}")]
     Unauthorized(&'static str),
@@ -131,9 +146,10 @@ impl ApiError {
     /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Invalid { .. } | Self::UnknownField { .. } | Self::ContextTooLong { .. } => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::Invalid { .. }
+            | Self::UnknownField { .. }
+            | Self::ContextTooLong { .. }
+            | Self::InputTooLong { .. } => StatusCode::BAD_REQUEST,
             Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::ModelNotFound(_) | Self::NotFound(_) => StatusCode::NOT_FOUND,
@@ -152,7 +168,7 @@ impl ApiError {
     pub fn param(&self) -> Option<&str> {
         match self {
             Self::Invalid { param, .. } => param.as_deref(),
-            Self::UnknownField { param, .. } => Some(param),
+            Self::UnknownField { param, .. } | Self::InputTooLong { param, .. } => Some(param),
             Self::ModelNotFound(_) => Some("model"),
             _ => None,
         }

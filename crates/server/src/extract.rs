@@ -82,6 +82,24 @@ impl<T: Serialize> IntoResponse for Json<T> {
     }
 }
 
+/// Writes an answer that may be large, on a thread of preparation: those that serve others must not wait for it.
+///
+/// # Errors
+/// The answer cannot be written.
+pub async fn written<T: Serialize + 'static>(
+    state: &AppState,
+    client: &Client,
+    answer: impl FnOnce() -> T + Send + 'static,
+) -> Result<Response, ApiError> {
+    let write = move |_: &dyn Fn() -> bool| {
+        let failed = |error| ApiError::Internal(format!("the answer could not be written: {error}"));
+        serde_json::to_vec(&answer()).map_err(failed)
+    };
+    let bytes = state.preparation.run(client, Size::Small, write).await?;
+    let json = HeaderValue::from_static("application/json");
+    Ok(([(header::CONTENT_TYPE, json)], bytes).into_response())
+}
+
 /// Refuses compressed bodies.
 fn refuse_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     let encoding = headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");

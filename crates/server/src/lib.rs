@@ -32,6 +32,7 @@ mod openapi;
 pub mod output;
 mod prepare;
 mod release;
+mod retrieval;
 mod settings;
 mod source;
 mod status;

@@ -14,7 +14,7 @@ use utoipa::{
 };
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::{AppState, anthropic, ollama, openai, status, ui};
+use crate::{AppState, anthropic, ollama, openai, retrieval, status, ui};
 
 /// The OpenAPI document.
 #[derive(Debug, OpenApi)]
@@ -79,6 +79,7 @@ fn paths() -> (Router<AppState>, Value) {
         .merge(openai::routes())
         .merge(anthropic::routes())
         .merge(ollama::routes())
+        .merge(retrieval::routes())
         .merge(status::routes())
         .split_for_parts();
     // These types have string keys and no fallible parts.
@@ -86,6 +87,7 @@ fn paths() -> (Router<AppState>, Value) {
     openai::describe(&mut document);
     anthropic::describe(&mut document);
     ollama::describe(&mut document);
+    retrieval::describe(&mut document);
     (router, exact(document))
 }
 

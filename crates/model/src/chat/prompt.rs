@@ -37,6 +37,14 @@ impl ChatPrompt {
         prompt
     }
 
+    /// Appends a text in which no control token's name has its meaning.
+    pub(crate) fn push_literal(&mut self, text: &str) {
+        let start = self.text.len();
+        // A name that begins before the text does not have its meaning either.
+        self.literal.extend(text.char_indices().map(|(at, _)| start + at));
+        self.text.push_str(text);
+    }
+
     /// True if a token's name at these bytes is part of a message.
     pub(crate) fn is_literal(&self, name: std::ops::Range<usize>) -> bool {
         let after = self.literal.partition_point(|&offset| offset < name.start);

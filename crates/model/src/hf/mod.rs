@@ -12,7 +12,12 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use crate::{error::ModelError, file::open_regular, tensor::Tensor};
+use crate::{
+    error::ModelError,
+    file::open_regular,
+    prompts::{self, Prompts},
+    tensor::Tensor,
+};
 
 /// The part of a folder that has weights and shapes.
 #[derive(Debug)]
@@ -104,6 +109,13 @@ impl HfFolder {
             safetensors::open(&path, 0, &mut tensors)?;
         }
         Ok(tensors)
+    }
+
+    /// The prompts of `config_sentence_transformers.json`; none without that file.
+    pub(crate) fn prompts(&self) -> Result<Prompts, ModelError> {
+        let path = self.path.join("config_sentence_transformers.json");
+        let config = read_object(&path, MAX_CONFIG)?.unwrap_or_default();
+        prompts::from_hf(&config).map_err(|problem| bad(&path, &problem))
     }
 
     /// `chat_template.jinja`, which newer folders have instead of a template in `tokenizer_config.json`.

@@ -18,6 +18,7 @@ mod spm;
 mod stop;
 mod stream;
 mod vocab;
+mod within;
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -33,6 +34,7 @@ pub use breakers::SEQUENCE_BREAKERS;
 pub use fim::Gap;
 pub use hf::TokenizerConfig;
 pub use stream::DecodeStream;
+pub use within::Cut;
 
 /// Interpretation of control token names in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,12 +125,23 @@ impl Tokenizer {
     /// Returns the tokens of a chat, as [`Tokenizer::encode_prompt`]. Only names that the template wrote become control
     /// tokens.
     pub fn encode_chat(&self, prompt: &ChatPrompt) -> Vec<u32> {
-        self.whole_prompt(|ids| match &self.encoder {
+        self.whole_prompt(|ids| self.encode_chat_into(prompt, ids))
+    }
+
+    /// The tokens of a chat with nothing added.
+    pub(crate) fn encode_parts(&self, prompt: &ChatPrompt) -> Vec<u32> {
+        let mut ids = Vec::new();
+        self.encode_chat_into(prompt, &mut ids);
+        ids
+    }
+
+    fn encode_chat_into(&self, prompt: &ChatPrompt, ids: &mut Vec<u32>) {
+        match &self.encoder {
             Encoder::Spm(_, added) | Encoder::Bpe(_, added) => {
                 self.encode_fragments(added.split_chat(prompt), ids);
             }
             Encoder::Hf(hf) => hf.encode_chat(prompt, ids),
-        })
+        }
     }
 
     fn whole_prompt(&self, encode: impl FnOnce(&mut Vec<u32>)) -> Vec<u32> {
@@ -259,12 +272,11 @@ impl Tokenizer {
     }
 
     /// Returns the maximum bytes of a text of `tokens` tokens, [`usize::MAX`] if one token may be a word of any length.
-    /// Reads the whole vocabulary.
     pub fn max_text_bytes(&self, tokens: usize) -> usize {
         if matches!(&self.encoder, Encoder::Hf(hf) if hf.has_unbounded_tokens()) {
             return usize::MAX;
         }
-        let longest = (0..self.vocab.len() as u32).map(|id| self.vocab.bytes(id).len()).max().unwrap_or(0);
+        let longest = self.vocab.longest();
         // Normalizers may make a text shorter before it is cut into tokens: composed characters, blanks that are stripped.
         let shrinks = if matches!(self.encoder, Encoder::Hf(_)) { 4 } else { 1 };
         tokens.saturating_mul(longest.max(1)).saturating_mul(shrinks)

@@ -1,6 +1,6 @@
 //! The vocabulary: names, texts and kinds of tokens.
 
-use std::{collections::hash_map::RandomState, hash::BuildHasher};
+use std::{collections::hash_map::RandomState, hash::BuildHasher, sync::OnceLock};
 
 /// Kind of a token, as in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub(super) struct Vocab {
     names: Names,
     bytes: Slab,
     kinds: Vec<TokenKind>,
+    /// Bytes of the longest token, once they were asked for.
+    longest: OnceLock<usize>,
 }
 
 impl Vocab {
@@ -45,7 +47,14 @@ impl Vocab {
             names: Names::with_capacity(tokens),
             bytes: Slab::default(),
             kinds: Vec::with_capacity(tokens),
+            longest: OnceLock::new(),
         }
+    }
+
+    /// Bytes of the longest token. The vocabulary must be complete.
+    pub(super) fn longest(&self) -> usize {
+        let longest = || (0..self.len() as u32).map(|id| self.bytes(id).len()).max().unwrap_or(0);
+        *self.longest.get_or_init(longest)
     }
 
     /// Appends a token with its name; `write` appends its bytes. Of two tokens with one name, the later one is found.

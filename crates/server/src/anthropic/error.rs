@@ -32,6 +32,7 @@ impl ErrorBody {
             ApiError::Invalid { .. }
             | ApiError::UnknownField { .. }
             | ApiError::ContextTooLong { .. }
+            | ApiError::InputTooLong { .. }
             | ApiError::MethodNotAllowed { .. }
             | ApiError::BodyTimeout(_)
             | ApiError::BodyTooSlow { .. } => "invalid_request_error",

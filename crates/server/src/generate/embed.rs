@@ -1,32 +1,159 @@
-//! Embeddings of texts.
+//! Embeddings of whole texts.
 
 use std::time::Instant;
 
-use futures_util::{StreamExt, TryStreamExt, stream};
-use paguro_engine::{Event, FinishReason, Request};
-use paguro_model::{Model, Pooling};
+use paguro_engine::{Batch, BatchError, Request, RequestError};
+use paguro_model::{
+    Model, Prompts, TextRole,
+    tokenizer::{Cut, SpecialTokens},
+};
 
-use super::{Caller, Prompt, Timing, Usage, off_thread};
+use super::{Caller, Prompt, Timing, Usage, off_thread, request::check_text};
 use crate::{
     AppState,
     count::{ClientCount, check_length},
     error::ApiError,
     models::Lease,
+    wire::Tolerance,
 };
 
-/// A request for embeddings.
-#[derive(Clone, Debug, Default)]
+/// Texts whose embeddings a request asks for.
+#[derive(Clone, Debug)]
 pub struct EmbedRequest {
     /// The texts.
     pub inputs: Vec<Prompt>,
+    /// The field that they were in.
+    pub field: Field,
+    /// Text of the model that is put before each of them.
+    pub prompt: PromptChoice,
     /// Number of leading values to keep.
     pub dimensions: Option<ClientCount>,
-    /// True if texts that are too long are truncated instead of refused.
-    pub truncate: bool,
-    /// Maximum tokens of a text, at most the model's own limit.
+    /// What happens to texts that are too long.
+    pub truncation: Truncation,
+    /// Most tokens of a text, at most the model's own bound.
     pub context: Option<ClientCount>,
     /// True if vectors are not normalized.
     pub raw: bool,
+}
+
+impl EmbedRequest {
+    /// A request for vectors of length one. Texts that are too long are refused.
+    pub fn new(inputs: Vec<Prompt>, field: Field) -> Self {
+        Self {
+            inputs,
+            field,
+            prompt: PromptChoice::None,
+            dimensions: None,
+            truncation: Truncation::Refuse,
+            context: None,
+            raw: false,
+        }
+    }
+}
+
+/// The field that texts of a request are in, for errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Its name.
+    pub name: &'static str,
+    /// True if it is a list.
+    pub is_list: bool,
+}
+
+impl Field {
+    /// A list of texts.
+    pub fn list(name: &'static str) -> Self {
+        Self { name, is_list: true }
+    }
+
+    /// One text.
+    pub fn one(name: &'static str) -> Self {
+        Self { name, is_list: false }
+    }
+
+    /// Returns the name of an element: `input[3]`, or `input` if the field is a single text.
+    pub fn at(self, index: usize) -> String {
+        if self.is_list { format!("{}[{index}]", self.name) } else { self.name.to_owned() }
+    }
+}
+
+/// What happens to texts that are too long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Truncation {
+    /// The request is refused.
+    #[default]
+    Refuse,
+    /// They lose tokens.
+    Cut {
+        /// The end that loses them.
+        at: Cut,
+        /// Most tokens of a text, and the field that says so; `None` is as many as the model reads.
+        tokens: Option<(ClientCount, &'static str)>,
+    },
+}
+
+impl Truncation {
+    /// Cuts texts to what the model reads.
+    pub fn to_context(at: Cut) -> Self {
+        Self::Cut { at, tokens: None }
+    }
+}
+
+/// A text of the model that is put before each text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PromptChoice {
+    /// None: texts are embedded as they are.
+    #[default]
+    None,
+    /// The prompt of this name.
+    Named {
+        /// The name.
+        name: String,
+        /// The field that it was in.
+        param: &'static str,
+    },
+    /// The prompt of texts of this type, if the model has one.
+    InputType {
+        /// The type as the request names it: `query`, `search_document`, `clustering`.
+        name: String,
+        /// The field that it was in.
+        param: &'static str,
+    },
+}
+
+impl PromptChoice {
+    /// Returns the text. A type for which the model has no prompt is left out.
+    ///
+    /// # Errors
+    /// The model has no prompt of this name, or the request is strict.
+    fn text(&self, prompts: &Prompts, tolerance: &Tolerance) -> Result<String, ApiError> {
+        let has_none =
+            "the files of this model define no prompts; put the prompt of its card before each text";
+        match self {
+            Self::None => Ok(String::new()),
+            Self::Named { name, param } => prompts.get(name).map(str::to_owned).ok_or_else(|| {
+                let message = match prompts.named.is_empty() {
+                    true => format!("`{param}` is `{name}`, but {has_none}"),
+                    false => format!("`{param}` is `{name}`; this model has {}", prompts.names()),
+                };
+                ApiError::invalid(*param, message)
+            }),
+            Self::InputType { name, param } => {
+                let role = TextRole::of_input_type(name);
+                let found = prompts.get(name).or_else(|| prompts.of_role(role?));
+                if let Some(text) = found {
+                    return Ok(text.to_owned());
+                }
+                if prompts.named.is_empty() {
+                    tolerance.leave_out(param, has_none)?;
+                } else if role != Some(TextRole::Document) {
+                    // Documents without a prompt of their own are embedded as they are.
+                    tolerance.leave_out(param, format!("this model has {}", prompts.names()))?;
+                }
+                Ok(String::new())
+            }
+        }
+    }
 }
 
 /// Embeddings.
@@ -44,16 +171,16 @@ pub struct Embedded {
     pub lease: Lease,
 }
 
-/// Maximum number of texts of one request.
-const MAX_INPUTS: usize = 2048;
+/// Most texts of one request. Their vectors are held until the last one is there.
+pub const MAX_INPUTS: usize = 100_000;
 
-/// Number of texts of one request that are computed concurrently, so that a long list does not fill the queue.
-const AT_ONCE: usize = 32;
+/// Most bytes of the vectors of one request. As text they take three times as many.
+const MAX_VECTOR_BYTES: usize = 128 << 20;
 
 /// Computes embeddings, pooled as the model's files specify.
 ///
 /// # Errors
-/// The model is missing or computes no embeddings, or a text exceeds the limit.
+/// The model does not exist or has no embeddings, or a text does not fit.
 pub async fn embed(
     state: &AppState,
     caller: Caller,
@@ -61,113 +188,186 @@ pub async fn embed(
     request: EmbedRequest,
 ) -> Result<Embedded, ApiError> {
     let received = Instant::now();
+    check_length(request.inputs.len(), MAX_INPUTS, request.field.name)?;
     let lease = super::lease(state, &caller, model, request.context, request.context).await?;
+    embed_with(state, &caller, lease, request, received).await
+}
+
+/// Computes embeddings with a model that is leased.
+pub(super) async fn embed_with(
+    state: &AppState,
+    caller: &Caller,
+    lease: Lease,
+    request: EmbedRequest,
+    received: Instant,
+) -> Result<Embedded, ApiError> {
     let pooling = lease.model.pooling.clone();
     let pooling = pooling.map_err(|error| ApiError::invalid("model", error.to_string()))?;
-    let EmbedRequest { inputs, dimensions, truncate, context, raw } = request;
-    check_length(inputs.len(), MAX_INPUTS, "input")?;
+    let EmbedRequest { inputs, field, prompt, dimensions, truncation, context, raw } = request;
     let hidden = lease.model.program.hidden;
     let dimensions = dimensions.map_or(Ok(hidden), |count| count.within(1..=hidden, "dimensions"))?;
+    check_length(inputs.len(), MAX_VECTOR_BYTES / (4 * dimensions.max(1)), field.name)?;
     let most = lease.handle.max_context();
     let most = context.map_or(most, |context| context.at_most(most));
-    let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
-        let inputs = inputs.into_iter().take_while(|_| is_wanted());
-        inputs.map(|input| tokens(input, model, most, truncate)).collect::<Result<Vec<_>, _>>()
+    let tolerance = caller.tolerance.clone();
+    let work = off_thread(state, caller, &lease, move |model, is_wanted| {
+        let before = prompt.text(&model.prompts, &tolerance)?;
+        let reader = TextReader { model, most, truncation, field };
+        let inputs = inputs.into_iter().enumerate().take_while(|_| is_wanted());
+        inputs.map(|(index, input)| reader.tokens(&before, input, index)).collect::<Result<Vec<_>, _>>()
     });
     let prompts = caller.in_time(work).await?;
     let submitted = Instant::now();
-    let count = prompts.iter().map(Vec::len).sum();
-    let vectors = stream::iter(prompts)
-        .map(|prompt| one(state, &caller, &lease, prompt, pooling))
-        .buffered(AT_ONCE)
-        .map_ok(|mut vector| {
-            vector.truncate(dimensions);
-            if !raw {
-                normalize(&mut vector);
-            }
-            vector
-        })
-        .try_collect()
-        .await?;
+    let tokens = prompts.iter().map(Vec::len).sum();
+    let template = Request { embedding: Some(pooling), ..template(state, caller) };
+    let vectors = run(state, &lease, template, prompts, field, received, |mut vector| {
+        vector.truncate(dimensions);
+        if !raw {
+            normalize(&mut vector);
+        }
+        vector
+    })
+    .await?;
     let last_token = Some(Instant::now());
     let timing =
         Timing { received, submitted, started: Some(submitted), first_token: last_token, last_token };
-    Ok(Embedded { model: lease.entry.name.clone(), vectors, tokens: count, timing, lease })
+    Ok(Embedded { model: lease.entry.name.clone(), vectors, tokens, timing, lease })
 }
 
-/// Tokenizes a text. If it is truncated, a final token that the model appends to every text is kept.
-fn tokens(input: Prompt, model: &Model, most: usize, truncate: bool) -> Result<Vec<u32>, ApiError> {
-    let input = match input {
-        Prompt::Text(text) if truncate => Prompt::Text(beginning(text, model, most)),
-        other => other,
-    };
-    let mut tokens = input.tokens(model, most.saturating_mul(2))?;
-    if tokens.len() > most {
-        if !truncate {
-            return Err(ApiError::ContextTooLong { tokens: tokens.len(), limit: most });
-        }
-        let end = tokens.last().copied().filter(|last| model.tokenizer.eos() == Some(*last));
-        tokens.truncate(most);
-        if let (Some(end), Some(last)) = (end, tokens.last_mut()) {
-            *last = end;
-        }
-    }
-    Ok(tokens)
-}
-
-/// Returns a prefix of a text that is long enough for `most` tokens, with a margin, because tokens near a cut differ
-/// from those of the whole text.
-fn beginning(mut text: String, model: &Model, most: usize) -> String {
-    if text.len() <= most {
-        return text;
-    }
-    let bytes = model.tokenizer.max_text_bytes(most.saturating_add(64));
-    text.truncate(text.floor_char_boundary(bytes));
-    text
-}
-
-async fn one(
-    state: &AppState,
-    caller: &Caller,
-    lease: &Lease,
-    prompt: Vec<u32>,
-    pooling: Pooling,
-) -> Result<Vec<f32>, ApiError> {
-    let received = Instant::now();
-    let request = Request {
-        embedding: Some(pooling),
+/// The fields that all prompts of a request share.
+pub(super) fn template(state: &AppState, caller: &Caller) -> Request {
+    Request {
         max_tokens: Some(0),
         tenant: caller.tenant.clone(),
         prefix_salt: caller.prefix_salt(&state.settings, ""),
         deadline: caller.deadline.map(Into::into),
-        ..Request::new(prompt)
-    };
-    let mut generation = lease.handle.generate(request)?;
+        ..Request::default()
+    }
+}
+
+/// Computes the vectors of all prompts, and `finish`es each. They are in the order of the prompts.
+pub(super) async fn run<T>(
+    state: &AppState,
+    lease: &Lease,
+    template: Request,
+    prompts: Vec<Vec<u32>>,
+    field: Field,
+    received: Instant,
+    finish: impl Fn(Vec<f32>) -> T,
+) -> Result<Vec<T>, ApiError> {
     let mut metrics = state.metrics.request(&lease.entry.name, received);
-    let mut vector = None;
-    while let Some(event) = generation.next().await {
-        match event {
-            Event::Started { at, .. } => metrics.started(at.saturating_duration_since(received)),
-            Event::Embedding { values } => vector = Some(values),
-            Event::Finished { reason: FinishReason::Length | FinishReason::ContextFull, usage, .. } => {
-                let (prompt, cached) = (usage.prompt_tokens, usage.cached_tokens);
-                metrics.finished(Usage { prompt, cached, ..Usage::default() });
-            }
-            Event::Finished { reason: FinishReason::Cancelled, .. } => {
-                return Err(ApiError::Unavailable("the server is shutting down".into()));
-            }
-            Event::Finished { reason: FinishReason::DeadlineExceeded, .. } => {
+    let mut results: Vec<Option<T>> = prompts.iter().map(|_| None).collect();
+    let mut batch = Batch::new(lease.handle.clone(), template, prompts);
+    let mut usage = Usage::default();
+    while let Some(outcome) = batch.next().await {
+        match outcome {
+            Ok(embedded) if embedded.values.iter().any(|value| !value.is_finite()) => {
                 metrics.failed();
-                return Err(ApiError::timeout());
+                let param = field.at(embedded.index);
+                return Err(ApiError::Internal(format!(
+                    "the model computed numbers that are not finite for `{param}`: its weights are damaged (`paguro verify` checks \
+                     what is in the library)"
+                )));
             }
-            Event::Failed(error) => {
+            Ok(embedded) => {
+                usage.prompt += embedded.usage.prompt_tokens;
+                usage.cached += embedded.usage.cached_tokens;
+                results[embedded.index] = Some(finish(embedded.values));
+            }
+            Err((index, error)) => {
                 metrics.failed();
-                return Err(error.into());
+                return Err(failure(error, &field.at(index)));
             }
-            _ => {}
         }
     }
-    vector.ok_or_else(|| ApiError::Internal("the engine gave no embedding".into()))
+    metrics.finished(usage);
+    let missing = || ApiError::Internal("the engine returned too few embeddings".into());
+    results.into_iter().map(|result| result.ok_or_else(missing)).collect()
+}
+
+/// The error of a text, which is in the field `param`.
+fn failure(error: BatchError, param: &str) -> ApiError {
+    match error {
+        BatchError::Refused(error) => match ApiError::from(error) {
+            ApiError::Invalid { message, .. } => ApiError::invalid(param, format!("`{param}`: {message}")),
+            ApiError::ContextTooLong { tokens, limit } => {
+                ApiError::InputTooLong { param: param.to_owned(), tokens, is_exact: true, limit }
+            }
+            other => other,
+        },
+        BatchError::Failed(RequestError::DeadlineExceeded) => ApiError::timeout(),
+        BatchError::Failed(error) => error.into(),
+        BatchError::Cancelled => ApiError::Unavailable("the server is shutting down".into()),
+    }
+}
+
+/// Makes tokens of texts.
+pub(super) struct TextReader<'m> {
+    pub model: &'m Model,
+    /// Most tokens that the model reads.
+    pub most: usize,
+    pub truncation: Truncation,
+    pub field: Field,
+}
+
+impl TextReader<'_> {
+    /// Returns the tokens of the text at `index` with `before` before it.
+    fn tokens(&self, before: &str, input: Prompt, index: usize) -> Result<Vec<u32>, ApiError> {
+        let tokenizer = &self.model.tokenizer;
+        match input {
+            Prompt::Tokens(mut tokens) => {
+                if let Truncation::Cut { at, tokens: limit } = self.truncation {
+                    tokenizer.cut(&mut tokens, self.limit(limit)?, at);
+                }
+                if tokens.len() > self.most {
+                    return Err(self.too_long(index, tokens.len(), true));
+                }
+                Ok(tokens)
+            }
+            Prompt::Text(text) | Prompt::Gap { prefix: text, .. } => {
+                let text = if before.is_empty() { text } else { format!("{before}{text}") };
+                self.encode(&text, index)
+            }
+        }
+    }
+
+    /// Returns the tokens of a whole text.
+    pub fn encode(&self, text: &str, index: usize) -> Result<Vec<u32>, ApiError> {
+        let tokenizer = &self.model.tokenizer;
+        if let Truncation::Cut { at, tokens } = self.truncation {
+            let tokens = tokenizer.encode_within(text, SpecialTokens::Parse, self.limit(tokens)?, at);
+            return self.not_empty(tokens, index);
+        }
+        // A text that is certainly too long is not tokenized.
+        if let Err(ApiError::ContextTooLong { tokens, .. }) =
+            check_text(text, self.model, self.most.saturating_mul(2))
+        {
+            return Err(self.too_long(index, tokens, false));
+        }
+        let tokens = tokenizer.encode_prompt(text, SpecialTokens::Parse);
+        if tokens.len() > self.most {
+            return Err(self.too_long(index, tokens.len(), true));
+        }
+        self.not_empty(tokens, index)
+    }
+
+    /// Most tokens of a text that is cut.
+    fn limit(&self, asked: Option<(ClientCount, &'static str)>) -> Result<usize, ApiError> {
+        asked.map_or(Ok(self.most), |(count, param)| count.within(1..=self.most, param))
+    }
+
+    fn not_empty(&self, tokens: Vec<u32>, index: usize) -> Result<Vec<u32>, ApiError> {
+        if tokens.is_empty() {
+            let param = self.field.at(index);
+            let message = format!("`{param}` has no tokens, so it has no embedding; leave it out");
+            return Err(ApiError::invalid(param, message));
+        }
+        Ok(tokens)
+    }
+
+    fn too_long(&self, index: usize, tokens: usize, is_exact: bool) -> ApiError {
+        ApiError::InputTooLong { param: self.field.at(index), tokens, is_exact, limit: self.most }
+    }
 }
 
 /// Normalizes a vector to length 1. A zero vector is unchanged.

@@ -1,6 +1,7 @@
 //! `/api/embed`, and the older `/api/embeddings`.
 
-use axum::extract::State;
+use axum::{extract::State, response::Response};
+use paguro_model::tokenizer::Cut;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -14,8 +15,9 @@ use crate::{
     AppState,
     count::ClientCount,
     error::ApiError,
-    extract::Json,
-    generate::{self, Caller, EmbedRequest, Embedded, Prompt},
+    extract::{Json, written},
+    generate::{self, Caller, EmbedRequest, Embedded, Field, Prompt, Truncation},
+    retrieval::PromptParams,
     wire::{Body, OneOrMany, Other},
 };
 
@@ -35,6 +37,8 @@ pub struct EmbedParams {
     options: Option<OptionsParam>,
     /// Time that the model stays in memory after its last use.
     keep_alive: Option<KeepAlive>,
+    #[serde(flatten)]
+    prompt: PromptParams,
 }
 
 impl Body for EmbedParams {
@@ -99,28 +103,35 @@ pub async fn embed(
     State(state): State<AppState>,
     caller: Caller,
     Json(body): Json<EmbedParams>,
-) -> Result<Json<Embeddings>, ApiError> {
+) -> Result<Response, ApiError> {
+    let is_list = matches!(body.input, Some(OneOrMany::Many(_)));
     let inputs = match body.input {
         None => Vec::new(),
         Some(OneOrMany::One(text)) if text.is_empty() => Vec::new(),
         Some(input) => input.into_vec(),
     };
+    let inputs = inputs.into_iter().map(Prompt::Text).collect();
     let request = EmbedRequest {
-        inputs: inputs.into_iter().map(Prompt::Text).collect(),
         dimensions: body.dimensions,
-        truncate: body.truncate != Some(false),
+        truncation: match body.truncate {
+            Some(false) => Truncation::Refuse,
+            _ => Truncation::to_context(Cut::End),
+        },
         context: context(body.options)?,
-        raw: false,
+        prompt: body.prompt.read()?,
+        ..EmbedRequest::new(inputs, Field { name: "input", is_list })
     };
+    let client = caller.client.clone();
     let embedded = run(&state, caller, &body.model, request, body.keep_alive).await?;
     let timing = embedded.timing;
-    Ok(Json(Embeddings {
+    let answer = move || Embeddings {
         model: body.model,
         embeddings: embedded.vectors,
         total_duration: nanoseconds(timing.received.elapsed()),
         load_duration: nanoseconds(timing.submitted - timing.received),
         prompt_eval_count: embedded.tokens,
-    }))
+    };
+    written(&state, &client, answer).await
 }
 
 /// Computes the embedding of a text; `/api/embed` has replaced this.
@@ -142,12 +153,12 @@ pub async fn embeddings(
     Json(body): Json<EmbeddingParams>,
 ) -> Result<Json<Embedding>, ApiError> {
     let prompt = body.prompt.filter(|prompt| !prompt.is_empty());
+    let inputs = prompt.into_iter().map(Prompt::Text).collect();
     let request = EmbedRequest {
-        inputs: prompt.into_iter().map(Prompt::Text).collect(),
-        dimensions: None,
-        truncate: true,
+        truncation: Truncation::to_context(Cut::End),
         context: context(body.options)?,
         raw: true,
+        ..EmbedRequest::new(inputs, Field::one("prompt"))
     };
     let mut embedded = run(&state, caller, &body.model, request, body.keep_alive).await?;
     Ok(Json(Embedding { embedding: embedded.vectors.pop().unwrap_or_default() }))
@@ -162,7 +173,7 @@ async fn run(
 ) -> Result<Embedded, ApiError> {
     let name = models::find(state, model).await?.name;
     let embedded = generate::embed(state, caller, &name, request).await;
-    let embedded = embedded.map_err(|error| rename(error).renamed(&[("prompt", "input")]))?;
+    let embedded = embedded.map_err(rename)?;
     if let Some(KeepAlive(time)) = keep_alive {
         embedded.lease.keep_alive(time);
     }

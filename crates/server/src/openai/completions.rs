@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     AppState,
+    count::check_length,
     error::ApiError,
     extract::Json,
     generate::{self, Caller, Delta, Generating, Options, Piece, Prompt, PromptLogprobs, TextRequest},
@@ -152,7 +153,12 @@ impl PromptParam {
     ///
     /// # Errors
     /// There are no prompts or too many, or token ids are refused by the settings.
-    pub fn into_prompts(self, param: &str, settings: &ServerSettings) -> Result<Vec<Prompt>, ApiError> {
+    pub fn into_prompts(
+        self,
+        param: &str,
+        most: usize,
+        settings: &ServerSettings,
+    ) -> Result<Vec<Prompt>, ApiError> {
         if settings.refuse_token_ids && matches!(self, Self::Tokens(_) | Self::TokenLists(_)) {
             let message = format!(
                 "`{param}` has token ids, which this server refuses (--refuse-token-ids): ids of another model's tokenizer, \
@@ -166,14 +172,11 @@ impl PromptParam {
             Self::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
             Self::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
         };
-        match prompts.len() {
-            0 => Err(ApiError::invalid(param, format!("`{param}` is an empty list"))),
-            1..=MOST_PROMPTS => Ok(prompts),
-            n => {
-                let message = format!("`{param}` has {n} elements; one request can have {MOST_PROMPTS}");
-                Err(ApiError::invalid(param, message))
-            }
+        if prompts.is_empty() {
+            return Err(ApiError::invalid(param, format!("`{param}` is an empty list")));
         }
+        check_length(prompts.len(), most, param)?;
+        Ok(prompts)
     }
 }
 
@@ -305,7 +308,7 @@ impl Answers {
         let echo = body.echo == Some(true);
         let mut started: Vec<Generating> = Vec::new();
         let mut beginnings = Vec::new();
-        let prompts = body.prompt.into_prompts("prompt", &state.settings)?;
+        let prompts = body.prompt.into_prompts("prompt", MOST_PROMPTS, &state.settings)?;
         // Each choice stores its beginning, and all choices share one queue.
         let most = (MOST_PROMPTS / prompts.len()).max(1);
         if options.n.is_some_and(|n| n > most.into()) {

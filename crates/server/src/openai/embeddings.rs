@@ -1,7 +1,6 @@
 //! `/v1/embeddings`.
 
-use axum::extract::State;
-use base64::{Engine, prelude::BASE64_STANDARD};
+use axum::{extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -10,9 +9,10 @@ use crate::{
     AppState,
     count::ClientCount,
     error::ApiError,
-    extract::Json,
-    generate::{self, Caller, EmbedRequest},
-    wire::{Body, Other, no_effect},
+    extract::{Json, written},
+    generate::{self, Caller, EmbedRequest, Field, MAX_INPUTS},
+    retrieval::{EncodingFormat, OTHERS, PromptParams, TruncationParams, Vector, check_inputs},
+    wire::{Body, Other},
 };
 
 /// A request for embeddings of texts.
@@ -22,25 +22,22 @@ pub struct EmbeddingRequest {
     pub model: String,
     /// A text, its tokens, or a list of these. Tokens are those of this model (`/tokenize`), not of OpenAI's models.
     pub input: PromptParam,
-    /// Number of leading values to keep; the result is normalized again.
+    /// Number of first values that are kept. The vector has length one again.
     pub dimensions: Option<ClientCount>,
     /// Encoding of vectors.
     pub encoding_format: Option<EncodingFormat>,
+    /// The name of `encoding_format` in Jina's API.
+    pub embedding_type: Option<EncodingFormat>,
+    /// False for vectors as the model computes them; otherwise their length is made one.
+    pub normalize: Option<bool>,
+    #[serde(flatten)]
+    pub prompt: PromptParams,
+    #[serde(flatten)]
+    pub truncation: TruncationParams,
 }
 
 impl Body for EmbeddingRequest {
-    const OTHERS: &'static [&'static [Other]] = &[&[no_effect("user", "nobody is told about users")]];
-}
-
-/// Encoding of vectors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum EncodingFormat {
-    /// Lists of numbers.
-    #[default]
-    Float,
-    /// Their 32-bit floats, little-endian, as base64.
-    Base64,
+    const OTHERS: &'static [&'static [Other]] = &[OTHERS];
 }
 
 /// Embeddings.
@@ -64,29 +61,19 @@ pub struct Embedding {
     embedding: Vector,
 }
 
-/// A normalized vector.
-#[derive(Debug, Serialize, ToSchema)]
-#[serde(untagged)]
-pub enum Vector {
-    /// Its values.
-    Float(Vec<f32>),
-    /// Its values as base64.
-    Base64(String),
-}
-
-/// Token counts.
+/// Tokens that were used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct EmbeddingUsage {
     /// Tokens of all texts.
-    prompt_tokens: usize,
+    pub prompt_tokens: usize,
     /// Equal to `prompt_tokens`.
-    total_tokens: usize,
+    pub total_tokens: usize,
 }
 
 /// Computes embeddings of texts.
 ///
 /// # Errors
-/// A field that is not supported, by name.
+/// What cannot be honoured, by name.
 #[utoipa::path(
     post, path = "/v1/embeddings", tag = "OpenAI",
     request_body = EmbeddingRequest,
@@ -100,65 +87,39 @@ pub async fn create(
     State(state): State<AppState>,
     caller: Caller,
     Json(body): Json<EmbeddingRequest>,
-) -> Result<Json<EmbeddingList>, ApiError> {
-    let format = body.encoding_format.unwrap_or_default();
-    check_texts(&body.input)?;
-    let request = EmbedRequest {
-        inputs: body.input.into_prompts("input", &state.settings)?,
-        dimensions: body.dimensions,
-        ..EmbedRequest::default()
-    };
-    let embedded = generate::embed(&state, caller, &body.model, request).await;
-    let embedded = embedded.map_err(|error| error.renamed(&[("prompt", "input")]))?;
-    let data = embedded.vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
-        object: "embedding",
-        index,
-        embedding: format.write(vector),
-    });
-    Ok(Json(EmbeddingList {
-        object: "list",
-        data: data.collect(),
-        model: embedded.model,
-        usage: EmbeddingUsage { prompt_tokens: embedded.tokens, total_tokens: embedded.tokens },
-    }))
-}
-
-/// Refuses empty texts and lists of tokens, as OpenAI's API does: a model without an initial token has no vector for
-/// them.
-///
-/// # Errors
-/// The index of an empty input.
-/// The place of an empty input.
-fn check_texts(input: &PromptParam) -> Result<(), ApiError> {
-    let empty = |index: Option<usize>, what: &str| {
-        let param = index.map_or_else(|| "input".to_owned(), |index| format!("input[{index}]"));
-        Err(ApiError::invalid(
-            &param,
-            format!("`{param}` is {what}, of which there is no embedding; leave it out"),
-        ))
-    };
-    match input {
-        PromptParam::Text(text) if text.is_empty() => empty(None, "an empty text"),
-        PromptParam::Texts(texts) => match texts.iter().position(String::is_empty) {
-            Some(index) => empty(Some(index), "an empty text"),
-            None => Ok(()),
-        },
-        PromptParam::TokenLists(lists) => match lists.iter().position(Vec::is_empty) {
-            Some(index) => empty(Some(index), "an empty list of tokens"),
-            None => Ok(()),
-        },
-        PromptParam::Text(_) | PromptParam::Tokens(_) => Ok(()),
-    }
-}
-
-impl EncodingFormat {
-    fn write(self, vector: Vec<f32>) -> Vector {
-        match self {
-            Self::Float => Vector::Float(vector),
-            Self::Base64 => {
-                let bytes: Vec<u8> = vector.into_iter().flat_map(f32::to_le_bytes).collect();
-                Vector::Base64(BASE64_STANDARD.encode(bytes))
-            }
+) -> Result<Response, ApiError> {
+    let format = match (body.encoding_format, body.embedding_type) {
+        (Some(one), Some(other)) if one != other => {
+            let message = "`encoding_format` and `embedding_type` differ; give one of them";
+            return Err(ApiError::invalid("embedding_type", message));
         }
-    }
+        (one, other) => one.or(other).unwrap_or_default(),
+    };
+    let is_list = matches!(body.input, PromptParam::Texts(_) | PromptParam::TokenLists(_));
+    let field = Field { name: "input", is_list };
+    check_inputs(&body.input, field)?;
+    let inputs = body.input.into_prompts("input", MAX_INPUTS, &state.settings)?;
+    let request = EmbedRequest {
+        dimensions: body.dimensions,
+        truncation: body.truncation.read()?,
+        prompt: body.prompt.read()?,
+        raw: body.normalize == Some(false),
+        ..EmbedRequest::new(inputs, field)
+    };
+    let client = caller.client.clone();
+    let embedded = generate::embed(&state, caller, &body.model, request).await?;
+    let answer = move || {
+        let data = embedded.vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
+            object: "embedding",
+            index,
+            embedding: format.write(vector),
+        });
+        EmbeddingList {
+            object: "list",
+            data: data.collect(),
+            model: embedded.model,
+            usage: EmbeddingUsage { prompt_tokens: embedded.tokens, total_tokens: embedded.tokens },
+        }
+    };
+    written(&state, &client, answer).await
 }

@@ -30,7 +30,9 @@ pub fn body(error: &ApiError) -> Value {
     let (r#type, code) = match error {
         ApiError::Invalid { .. } => ("invalid_request_error", Some("invalid_value")),
         ApiError::UnknownField { .. } => ("invalid_request_error", Some("unknown_parameter")),
-        ApiError::ContextTooLong { .. } => ("invalid_request_error", Some("context_length_exceeded")),
+        ApiError::ContextTooLong { .. } | ApiError::InputTooLong { .. } => {
+            ("invalid_request_error", Some("context_length_exceeded"))
+        }
         ApiError::Unauthorized(_) => ("invalid_request_error", Some("invalid_api_key")),
         ApiError::Forbidden(_) => ("permission_error", None),
         ApiError::ModelNotFound(_) => ("invalid_request_error", Some("model_not_found")),

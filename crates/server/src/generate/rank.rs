@@ -1,0 +1,180 @@
+//! Scores of documents for queries.
+
+use std::{sync::Arc, time::Instant};
+
+use paguro_engine::Request;
+use paguro_model::{Judge, Pooling};
+
+use super::{
+    Caller, Prompt,
+    embed::{self, EmbedRequest, Field, MAX_INPUTS, Truncation},
+    off_thread,
+    request::check_text,
+};
+use crate::{AppState, count::check_length, error::ApiError, models::Lease};
+
+/// Pairs of texts whose scores a request asks for.
+#[derive(Clone, Debug)]
+pub struct RankRequest {
+    /// Queries with documents.
+    pub pairs: Vec<(Arc<str>, String)>,
+    /// The field that the documents were in.
+    pub field: Field,
+    /// The task, for rerankers that read one; `None` is the model's own.
+    pub instruction: Option<String>,
+    /// What happens to documents that are too long.
+    pub truncation: Truncation,
+    /// True for logits. Otherwise scores are between 0 and 1.
+    pub raw: bool,
+}
+
+/// Scores.
+#[derive(Debug)]
+pub struct Ranked {
+    /// The model's one name.
+    pub model: String,
+    /// In the order of the pairs.
+    pub scores: Vec<f32>,
+    /// Tokens of all pairs.
+    pub tokens: usize,
+    /// The resident model.
+    pub lease: Lease,
+}
+
+/// Scores pairs with a reranker.
+///
+/// # Errors
+/// The model does not exist or is no reranker, or a pair does not fit.
+pub async fn rank(
+    state: &AppState,
+    caller: Caller,
+    model: &str,
+    request: RankRequest,
+) -> Result<Ranked, ApiError> {
+    let (received, lease) = (Instant::now(), super::lease(state, &caller, model, None, None).await?);
+    match Ranker::of(&lease)? {
+        Some(ranker) => rank_with(state, &caller, lease, ranker, request, received).await,
+        None => {
+            let message = format!(
+                "the model `{}` is no reranker, so it cannot score documents for a query; name a reranker, such as \
+                 Qwen3-Reranker (embedding models compare texts with /v1/score)",
+                lease.entry.name
+            );
+            Err(ApiError::invalid("model", message))
+        }
+    }
+}
+
+/// Scores pairs: with a reranker, or else by the cosine of the embeddings of both texts.
+///
+/// # Errors
+/// The model does not exist or is neither, or a text does not fit.
+pub async fn score(
+    state: &AppState,
+    caller: Caller,
+    model: &str,
+    first: Field,
+    request: RankRequest,
+) -> Result<Ranked, ApiError> {
+    let (received, lease) = (Instant::now(), super::lease(state, &caller, model, None, None).await?);
+    if let Some(ranker) = Ranker::of(&lease)? {
+        return rank_with(state, &caller, lease, ranker, request, received).await;
+    }
+    if request.instruction.is_some() {
+        caller
+            .tolerance
+            .leave_out("instruction", "the model is no reranker; texts are embedded as they are")?;
+    }
+    let (queries, documents): (Vec<_>, Vec<_>) = request.pairs.into_iter().unzip();
+    // One query of many documents is embedded once.
+    let mut distinct: Vec<Arc<str>> = queries.clone();
+    distinct.dedup_by(|a, b| Arc::ptr_eq(a, b));
+    let count = distinct.len();
+    let of = |texts: Vec<Prompt>, field: Field| EmbedRequest {
+        truncation: request.truncation,
+        ..EmbedRequest::new(texts, field)
+    };
+    let texts = distinct.iter().map(|text| Prompt::Text(text.to_string())).collect();
+    let left = embed::embed_with(state, &caller, lease, of(texts, first), received).await?;
+    let texts = documents.into_iter().map(Prompt::Text).collect();
+    let right = embed::embed_with(state, &caller, left.lease, of(texts, request.field), received).await?;
+    let mut at = 0;
+    let scores = queries.iter().zip(&right.vectors).map(|(query, vector)| {
+        while at + 1 < count && !Arc::ptr_eq(query, &distinct[at]) {
+            at += 1;
+        }
+        left.vectors[at].iter().zip(vector).map(|(a, b)| a * b).sum()
+    });
+    let scores = scores.collect();
+    Ok(Ranked { model: left.model, scores, tokens: left.tokens + right.tokens, lease: right.lease })
+}
+
+/// The way in which a model scores pairs.
+#[derive(Debug)]
+enum Ranker {
+    /// A chat model that answers with yes or no.
+    Judge(Arc<Judge>),
+}
+
+impl Ranker {
+    /// The way of this model; `None` if it is no reranker.
+    fn of(lease: &Lease) -> Result<Option<Self>, ApiError> {
+        let judge = Judge::of(&lease.model, &lease.entry.name);
+        let judge = judge.map_err(|problem| ApiError::invalid("model", problem))?;
+        Ok(judge.map(|judge| Self::Judge(judge.into())))
+    }
+}
+
+async fn rank_with(
+    state: &AppState,
+    caller: &Caller,
+    lease: Lease,
+    ranker: Ranker,
+    request: RankRequest,
+    received: Instant,
+) -> Result<Ranked, ApiError> {
+    let RankRequest { pairs, field, instruction, truncation, raw } = request;
+    check_length(pairs.len(), MAX_INPUTS, field.name)?;
+    let most = lease.handle.max_context();
+    let (most, cut) = match truncation {
+        Truncation::Refuse => (most, None),
+        Truncation::Cut { at, tokens: None } => (most, Some(at)),
+        Truncation::Cut { at, tokens: Some((count, param)) } => (count.within(1..=most, param)?, Some(at)),
+    };
+    let Ranker::Judge(judge) = ranker;
+    let reader = judge.clone();
+    let work = off_thread(state, caller, &lease, move |model, is_wanted| {
+        let question = |(index, (query, document)): (usize, (Arc<str>, String))| {
+            let param = field.at(index);
+            let too_long = |tokens, is_exact| ApiError::InputTooLong {
+                param: param.clone(),
+                tokens,
+                is_exact,
+                limit: most,
+            };
+            // What is certainly too long is not tokenized. A document that may be cut is cut before.
+            for text in
+                [Some(&*query), Some(document.as_str()).filter(|_| cut.is_none())].into_iter().flatten()
+            {
+                if let Err(ApiError::ContextTooLong { tokens, .. }) =
+                    check_text(text, model, most.saturating_mul(2))
+                {
+                    return Err(too_long(tokens, false));
+                }
+            }
+            let pair = (&*query, document.as_str());
+            let prompt = reader.prompt(&model.tokenizer, pair, instruction.as_deref(), most, cut);
+            prompt.map_err(|tokens| too_long(tokens, true))
+        };
+        let pairs = pairs.into_iter().enumerate().take_while(|_| is_wanted());
+        pairs.map(question).collect::<Result<Vec<_>, _>>()
+    });
+    let prompts = caller.in_time(work).await?;
+    let tokens = prompts.iter().map(Vec::len).sum();
+    let template = Request { embedding: Some(Pooling::Last), ..embed::template(state, caller) };
+    let scores = embed::run(state, &lease, template, prompts, field, received, |hidden| {
+        if raw { judge.logit(&hidden) } else { judge.score(&hidden) }
+    })
+    .await?;
+    Ok(Ranked { model: lease.entry.name.clone(), scores, tokens, lease })
+}

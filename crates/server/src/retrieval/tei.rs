@@ -1,0 +1,183 @@
+//! `/embed`, `/similarity` and `/info`, as text-embeddings-inference has them. Its `/rerank` is in [`super::rerank`].
+
+use axum::{extract::State, response::Response};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    params::{self, PromptParams, TruncationParams, model_or_default},
+    rerank::check_texts,
+};
+use crate::{
+    AppState,
+    count::ClientCount,
+    error::ApiError,
+    extract::{Json, written},
+    generate::{self, Caller, EmbedRequest, Field, MAX_INPUTS, Prompt},
+    openai::completions::PromptParam,
+    wire::{Body, Other},
+};
+
+/// Texts whose embeddings are wanted.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = TeiEmbedRequest)]
+pub struct EmbedParams {
+    /// The model's name; the first model that the server was started with if absent.
+    pub model: Option<String>,
+    /// A text or its tokens, or a list of them.
+    pub inputs: PromptParam,
+    /// False for vectors as the model computes them; otherwise their length is made one.
+    pub normalize: Option<bool>,
+    /// Number of first values that are kept.
+    pub dimensions: Option<ClientCount>,
+    #[serde(flatten)]
+    pub prompt: PromptParams,
+    #[serde(flatten)]
+    pub truncation: TruncationParams,
+}
+
+impl Body for EmbedParams {
+    const OTHERS: &'static [&'static [Other]] = &[params::OTHERS];
+}
+
+/// Computes embeddings of texts: the answer is a list of vectors.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+#[utoipa::path(
+    post, path = "/embed", tag = "Retrieval",
+    request_body = EmbedParams,
+    responses(
+        (status = 200, body = Vec<Vec<f32>>),
+        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
+        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
+    ),
+)]
+pub async fn embed(
+    State(state): State<AppState>,
+    caller: Caller,
+    Json(body): Json<EmbedParams>,
+) -> Result<Response, ApiError> {
+    let is_list = matches!(body.inputs, PromptParam::Texts(_) | PromptParam::TokenLists(_));
+    let field = Field { name: "inputs", is_list };
+    params::check_inputs(&body.inputs, field)?;
+    let inputs = body.inputs.into_prompts("inputs", MAX_INPUTS, &state.settings)?;
+    let request = EmbedRequest {
+        dimensions: body.dimensions,
+        truncation: body.truncation.read()?,
+        prompt: body.prompt.read()?,
+        raw: body.normalize == Some(false),
+        ..EmbedRequest::new(inputs, field)
+    };
+    let model = model_or_default(&state, body.model).await?;
+    let client = caller.client.clone();
+    let embedded = generate::embed(&state, caller, &model, request).await?;
+    written(&state, &client, move || embedded.vectors).await
+}
+
+/// A text, and others to compare with it.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct SimilarityRequest {
+    /// The model's name; the first model that the server was started with if absent.
+    pub model: Option<String>,
+    /// The texts.
+    pub inputs: SimilarityInput,
+    /// Prompt and truncation.
+    pub parameters: Option<SimilarityParams>,
+}
+
+impl Body for SimilarityRequest {}
+
+/// A text, and others to compare with it.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct SimilarityInput {
+    /// The text.
+    pub source_sentence: String,
+    /// The others.
+    pub sentences: Vec<String>,
+}
+
+/// Prompt and truncation.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct SimilarityParams {
+    #[serde(flatten)]
+    pub prompt: PromptParams,
+    #[serde(flatten)]
+    pub truncation: TruncationParams,
+}
+
+/// Compares texts by the cosine of their embeddings: the answer is a list of numbers.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+#[utoipa::path(
+    post, path = "/similarity", tag = "Retrieval",
+    request_body = SimilarityRequest,
+    responses(
+        (status = 200, body = Vec<f32>),
+        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
+        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
+    ),
+)]
+pub async fn similarity(
+    State(state): State<AppState>,
+    caller: Caller,
+    Json(body): Json<SimilarityRequest>,
+) -> Result<Response, ApiError> {
+    let SimilarityInput { source_sentence, sentences } = body.inputs;
+    let parameters = body.parameters.unwrap_or_default();
+    let field = Field::list("inputs.sentences");
+    check_texts(&sentences, field)?;
+    if source_sentence.is_empty() {
+        return Err(ApiError::invalid("inputs.source_sentence", "`inputs.source_sentence` is an empty text"));
+    }
+    let (prompt, truncation) = (parameters.prompt.read()?, parameters.truncation.read()?);
+    let model = model_or_default(&state, body.model).await?;
+    let client = caller.client.clone();
+    let request = |texts: Vec<String>, field| EmbedRequest {
+        prompt: prompt.clone(),
+        truncation,
+        ..EmbedRequest::new(texts.into_iter().map(Prompt::Text).collect(), field)
+    };
+    let source = request(vec![source_sentence], Field::one("inputs.source_sentence"));
+    let source = generate::embed(&state, caller.clone(), &model, source).await?;
+    let others = generate::embed(&state, caller, &model, request(sentences, field)).await?;
+    let answer = move || -> Vec<f32> {
+        let dot = |vector: &Vec<f32>| source.vectors[0].iter().zip(vector).map(|(a, b)| a * b).sum();
+        others.vectors.iter().map(dot).collect()
+    };
+    written(&state, &client, answer).await
+}
+
+/// What the server runs, as TEI describes it.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = TeiInfo)]
+pub struct Info {
+    /// The model that requests without `model` get.
+    model_id: String,
+    /// Most tokens of a text, as the model is or would be loaded.
+    max_input_length: Option<usize>,
+    /// Most texts of a request.
+    max_client_batch_size: usize,
+    /// Paguro's version.
+    version: &'static str,
+}
+
+/// Describes the model that requests without `model` get.
+///
+/// # Errors
+/// There is no model.
+#[utoipa::path(
+    get, path = "/info", tag = "Retrieval",
+    responses((status = 200, body = Info), (status = "5XX", body = crate::openai::error::ErrorBody<'static>)),
+)]
+pub async fn info(State(state): State<AppState>) -> Result<Json<Info>, ApiError> {
+    let model_id = model_or_default(&state, None).await?;
+    let entry = state.models.find(&model_id).await?;
+    Ok(Json(Info {
+        model_id,
+        max_input_length: state.models.context(&entry),
+        max_client_batch_size: MAX_INPUTS,
+        version: env!("CARGO_PKG_VERSION"),
+    }))
+}
