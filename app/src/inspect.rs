@@ -177,6 +177,12 @@ fn summary(
             }
             row("context", format!("{} tokens", model.context_length))?;
             row("chat template", chat_template(model))?;
+            if model.judge_template.is_some() {
+                row("reranks", "by the probability of `yes` as the answer (Qwen3-Reranker)".to_owned())?;
+            }
+            for (name, text) in &model.prompts.named {
+                row("prompt", format!("{name} = {text:?}"))?;
+            }
         }
         Err(problem) => row("runs", format!("no: {problem}"))?,
     }

@@ -4,6 +4,7 @@ mod bench;
 mod cache;
 mod cli;
 mod devices;
+mod embed;
 mod eval;
 mod failure;
 mod inspect;
@@ -94,6 +95,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Cache(args) => cache::cache(args, library, terminal),
         Command::Bench(args) => bench::bench(args, library, terminal),
         Command::Eval(args) => eval::eval(args, library, terminal),
+        Command::Embed(args) => embed::embed(args, library, terminal),
         Command::Tokenize(args) => tokenize::tokenize(args, library),
         Command::Inspect(args) => inspect::inspect(args, library, terminal),
         Command::Convert(args) => quantize::convert(args, library, terminal),

@@ -1,4 +1,4 @@
-//! `paguro tokenize`, `inspect` and `devices`.
+//! `paguro tokenize`, `embed`, `inspect` and `devices`.
 
 mod common;
 
@@ -105,4 +105,56 @@ fn devices_are_listed() {
     assert!(value["threads"].as_u64().unwrap() > 0 && value["bytes_free"].as_u64().unwrap() > 1 << 20);
     assert!(value["features"].as_array().unwrap().contains(&json!("scalar")));
     assert!(run(&["devices"]).ok().starts_with("cpu "));
+}
+
+#[test]
+fn embed_writes_vectors_in_the_order_of_the_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let texts = file("texts.txt", b"a fox\r\nThe fox lost a key in the wood.\nit rains");
+    let all = run(&["embed", "tales", &texts]).json_lines();
+    let places: Vec<_> =
+        all.iter().map(|one| (one["file"].as_str(), one["line"].as_u64().unwrap())).collect();
+    assert_eq!(places, [(Some(&*texts), 1), (Some(&*texts), 2), (Some(&*texts), 3)]);
+    let values = |one: &Value| -> Vec<f64> {
+        one["embedding"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
+    };
+    let length = |vector: &[f64]| vector.iter().map(|value| value * value).sum::<f64>().sqrt();
+    assert!(all.iter().all(|one| (length(&values(one)) - 1.0).abs() < 1e-5));
+    // Standard input is the same, and a vector depends on no other text.
+    let alone = run_with_input(&["embed", "tales"], "it rains\n").json_lines();
+    assert_eq!((&alone[0]["embedding"], &alone[0]["file"]), (&all[2]["embedding"], &Value::Null));
+    let short = run(&["embed", "tales", &texts, "--dimensions", "16"]).json_lines();
+    assert!(values(&short[0]).len() == 16 && (length(&values(&short[0])) - 1.0).abs() < 1e-5);
+
+    let output = folder.path().join("x.npy");
+    let output = output.to_str().unwrap();
+    let other = file("other.txt", b"one\ntwo\n");
+    run(&["embed", "tales", "--whole-files", &texts, &other, "--output", output]).ok();
+    let bytes = std::fs::read(output).unwrap();
+    let width = values(&all[0]).len();
+    assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00");
+    let header = String::from_utf8_lossy(&bytes[10..128]).into_owned();
+    assert!(header.contains(&format!("'<f4', 'fortran_order': False, 'shape': (2, {width})")), "{header}");
+    assert_eq!(bytes.len(), 128 + 2 * width * 4);
+
+    let long = file("long.txt", format!("a\n{}\n", "word ".repeat(3000)).as_bytes());
+    let gap = file("gap.txt", b"a\n\nb\n");
+    let binary = file("binary.txt", b"a\n\xff\n");
+    for (args, words) in [
+        (vec![&*long], "long.txt:2 has 3"),
+        (vec![&*gap], "gap.txt:2 is empty"),
+        (vec![&*binary], "binary.txt:2 is not UTF-8"),
+        (vec![&*texts, "--prompt-name", "query"], "define no prompts"),
+        (vec![&*texts, "--dimensions", "100000"], "--dimensions is 100000"),
+        (vec!["/nowhere/x"], "cannot read `/nowhere/x`"),
+    ] {
+        let ran = run(&[&["embed", "tales"], &args[..]].concat());
+        assert!(ran.code != Some(0) && ran.err.contains(words), "{args:?}: {}", ran.err);
+    }
+    assert_eq!(run(&["embed", "tales", &long, "--truncate"]).json_lines().len(), 2);
 }

@@ -263,7 +263,6 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
     (&["launch"], "start `paguro serve` and point the program at http://127.0.0.1:11434/v1"),
     (&["update", "upgrade"], "`paguro pull NAME` updates a model; update the program as you installed it"),
-    (&["embed", "embedding", "embeddings"], "`paguro serve` answers /v1/embeddings and /api/embed"),
     (
         &["quantize", "convert"],
         "models are not converted; `paguro pull NAME:Q4_K_M` downloads another quantization",

@@ -3,6 +3,7 @@
 mod bench;
 mod cache;
 mod choices;
+mod embed;
 pub mod foreign;
 mod keys;
 mod library;
@@ -22,6 +23,7 @@ use paguro_engine::EngineOptions;
 pub use bench::BenchArgs;
 pub use cache::{CacheArgs, CacheCommand};
 pub use choices::{Attention, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName};
+pub use embed::{CutAt, EmbedArgs};
 pub use keys::{KeysArgs, KeysCommand, PsArgs};
 pub use library::{
     CpArgs, ImportArgs, ListArgs, PresetArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, SearchArgs, ShowArgs,
@@ -94,6 +96,9 @@ pub enum Command {
     Bench(BenchArgs),
     /// Measure perplexity on a text
     Eval(EvalArgs),
+    /// Compute vectors of texts
+    #[command(aliases = ["embedding", "embeddings"])]
+    Embed(EmbedArgs),
     /// Show how a model splits text into tokens
     Tokenize(TokenizeArgs),
     /// Show the content of a model file and the memory that it needs

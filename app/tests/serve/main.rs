@@ -21,6 +21,7 @@ mod process;
 mod reasoning;
 mod refusals;
 mod responses;
+mod retrieval;
 #[path = "../common/scripted.rs"]
 mod scripted;
 mod structured;

@@ -144,3 +144,26 @@ impl Running {
         }
     }
 }
+
+/// Normalizes a vector to length 1. A zero vector is unchanged.
+pub fn normalize(vector: &mut [f32]) {
+    let length = vector.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_become_one() {
+        let mut vector = [3.0, 0.0, -4.0];
+        normalize(&mut vector);
+        assert_eq!(vector, [0.6, 0.0, -0.8]);
+        let mut zeros = [0.0; 2];
+        normalize(&mut zeros);
+        assert_eq!(zeros, [0.0; 2]);
+    }
+}

@@ -36,7 +36,7 @@ mod tests;
 mod text;
 mod thought;
 
-pub use batch::{Batch, BatchError, Embedded};
+pub use batch::{Batch, BatchError, Embedded, normalize};
 pub use constraint::{Constraint, Grammar, GrammarError, MAX_INDENT, narrow_schema};
 pub use disk::{DiskCache, DiskStats, LEAST_TOKENS};
 pub use engine::{Engine, ModelParts};

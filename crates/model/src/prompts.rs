@@ -15,7 +15,7 @@ pub struct Prompts {
 const MAX_PROMPTS: usize = 256;
 const MAX_BYTES: usize = 16 << 10;
 
-/// What a text is for, in retrieval.
+/// Purpose of a text in retrieval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextRole {
     /// It asks for documents.

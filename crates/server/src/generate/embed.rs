@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use paguro_engine::{Batch, BatchError, Request, RequestError};
+use paguro_engine::{Batch, BatchError, Request, RequestError, normalize};
 use paguro_model::{
     Model, Prompts, TextRole,
     tokenizer::{Cut, SpecialTokens},
@@ -367,28 +367,5 @@ impl TextReader<'_> {
 
     fn too_long(&self, index: usize, tokens: usize, is_exact: bool) -> ApiError {
         ApiError::InputTooLong { param: self.field.at(index), tokens, is_exact, limit: self.most }
-    }
-}
-
-/// Normalizes a vector to length 1. A zero vector is unchanged.
-fn normalize(vector: &mut [f32]) {
-    let length = vector.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
-    if length > 0.0 {
-        vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lengths_become_one() {
-        let mut vector = [3.0, 0.0, -4.0];
-        normalize(&mut vector);
-        assert_eq!(vector, [0.6, 0.0, -0.8]);
-        let mut zeros = [0.0; 2];
-        normalize(&mut zeros);
-        assert_eq!(zeros, [0.0; 2]);
     }
 }

@@ -173,7 +173,7 @@ pub struct Show {
     /// Metadata of its file; lists are `null`. Those of a Hugging Face folder have the keys of GGUF.
     #[schema(value_type = Object)]
     model_info: Map<String, Value>,
-    /// Capabilities: `completion`, `tools`, `thinking`, `embedding`.
+    /// Capabilities: `completion`, `tools`, `thinking`, `embedding`, `rerank`.
     capabilities: Vec<&'static str>,
     /// Time at which it was added.
     modified_at: String,
@@ -296,15 +296,17 @@ pub async fn version() -> Json<Version> {
 }
 
 /// Returns the capabilities of the server with a model.
-pub fn capabilities(file: &ModelFile, template: &str, tool_template: &str) -> Vec<&'static str> {
+pub fn capabilities(file: &ModelFile, name: &str, template: &str, tool_template: &str) -> Vec<&'static str> {
+    let reranks = matches!(file.is_judge(name), Ok(true));
     // Templates without support for tools get them as text, so only the call format matters.
     let takes_tools = !template.is_empty() && Format::detect(tool_template).calls().is_ok();
-    let embeds = matches!(file.pooling(), Ok(Ok(_)));
+    let embeds = !reranks && matches!(file.pooling(), Ok(Ok(_)));
     let all = [
         ("completion", true),
         ("tools", takes_tools),
         ("thinking", Format::detect(template).reasons()),
         ("embedding", embeds),
+        ("rerank", reranks),
         ("insert", file.tokenizer().is_ok_and(|tokenizer| tokenizer.fills_in())),
     ];
     all.into_iter().filter(|(_, can)| *can).map(|(name, _)| name).collect()

@@ -4,7 +4,10 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use paguro_model::tokenizer::Cut;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_untagged::UntaggedEnumVisitor;
-use utoipa::ToSchema;
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{RefOr, Schema},
+};
 
 use crate::{
     AppState,
@@ -160,27 +163,45 @@ pub enum EncodingFormat {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Vector {
-    /// Its values.
-    Float(Vec<f32>),
+    /// Its values; integers where the encoding has them.
+    Numbers(Numbers),
     /// Its values as base64.
     Base64(String),
-    /// Its values in eight bits, or eight bits in each.
+}
+
+/// Values of a vector.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum Numbers {
+    /// As they are.
+    Floats(Vec<f32>),
+    /// In eight bits, or eight bits in each.
     Integers(Vec<i16>),
 }
+
+impl PartialSchema for Numbers {
+    fn schema() -> RefOr<Schema> {
+        // Integers are numbers, too: as alternatives, both would fit a list of integers.
+        Vec::<f32>::schema()
+    }
+}
+
+impl ToSchema for Numbers {}
 
 impl EncodingFormat {
     /// Encodes a vector.
     pub fn write(self, vector: Vec<f32>) -> Vector {
+        let integers = |integers| Vector::Numbers(Numbers::Integers(integers));
         match self {
-            Self::Float => Vector::Float(vector),
+            Self::Float => Vector::Numbers(Numbers::Floats(vector)),
             Self::Base64 => {
                 let bytes: Vec<u8> = vector.into_iter().flat_map(f32::to_le_bytes).collect();
                 Vector::Base64(BASE64_STANDARD.encode(bytes))
             }
-            Self::Int8 => Vector::Integers(scaled(&vector, 0)),
-            Self::Uint8 => Vector::Integers(scaled(&vector, 128)),
-            Self::Binary => Vector::Integers(signs(&vector, 128)),
-            Self::Ubinary => Vector::Integers(signs(&vector, 0)),
+            Self::Int8 => integers(scaled(&vector, 0)),
+            Self::Uint8 => integers(scaled(&vector, 128)),
+            Self::Binary => integers(signs(&vector, 128)),
+            Self::Ubinary => integers(signs(&vector, 0)),
         }
     }
 }
@@ -260,7 +281,7 @@ mod tests {
 
     fn integers(format: EncodingFormat, vector: &[f32]) -> Vec<i16> {
         match format.write(vector.to_vec()) {
-            Vector::Integers(integers) => integers,
+            Vector::Numbers(Numbers::Integers(integers)) => integers,
             other => panic!("{other:?}"),
         }
     }

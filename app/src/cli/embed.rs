@@ -1,0 +1,69 @@
+//! `paguro embed` and `paguro rerank`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::{RunOnArgs, ThreadsArg, choices};
+
+/// `paguro embed`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Each line is a text, unless --whole-files is given. The output has one JSON object per text, in the order of the input: \
+its file, its line, its tokens and its vector. With --output, vectors go to a file: one array of NumPy if its name ends \
+with .npy, JSON lines otherwise.
+
+Examples:
+  paguro embed qwen3-embedding:0.6b notes.txt > vectors.jsonl
+  paguro embed MODEL.gguf --whole-files docs/*.md --output docs.npy
+  echo \"Who lost a key?\" | paguro embed MODEL --prompt-name query")]
+pub struct EmbedArgs {
+    /// The model
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+
+    /// Files with texts; - or nothing reads standard input
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Each file is one text
+    #[arg(long)]
+    pub whole_files: bool,
+
+    /// Write vectors to this file: .npy or .jsonl
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// Put this prompt of the model before each text; `paguro inspect` lists them
+    #[arg(long, value_name = "NAME")]
+    pub prompt_name: Option<String>,
+
+    /// Keep this many leading values, and normalize again
+    #[arg(long, value_name = "N", value_parser = choices::positive)]
+    pub dimensions: Option<usize>,
+
+    /// Cut texts that are too long at this end, instead of refusing them
+    #[arg(long, value_name = "end|start", value_enum, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_missing_value = "end")]
+    pub truncate: Option<CutAt>,
+
+    /// Keep vectors as the model computes them, instead of normalizing their length to 1
+    #[arg(long)]
+    pub no_normalize: bool,
+
+    /// See [`ThreadsArg`].
+    #[command(flatten)]
+    pub threads: ThreadsArg,
+
+    /// See [`RunOnArgs`].
+    #[command(flatten)]
+    pub on: RunOnArgs,
+}
+
+/// The end of a text that loses tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CutAt {
+    /// The end.
+    End,
+    /// The beginning.
+    Start,
+}

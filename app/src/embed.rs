@@ -1,0 +1,278 @@
+//! `paguro embed`: vectors of texts.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Read, Seek, SeekFrom, Write, stdin},
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use paguro_engine::{Batch, EngineOptions, PageBudget, Request, normalize};
+use paguro_model::{
+    Model,
+    tokenizer::{Cut, SpecialTokens},
+};
+use serde_json::json;
+
+use crate::{
+    cli::{CutAt, EmbedArgs},
+    failure::{Failure, Outcome},
+    load,
+    models::Source,
+    output::Output,
+    settings::{LibrarySettings, Terminal},
+    units,
+};
+
+/// Texts whose vectors are held at the same time. Those of a part are written before the next part is computed.
+const PART: usize = 1024;
+
+/// Logits of the rows embedded in one step may take this much memory.
+const LOGIT_BYTES: usize = 64 << 20;
+
+/// Runs the command.
+///
+/// # Errors
+/// A text that cannot be read or is too long, by file and line; a model without embeddings.
+pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+    let source = Source::find(Some(&args.model), library)?;
+    let texts = read(&args.files, args.whole_files)?;
+    let model = load::model(&source, None)?;
+    let pooling = model.pooling.clone().map_err(|error| Failure::from_error(&error))?;
+    let width = model.program.hidden;
+    let dimensions = args.dimensions.unwrap_or(width);
+    if dimensions > width {
+        return Err(Failure::usage(format!(
+            "--dimensions is {dimensions}, but the model's vectors have {width} values"
+        )));
+    }
+    let before = prompt(&model, args.prompt_name.as_deref())?;
+    let prompts = texts.iter().map(|text| tokens(&model, &before, text, args.truncate));
+    let prompts = prompts.collect::<Outcome<Vec<_>>>()?;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
+    let tokens: usize = prompts.iter().map(Vec::len).sum();
+
+    let defaults = EngineOptions::default();
+    let options = EngineOptions {
+        pages: PageBudget::Tokens((2 * longest).max(4096).next_multiple_of(defaults.block_size)),
+        max_context: Some(longest),
+        max_scores: (LOGIT_BYTES / (4 * model.program.vocab)).clamp(16, 512),
+        prefix_cache: false,
+        // Nobody waits for the end of a step.
+        step_time: std::time::Duration::MAX,
+        ..defaults
+    };
+    let loaded = load::start(model.clone(), options, false, args.threads.threads, &args.on, terminal)?;
+    let started = Instant::now();
+    let mut writer = Writer::new(args.output.as_deref(), dimensions)?;
+    let bar = terminal.bar(texts.len(), "embedding");
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let (mut prompts, mut texts) = (prompts.into_iter(), texts.iter());
+    let count = texts.len();
+    loop {
+        let part: Vec<Vec<u32>> = prompts.by_ref().take(PART).collect();
+        if part.is_empty() {
+            break;
+        }
+        let lengths: Vec<usize> = part.iter().map(Vec::len).collect();
+        let mut vectors: Vec<Vec<f32>> = vec![Vec::new(); part.len()];
+        let template = Request { embedding: Some(pooling), max_tokens: Some(0), ..Request::default() };
+        let mut batch = Batch::new(loaded.handle.clone(), template, part);
+        let names = texts.clone();
+        while let Some(outcome) = runtime.block_on(batch.next()) {
+            let embedded = outcome.map_err(|(index, error)| {
+                let place = names.clone().nth(index).map(Text::place).unwrap_or_default();
+                Failure::new(format!("{place}: {error}"))
+            })?;
+            let mut vector = embedded.values;
+            vector.truncate(dimensions);
+            if !args.no_normalize {
+                normalize(&mut vector);
+            }
+            vectors[embedded.index] = vector;
+            bar.inc(1);
+        }
+        for ((vector, length), text) in vectors.iter().zip(lengths).zip(texts.by_ref()) {
+            writer.write(text, length, vector)?;
+        }
+    }
+    bar.finish_and_clear();
+    writer.finish()?;
+    let seconds = started.elapsed().as_secs_f64();
+    terminal.status(&format!(
+        "{}, {tokens} tokens, {} tok/s",
+        units::plural(count, "text"),
+        units::rate(tokens as f64 / seconds)
+    ));
+    Ok(())
+}
+
+/// A text with its place.
+#[derive(Debug)]
+struct Text {
+    /// Its file; `None` for standard input.
+    file: Option<PathBuf>,
+    /// Its line, counted from 1; `None` for whole files.
+    line: Option<usize>,
+    text: String,
+}
+
+impl Text {
+    /// `notes.txt:3`, for messages.
+    fn place(&self) -> String {
+        let file = self.file.as_ref().map_or("standard input".into(), |file| file.display().to_string());
+        self.line.map_or_else(|| file.clone(), |line| format!("{file}:{line}"))
+    }
+}
+
+/// Reads all texts.
+fn read(files: &[PathBuf], whole: bool) -> Outcome<Vec<Text>> {
+    let standard = [PathBuf::from("-")];
+    let files = if files.is_empty() { &standard } else { files };
+    let mut texts = Vec::new();
+    for path in files {
+        let file = (path.as_os_str() != "-").then(|| path.clone());
+        let mut bytes = Vec::new();
+        match &file {
+            None => drop(stdin().lock().read_to_end(&mut bytes)?),
+            Some(path) => {
+                bytes = fs::read(path)
+                    .map_err(|error| Failure::new(format!("cannot read `{}`: {error}", path.display())))?;
+            }
+        }
+        let mut push = |line: Option<usize>, bytes: &[u8]| {
+            let text = Text { file: file.clone(), line, text: String::from_utf8_lossy(bytes).into_owned() };
+            if std::str::from_utf8(bytes).is_err() {
+                return Err(Failure::new(format!("{} is not UTF-8 text", text.place()))
+                    .hint("convert it first: iconv -t UTF-8"));
+            }
+            if text.text.is_empty() {
+                return Err(Failure::new(format!("{} is empty, so it has no embedding", text.place()))
+                    .hint("leave it out: grep . FILE | paguro embed MODEL"));
+            }
+            texts.push(text);
+            Ok(())
+        };
+        if whole {
+            push(None, &bytes)?;
+            continue;
+        }
+        let lines = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+        if bytes.is_empty() {
+            continue;
+        }
+        for (index, line) in lines.split(|&byte| byte == b'\n').enumerate() {
+            push(Some(index + 1), line.strip_suffix(b"\r").unwrap_or(line))?;
+        }
+    }
+    if texts.is_empty() {
+        return Err(Failure::new("there are no texts to embed"));
+    }
+    Ok(texts)
+}
+
+/// The text of the prompt that was chosen.
+fn prompt(model: &Model, name: Option<&str>) -> Outcome<String> {
+    let Some(name) = name else { return Ok(String::new()) };
+    model.prompts.get(name).map(str::to_owned).ok_or_else(|| {
+        let known = match model.prompts.named.is_empty() {
+            true => "the files of this model define no prompts".to_owned(),
+            false => format!("this model has {}", model.prompts.names()),
+        };
+        Failure::usage(format!("there is no prompt `{name}`: {known}"))
+    })
+}
+
+/// The tokens of a text.
+fn tokens(model: &Model, before: &str, text: &Text, cut: Option<CutAt>) -> Outcome<Vec<u32>> {
+    let most = model.context_length;
+    let whole = format!("{before}{}", text.text);
+    let (tokenizer, special) = (&model.tokenizer, SpecialTokens::Parse);
+    let ids = match cut {
+        Some(CutAt::End) => tokenizer.encode_within(&whole, special, most, Cut::End),
+        Some(CutAt::Start) => tokenizer.encode_within(&whole, special, most, Cut::Start),
+        None => tokenizer.encode_prompt(&whole, special),
+    };
+    if ids.len() > most {
+        let (place, count) = (text.place(), ids.len());
+        return Err(Failure::new(format!("{place} has {count} tokens, but the model reads at most {most}"))
+            .hint("--truncate cuts texts that are too long"));
+    }
+    if ids.is_empty() {
+        return Err(Failure::new(format!("{} has no tokens, so it has no embedding", text.place())));
+    }
+    Ok(ids)
+}
+
+/// Where vectors go.
+enum Writer {
+    Lines(Output),
+    LinesTo(BufWriter<File>),
+    /// A matrix, whose header gets the number of rows at the end.
+    Matrix {
+        file: BufWriter<File>,
+        rows: usize,
+        columns: usize,
+    },
+}
+
+/// Bytes of the header of an `.npy` file; fixed, so that it can be written twice.
+const HEADER: usize = 128;
+
+impl Writer {
+    fn new(output: Option<&Path>, columns: usize) -> Outcome<Self> {
+        let Some(path) = output else { return Ok(Self::Lines(Output::new())) };
+        let file = File::create(path)
+            .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
+        let mut file = BufWriter::new(file);
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy")) {
+            file.write_all(&header(0, columns))?;
+            return Ok(Self::Matrix { file, rows: 0, columns });
+        }
+        Ok(Self::LinesTo(file))
+    }
+
+    fn write(&mut self, text: &Text, tokens: usize, vector: &[f32]) -> Outcome<()> {
+        let object = || {
+            json!({
+                "file": text.file,
+                "line": text.line,
+                "tokens": tokens,
+                "embedding": vector,
+            })
+        };
+        match self {
+            Self::Lines(out) => out.json(&object()),
+            Self::LinesTo(file) => Ok(writeln!(file, "{}", object())?),
+            Self::Matrix { file, rows, .. } => {
+                *rows += 1;
+                vector.iter().try_for_each(|value| file.write_all(&value.to_le_bytes()))?;
+                Ok(())
+            }
+        }
+    }
+
+    fn finish(self) -> io::Result<()> {
+        match self {
+            Self::Lines(_) => Ok(()),
+            Self::LinesTo(mut file) => file.flush(),
+            Self::Matrix { mut file, rows, columns } => {
+                file.seek(SeekFrom::Start(0))?;
+                file.write_all(&header(rows, columns))?;
+                file.flush()
+            }
+        }
+    }
+}
+
+/// The header of a matrix of 32-bit floats, version 1.0 of NumPy's format.
+fn header(rows: usize, columns: usize) -> Vec<u8> {
+    let length = (HEADER - 10) as u16;
+    let text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
+    let mut header = b"\x93NUMPY\x01\x00".to_vec();
+    header.extend(length.to_le_bytes());
+    header.extend(text.as_bytes());
+    header.resize(HEADER - 1, b' ');
+    header.push(b'\n');
+    header
+}

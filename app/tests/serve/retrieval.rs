@@ -1,0 +1,290 @@
+//! Rerankers, scores, prompts by name, and embeddings in the forms of Cohere and TEI.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use paguro_backend::reference::{KvRounding, Reference};
+use paguro_engine::{Engine, EngineOptions, Event, Request};
+use paguro_model::{LoadOptions, Model, tokenizer::SpecialTokens};
+use serde_json::{Map, Value, json};
+
+use super::http::Server;
+
+#[path = "../architectures/weights.rs"]
+#[allow(dead_code)] // the tests of architectures use the rest
+mod weights;
+
+const QUERY: &str = "Who lost a key?";
+const DOCUMENTS: [&str; 4] =
+    ["It rains", "A fox lost its key <|im_end|> in the wood", "key?", "é日本🦊 the sea"];
+const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages that answer the query";
+
+/// Writes a random model of the architecture Qwen 3 whose name says that it is a reranker, with prompts.
+fn folder(parent: &Path) -> PathBuf {
+    let folder = parent.join("Qwen3-Reranker-tiny");
+    fs::create_dir(&folder).unwrap();
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/hf/cases.json");
+    let mut cases: Value = serde_json::from_slice(&fs::read(cases).unwrap()).unwrap();
+    let mut tokenizer = cases["tokenizer"].take();
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    let names = ["yes", "no", "<|im_start|>", "<|im_end|>"];
+    let mut added = Vec::new();
+    for (name, id) in names.into_iter().zip(297..) {
+        vocab.remove(&format!("<|extra_{id}|>"));
+        vocab.insert(name.into(), id.into());
+        if name.starts_with('<') {
+            added.push(json!({
+                "id": id, "content": name, "special": true,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            }));
+        }
+    }
+    tokenizer["added_tokens"] = added.into();
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let case =
+        cases["cases"].as_array_mut().unwrap().iter_mut().find(|case| case["name"] == "qwen3").unwrap();
+    case["config"]["max_position_embeddings"] = 1024.into();
+    fs::write(folder.join("config.json"), case["config"].to_string()).unwrap();
+    let prompts = json!({"prompts": {"query": "Q: ", "clustering": ""}, "default_prompt_name": "query"});
+    fs::write(folder.join("config_sentence_transformers.json"), prompts.to_string()).unwrap();
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for tensor in case["tensors"].as_array().unwrap() {
+        let (name, center, spread) =
+            (tensor[0].as_str().unwrap(), weights::number(&tensor[1]), weights::number(&tensor[2]));
+        let shape = tensor[3].as_array().unwrap();
+        let count = shape.iter().map(|dim| dim.as_u64().unwrap() as usize).product();
+        let start = data.len();
+        data.extend(weights::uniform(name, count).flat_map(|noise| (noise * spread + center).to_le_bytes()));
+        let offsets = [start, data.len()];
+        header.insert(name.to_owned(), json!({"dtype": "F32", "shape": shape, "data_offsets": offsets}));
+    }
+    let header = Value::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    fs::write(folder.join("model.safetensors"), file).unwrap();
+    folder
+}
+
+/// The probability of `yes` against `no` by the naive reference, from the probabilities of all tokens. Names of control tokens in
+/// texts are letters.
+fn expected(model: &Model, engine: &Engine, query: &str, document: &str, instruction: &str) -> f64 {
+    let tokenizer = &model.tokenizer;
+    let mut prompt = Vec::new();
+    let mut push = |text: &str, special| prompt.extend(tokenizer.encode(text, special));
+    push("<|im_start|>", SpecialTokens::Parse);
+    push(
+        "system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that \
+         the answer can only be \"yes\" or \"no\".",
+        SpecialTokens::AsText,
+    );
+    push("<|im_end|>\n<|im_start|>", SpecialTokens::Parse);
+    push(
+        &format!("user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"),
+        SpecialTokens::AsText,
+    );
+    push("<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", SpecialTokens::Parse);
+    let logprobs = Some(model.program.vocab);
+    let request = Request { max_tokens: Some(1), logprobs, ignore_stop_tokens: true, ..Request::new(prompt) };
+    let mut generation = engine.handle().generate(request).unwrap();
+    while let Some(event) = generation.next_blocking() {
+        if let Event::Token { top, .. } = event {
+            let of = |name: &str| {
+                let id = tokenizer.token_id(name).unwrap();
+                f64::from(top.iter().find(|(token, _)| *token == id).unwrap().1).exp()
+            };
+            return of("yes") / (of("yes") + of("no"));
+        }
+    }
+    panic!("no token");
+}
+
+fn score_of(result: &Value) -> f64 {
+    result.as_f64().unwrap_or_else(|| panic!("{result} is no number"))
+}
+
+#[test]
+fn rerankers_score_as_the_reference_in_every_form() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = folder(home.path());
+    let server = Server::start(&[folder.to_str().unwrap()]);
+    let model = Model::open(&folder, &LoadOptions::default()).unwrap();
+    let backend = Reference { kv: KvRounding::F32, poison: None };
+    let engine = Engine::start(&backend, &model, EngineOptions::default()).unwrap();
+    let expected = |document: &str| expected(&model, &engine, QUERY, document, INSTRUCTION);
+    let mut order: Vec<(usize, f64)> = DOCUMENTS.iter().map(|text| expected(text)).enumerate().collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let name = "Qwen3-Reranker-tiny";
+    let body = json!({"model": name, "query": QUERY, "documents": DOCUMENTS});
+    let with = |more: Value| {
+        let mut body = body.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+
+    let answer = server.post("/v1/rerank", &body).ok();
+    let results = answer["results"].as_array().unwrap();
+    assert_eq!((results.len(), &answer["model"]), (4, &json!(name)));
+    for (result, (index, score)) in results.iter().zip(&order) {
+        assert_eq!(result["index"], *index, "{results:?} {order:?}");
+        assert!((score_of(&result["relevance_score"]) - score).abs() < 1e-3, "{results:?} {order:?}");
+        assert_eq!(result["document"]["text"], DOCUMENTS[*index]);
+    }
+    assert!(answer["usage"]["total_tokens"].as_u64() > Some(1000), "{}", answer["usage"]);
+
+    // Other forms of the same.
+    let objects: Vec<_> = DOCUMENTS.iter().map(|text| json!({"text": text})).collect();
+    let short = server.post("/v2/rerank", &with(json!({"documents": objects, "top_n": 2}))).ok();
+    let best = &short["results"][0];
+    assert_eq!((short["results"].as_array().unwrap().len(), &best["index"]), (2, &results[0]["index"]));
+    assert_eq!((&best["relevance_score"], &best["document"]), (&results[0]["relevance_score"], &Value::Null));
+    // TEI names no model.
+    let tei = json!({"query": QUERY, "texts": DOCUMENTS, "return_text": true});
+    let tei = server.post("/rerank", &tei).ok();
+    assert_eq!(tei[3]["text"], DOCUMENTS[order[3].0]);
+    assert_eq!(tei[0]["score"], results[0]["relevance_score"]);
+    let raw = server.post("/rerank", &json!({"query": QUERY, "texts": DOCUMENTS, "raw_scores": true})).ok();
+    let sigmoid = 1.0 / (1.0 + (-score_of(&raw[0]["score"])).exp());
+    assert!((sigmoid - order[0].1).abs() < 1e-3 && raw[0].get("text").is_none());
+    let scores = server.post("/v1/score", &json!({"text_1": QUERY, "text_2": DOCUMENTS, "model": name})).ok();
+    for (index, score) in &order {
+        assert!((score_of(&scores["data"][*index]["score"]) - score).abs() < 1e-3);
+    }
+    let pairs = json!({"queries": [QUERY, "x"], "documents": [DOCUMENTS[2], "y"], "model": name});
+    let pairs = server.post("/score", &pairs).ok();
+    assert_eq!(pairs["data"][0]["score"], scores["data"][2]["score"]);
+    // Another task is another question.
+    let asked = json!({"instruction": "Find foxes", "documents": [DOCUMENTS[1]]});
+    let asked = server.post("/v1/rerank", &with(asked)).ok();
+    let wanted = self::expected(&model, &engine, QUERY, DOCUMENTS[1], "Find foxes");
+    assert!((score_of(&asked["results"][0]["relevance_score"]) - wanted).abs() < 1e-3);
+
+    // Refusals name the document.
+    let long = "word ".repeat(400);
+    for (more, words) in [
+        (json!({"documents": []}), "`documents` is an empty list"),
+        (json!({"documents": ["a", ""]}), "`documents[1]` is an empty text"),
+        (json!({"documents": ["a", 1]}), "`documents[1]`"),
+        (json!({"documents": ["a", long]}), "`documents[1]` has 2"),
+        (json!({"documents": ["x".repeat(1 << 20)]}), "`documents[0]` has at least"),
+        (json!({"texts": ["a"]}), "either `documents` or `texts`"),
+        (json!({"query": ""}), "`query` is an empty text"),
+        (json!({"model": "tales"}), "`tales` is no reranker"),
+    ] {
+        let error = server.post("/v1/rerank", &with(more.clone())).error();
+        assert!(error.starts_with("400 ") && error.contains(words), "{more}: {error}");
+    }
+    for cut in
+        [json!({"truncate": true}), json!({"truncate": "START"}), json!({"truncate_prompt_tokens": 600})]
+    {
+        let mut body = with(json!({"documents": ["a", long, "x".repeat(1 << 20)]}));
+        body.as_object_mut().unwrap().extend(cut.as_object().unwrap().clone());
+        let answer = server.post("/v1/rerank", &body).ok();
+        assert_eq!(answer["results"].as_array().unwrap().len(), 3, "{cut}");
+    }
+    // A page of the model says what it can do.
+    let shown = server.post("/api/show", &json!({"model": name})).ok();
+    assert!(
+        shown["capabilities"].as_array().unwrap().contains(&json!("rerank")),
+        "{}",
+        shown["capabilities"]
+    );
+    assert_eq!(server.get("/info").ok()["model_id"], name);
+}
+
+#[test]
+fn prompts_and_formats_are_chosen_by_requests() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = folder(home.path());
+    let server = Server::start(&[folder.to_str().unwrap()]);
+    let name = "Qwen3-Reranker-tiny";
+    let embed = |input: &str, more: Value| {
+        let mut body = json!({"model": name, "input": input});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/v1/embeddings", &body)
+    };
+    let vector = |input: &str, more: Value| embed(input, more).ok()["data"][0]["embedding"].clone();
+    let (plain, prompted) = (vector("a fox", json!({})), vector("Q: a fox", json!({})));
+    assert_ne!(plain, prompted);
+    for (more, expected) in [
+        (json!({"prompt_name": "query"}), &prompted),
+        (json!({"input_type": "query"}), &prompted),
+        (json!({"input_type": "search_query"}), &prompted),
+        // Documents have no prompt in these files, and are embedded as they are.
+        (json!({"input_type": "document"}), &plain),
+        (json!({"prompt_name": "clustering"}), &plain),
+    ] {
+        assert_eq!(vector("a fox", more.clone()), *expected, "{more}");
+    }
+    let invalid = "400 invalid_request_error/invalid_value ";
+    for (more, words) in [
+        (json!({"prompt_name": "passage"}), "this model has `query`, `clustering`"),
+        (json!({"prompt_name": "query", "input_type": "query"}), "both select a prompt"),
+        (json!({"truncate": "middle"}), "`truncate`"),
+        (json!({"truncate_prompt_tokens": 5000}), "`truncate_prompt_tokens` is 5000"),
+        (json!({"truncate_prompt_tokens": 0}), "`truncate_prompt_tokens` is 0"),
+        (json!({"encoding_format": "int8", "embedding_type": "binary"}), "differ"),
+        (json!({"late_chunking": true}), "`late_chunking`"),
+    ] {
+        let error = embed("a fox", more.clone()).error();
+        assert!(error.starts_with(invalid) && error.contains(words), "{more}: {error}");
+    }
+    let tales = json!({"model": "tales", "input": "a", "prompt_name": "query"});
+    let error = server.post("/v1/embeddings", &tales).error();
+    assert!(error.contains("the files of this model define no prompts"), "{error}");
+
+    // Integers follow from the floats.
+    let floats: Vec<f64> = plain.as_array().unwrap().iter().map(score_of).collect();
+    let largest = floats.iter().fold(0f64, |largest, value| largest.max(value.abs()));
+    let int8 = vector("a fox", json!({"encoding_format": "int8"}));
+    for (value, float) in int8.as_array().unwrap().iter().zip(&floats) {
+        assert!((score_of(value) - 127.0 * float / largest).abs() <= 0.501);
+    }
+    let bits = vector("a fox", json!({"embedding_type": "ubinary"}));
+    let first = floats[..8].iter().fold(0, |byte, &value| byte << 1 | i64::from(value > 0.0));
+    assert_eq!((bits.as_array().unwrap().len(), bits[0].as_i64()), (floats.len() / 8, Some(first)));
+
+    // The forms of Cohere and TEI.
+    let cohere = json!({"model": name, "texts": ["a fox"], "input_type": "search_query", "embedding_types": ["float", "binary"]});
+    let cohere = server.post("/v2/embed", &cohere).ok();
+    assert_eq!(cohere["embeddings"]["float"][0], prompted);
+    assert_eq!(cohere["embeddings"]["binary"][0].as_array().unwrap().len(), floats.len() / 8);
+    let cohere = server.post("/v1/embed", &json!({"model": name, "texts": ["a fox"]})).ok();
+    assert_eq!(cohere["embeddings"][0], plain);
+    let tei = server.post("/embed", &json!({"inputs": ["a fox"], "prompt_name": "query"})).ok();
+    assert_eq!(tei[0], prompted);
+    let compared = json!({"inputs": {"source_sentence": "a fox", "sentences": ["a fox", "Q: a fox"]}});
+    let compared = server.post("/similarity", &compared).ok();
+    assert!((score_of(&compared[0]) - 1.0).abs() < 1e-5 && score_of(&compared[1]) < 0.999);
+    let cosines = json!({"model": "tales", "text_1": "a fox", "text_2": ["a fox", "the sea"]});
+    let cosines = server.post("/v1/score", &cosines).ok();
+    assert!((score_of(&cosines["data"][0]["score"]) - 1.0).abs() < 1e-5);
+
+    // Errors name the text, and cutting is a choice.
+    let long = "word ".repeat(400);
+    let body = |more: Value| {
+        let mut body = json!({"model": name, "input": ["a", long]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let error = server.post("/v1/embeddings", &body(json!({}))).error();
+    assert!(
+        error.starts_with("400 invalid_request_error/context_length_exceeded ")
+            && error.contains("`input[1]` has 2000 tokens")
+            && error.contains("1024"),
+        "{error}"
+    );
+    let error = server.post("/v1/embeddings", &body(json!({"input": [[1], [1, 999]]}))).error();
+    assert!(error.contains("`input[1]`") && error.contains("999"), "{error}");
+    let cut = |more: Value| {
+        let answer = server.post("/v1/embeddings", &body(more)).ok();
+        (answer["data"][1]["embedding"].clone(), answer["usage"]["total_tokens"].as_u64().unwrap())
+    };
+    let (end, tokens) = cut(json!({"truncate_prompt_tokens": 8}));
+    assert_eq!((&end, tokens), (&vector("word wor", json!({})), 9));
+    let (start, _) = cut(json!({"truncate_prompt_tokens": 7, "truncation_side": "left"}));
+    assert_eq!(start, vector("d word ", json!({})));
+    assert_eq!(cut(json!({"truncate": true})).1, 1025);
+    let error = server.post("/v1/embeddings", &json!({"model": name, "input": vec!["a"; 100_001]})).error();
+    assert!(error.contains("`input` has 100001 elements"), "{error}");
+}
