@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    path::{Path, PathBuf},
+    path::{MAIN_SEPARATOR, Path, PathBuf},
 };
 
 use crate::{
@@ -41,7 +41,7 @@ pub(crate) struct Found {
 
 /// True for files of a Hugging Face folder that are needed to run the model.
 pub(crate) fn belongs_to_folder(name: &str) -> bool {
-    const FILES: [&str; 12] = [
+    const FILES: [&str; 15] = [
         "config.json",
         "generation_config.json",
         "model.safetensors.index.json",
@@ -54,8 +54,39 @@ pub(crate) fn belongs_to_folder(name: &str) -> bool {
         "merges.txt",
         "chat_template.jinja",
         "chat_template.json",
+        "modules.json",
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
     ];
-    FILES.contains(&name) || is_weights(name)
+    FILES.contains(&name) || is_weights(name) || module_file(name).is_some()
+}
+
+/// Files of a module of sentence-transformers: `1_Pooling/config.json`.
+const MODULE_FILES: [&str; 2] = ["config.json", "model.safetensors"];
+
+/// Returns the plain name under which the library has a file of a module: `1_Pooling.config.json` for `1_Pooling/config.json`. `None`
+/// for other files.
+pub(crate) fn module_file(path: &str) -> Option<String> {
+    let at = path.find(['/', '.'])?;
+    let (folder, file) = (&path[..at], &path[at + 1..]);
+    (is_module(folder) && MODULE_FILES.contains(&file)).then(|| format!("{folder}.{file}"))
+}
+
+/// True for the name of a module's folder: `2_Dense`.
+fn is_module(folder: &str) -> bool {
+    folder.split_once('_').is_some_and(|(number, kind)| {
+        (1..=2).contains(&number.len())
+            && (1..=32).contains(&kind.len())
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+            && kind.bytes().all(|byte| byte.is_ascii_alphabetic())
+    })
+}
+
+/// Returns the library's name of a file in a folder, or of the file itself.
+fn name_in(folder: &Path, file: &Path) -> Option<String> {
+    let nested = file.strip_prefix(folder).ok().and_then(Path::to_str);
+    let nested = nested.map(|nested| nested.replace(MAIN_SEPARATOR, "/"));
+    nested.and_then(|nested| module_file(&nested)).or_else(|| Some(file.file_name()?.to_str()?.to_owned()))
 }
 
 /// `model.safetensors` or `model-00001-of-00002.safetensors`; other safetensors are other versions of the same, or
@@ -151,11 +182,13 @@ pub(crate) fn find(path: &Path) -> Result<Found, RegistryError> {
     let open = path.canonicalize().map_err(RegistryError::io("open", path))?;
     if open.is_dir() {
         let entries = fs::read_dir(&open).map_err(RegistryError::io("read the folder", path))?;
-        let name = |path: &PathBuf| path.file_name()?.to_str().map(str::to_owned);
-        let mut files: Vec<PathBuf> = entries
+        let name = |path: &PathBuf| name_in(&open, path);
+        let (folders, mut files): (Vec<PathBuf>, Vec<PathBuf>) = entries
             .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| name(path).is_some_and(|name| belongs_to_folder(&name)))
-            .collect();
+            .filter(|path| name(path).is_some_and(|name| belongs_to_folder(&name) || is_module(&name)))
+            .partition(|path| name(path).is_some_and(|name| is_module(&name)));
+        let in_module = |folder: &PathBuf| MODULE_FILES.map(|file| folder.join(file));
+        files.extend(folders.iter().flat_map(in_module).filter(|file| file.is_file()));
         files.sort();
         files.iter().try_for_each(|file| with_content(file))?;
         let names: Vec<String> = files.iter().filter_map(name).collect();
@@ -225,7 +258,7 @@ pub(crate) fn take_in(
     let mut transfers = Vec::with_capacity(found.files.len());
     for file in &found.files {
         let size = fs::metadata(file).map_err(RegistryError::io("read", file))?.len();
-        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        let name = name_in(&found.open, file).unwrap_or_default();
         transfers.push(Transfer { name, size, digest: None });
     }
     progress(Progress::Files(&transfers));
@@ -286,6 +319,7 @@ mod tests {
         check(&["a.gguf"], expect!["gguf"]);
         check(&["a-00002-of-00002.gguf", "a-00001-of-00002.gguf"], expect!["gguf"]);
         check(&["config.json", "model.safetensors", "tokenizer.json"], expect!["safetensors"]);
+        check(&["config.json", "model.safetensors", "1_Pooling.config.json"], expect!["safetensors"]);
         check(&[], expect!["cannot import `x`: there are no files"]);
         check(
             &["a-00001-of-00002.gguf", "b-00002-of-00002.gguf"],
@@ -301,6 +335,33 @@ mod tests {
                 "cannot import `x`: there is no model.safetensors, and nothing like model-00001-of-00002.safetensors"
             ],
         );
+    }
+
+    #[test]
+    fn files_of_modules_get_plain_names() {
+        for (path, name) in [
+            ("1_Pooling/config.json", Some("1_Pooling.config.json")),
+            ("12_Dense/model.safetensors", Some("12_Dense.model.safetensors")),
+            ("1_Pooling.config.json", Some("1_Pooling.config.json")),
+            ("Pooling/config.json", None),
+            ("1_/config.json", None),
+            ("1_Pooling/../config.json", None),
+            ("../1_Pooling/config.json", None),
+            ("onnx/model.safetensors", None),
+        ] {
+            assert_eq!(module_file(path).as_deref(), name, "{path}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        for name in
+            ["config.json", "model.safetensors", "modules.json", "1_Pooling/config.json", "onnx/model.onnx"]
+        {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "{}").unwrap();
+        }
+        let found = find(folder.path()).unwrap();
+        let names: Vec<_> = found.files.iter().filter_map(|file| name_in(&found.open, file)).collect();
+        assert_eq!(names, ["1_Pooling.config.json", "config.json", "model.safetensors", "modules.json"]);
     }
 
     #[test]

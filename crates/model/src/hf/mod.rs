@@ -85,7 +85,7 @@ impl HfFolder {
                 .map_err(|error| bad(&path, &format!("it is not JSON: {error}")))?,
             None => Value::Null,
         };
-        let pooling = read_object(&self.path.join("1_Pooling/config.json"), MAX_CONFIG)?;
+        let pooling = read_object(&self.module_file("1_Pooling", "config.json"), MAX_CONFIG)?;
         Ok((modules, pooling.unwrap_or_default()))
     }
 
@@ -98,17 +98,23 @@ impl HfFolder {
 
     /// The configuration of a module of sentence-transformers in the folder `module`; empty if there is none.
     pub(crate) fn module_config(&self, module: &str) -> Result<Map<String, Value>, ModelError> {
-        Ok(read_object(&self.path.join(module).join("config.json"), MAX_CONFIG)?.unwrap_or_default())
+        Ok(read_object(&self.module_file(module, "config.json"), MAX_CONFIG)?.unwrap_or_default())
     }
 
     /// The tensors of a module of sentence-transformers; none if it has no file of them.
     pub(crate) fn module_tensors(&self, module: &str) -> Result<Vec<Tensor>, ModelError> {
-        let path = self.path.join(module).join("model.safetensors");
+        let path = self.module_file(module, "model.safetensors");
         let mut tensors = Vec::new();
         if path.is_file() {
             safetensors::open(&path, 0, &mut tensors)?;
         }
         Ok(tensors)
+    }
+
+    /// The path of a file of a module. The library has it under a plain name: `1_Pooling.config.json`.
+    pub(crate) fn module_file(&self, folder: &str, file: &str) -> PathBuf {
+        let plain = self.path.join(format!("{folder}.{file}"));
+        if plain.is_file() { plain } else { self.path.join(folder).join(file) }
     }
 
     /// The prompts of `config_sentence_transformers.json`; none without that file.

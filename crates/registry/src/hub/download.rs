@@ -74,7 +74,7 @@ impl Hub {
 
 impl RemoteFile {
     fn transfer(&self) -> Transfer {
-        Transfer { name: self.name().to_owned(), size: self.size, digest: self.digest() }
+        Transfer { name: self.name(), size: self.size, digest: self.digest() }
     }
 
     /// Returns its digest, if the hub reports it.
@@ -135,7 +135,7 @@ impl Job<'_> {
     }
 
     fn finished(&self, digest: Digest) -> FileRecord {
-        let (name, size) = (self.file.name().to_owned(), self.file.size);
+        let (name, size) = (self.file.name(), self.file.size);
         (self.progress)(Progress::Bytes { file: self.index, done: size });
         (self.progress)(Progress::Finished { file: self.index });
         FileRecord { name, size, digest, location: None }

@@ -101,9 +101,10 @@ pub(crate) enum Check {
 }
 
 impl RemoteFile {
-    /// Returns the name without folders.
-    pub(crate) fn name(&self) -> &str {
-        self.path.rsplit('/').next().unwrap_or_default()
+    /// Returns the name in the library: the file's own, without folders, but for files of modules.
+    pub(crate) fn name(&self) -> String {
+        let own = || self.path.rsplit('/').next().unwrap_or_default().to_owned();
+        crate::import::module_file(&self.path).unwrap_or_else(own)
     }
 }
 
