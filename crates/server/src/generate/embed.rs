@@ -28,7 +28,7 @@ pub struct EmbedRequest {
     pub prompt: PromptChoice,
     /// Number of leading values to keep.
     pub dimensions: Option<ClientCount>,
-    /// What happens to texts that are too long.
+    /// Treatment of texts that are too long.
     pub truncation: Truncation,
     /// Most tokens of a text, at most the model's own bound.
     pub context: Option<ClientCount>,
@@ -77,7 +77,7 @@ impl Field {
     }
 }
 
-/// What happens to texts that are too long.
+/// Treatment of texts that are too long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Truncation {
     /// The request is refused.

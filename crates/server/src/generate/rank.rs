@@ -22,7 +22,7 @@ pub struct RankRequest {
     pub field: Field,
     /// The task, for rerankers that read one; `None` is the model's own.
     pub instruction: Option<String>,
-    /// What happens to documents that are too long.
+    /// Treatment of documents that are too long.
     pub truncation: Truncation,
     /// True for logits. Otherwise scores are between 0 and 1.
     pub raw: bool,
@@ -152,7 +152,7 @@ async fn rank_with(
                 is_exact,
                 limit: most,
             };
-            // What is certainly too long is not tokenized. A document that may be cut is cut before.
+            // A text that is certainly too long is not tokenized. A document that may be cut is cut before.
             for text in
                 [Some(&*query), Some(document.as_str()).filter(|_| cut.is_none())].into_iter().flatten()
             {

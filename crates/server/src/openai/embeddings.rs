@@ -73,7 +73,7 @@ pub struct EmbeddingUsage {
 /// Computes embeddings of texts.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// Fields with values that are not supported, by name.
 #[utoipa::path(
     post, path = "/v1/embeddings", tag = "OpenAI",
     request_body = EmbeddingRequest,

@@ -33,7 +33,7 @@ pub struct EmbedParams {
     pub output_dimension: Option<ClientCount>,
     /// The end of a text that is cut off if it is too long: `END` if absent, `START`, or `NONE` to refuse such texts.
     pub truncate: Option<String>,
-    /// What the texts are for: `search_query`, `search_document`, or the name of a prompt. If the model's files define a prompt
+    /// Purpose of the texts: `search_query`, `search_document`, or the name of a prompt. If the model's files define a prompt
     /// for it, its text is put before each text.
     pub input_type: Option<String>,
 }
@@ -105,7 +105,7 @@ pub struct BilledUnits {
 /// Computes embeddings of texts: as a list of vectors, unless `embedding_types` asks for encodings.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// Fields with values that are not supported, by name.
 #[utoipa::path(
     post, path = "/v1/embed", tag = "Retrieval",
     request_body = EmbedParams,
@@ -126,7 +126,7 @@ pub async fn v1(
 /// Computes embeddings of texts, in lists by encoding.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// Fields with values that are not supported, by name.
 #[utoipa::path(
     post, path = "/v2/embed", tag = "Retrieval",
     request_body = EmbedParams,

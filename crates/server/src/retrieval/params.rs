@@ -117,7 +117,7 @@ impl TruncationParams {
 pub struct PromptParams {
     /// Name of a prompt that the model's files define; its text is put before each text. Without it, none is.
     pub prompt_name: Option<String>,
-    /// What the texts are for: `query` or `document` (also `search_query`, `passage`, ...), or the name of a prompt. If the
+    /// Purpose of the texts: `query` or `document` (also `search_query`, `passage`, ...), or the name of a prompt. If the
     /// model's files define a prompt for it, its text is put before each text.
     pub input_type: Option<String>,
 }

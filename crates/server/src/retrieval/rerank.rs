@@ -139,7 +139,7 @@ pub struct Rank {
 /// Sorts documents by how well they fit a query.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// Fields with values that are not supported, by name.
 #[utoipa::path(
     post, path = "/v1/rerank", tag = "Retrieval",
     request_body = RerankRequest,
@@ -160,7 +160,7 @@ pub async fn v1(
 /// Sorts documents by how well they fit a query, as Cohere's API does: without their texts.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// Fields with values that are not supported, by name.
 #[utoipa::path(
     post, path = "/v2/rerank", tag = "Retrieval",
     request_body = RerankRequest,
@@ -181,7 +181,7 @@ pub async fn v2(
 /// Sorts documents by how well they fit a query; with `texts` as TEI does it.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// Fields with values that are not supported, by name.
 #[utoipa::path(
     post, path = "/rerank", tag = "Retrieval",
     request_body = RerankRequest,

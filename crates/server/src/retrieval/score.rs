@@ -75,7 +75,7 @@ pub struct Score {
 /// Scores pairs of texts: with a reranker, or by the cosine of their embeddings.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// Fields with values that are not supported, by name.
 #[utoipa::path(
     post, path = "/v1/score", tag = "Retrieval",
     request_body = ScoreRequest,
@@ -150,7 +150,7 @@ pub async fn v1(
 /// Scores pairs of texts: another path of `/v1/score`.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// Fields with values that are not supported, by name.
 #[utoipa::path(
     post, path = "/score", tag = "Retrieval",
     request_body = ScoreRequest,

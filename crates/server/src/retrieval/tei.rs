@@ -43,7 +43,7 @@ impl Body for EmbedParams {
 /// Computes embeddings of texts: the answer is a list of vectors.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// Fields with values that are not supported, by name.
 #[utoipa::path(
     post, path = "/embed", tag = "Retrieval",
     request_body = EmbedParams,
@@ -109,7 +109,7 @@ pub struct SimilarityParams {
 /// Compares texts by the cosine of their embeddings: the answer is a list of numbers.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// Fields with values that are not supported, by name.
 #[utoipa::path(
     post, path = "/similarity", tag = "Retrieval",
     request_body = SimilarityRequest,
@@ -149,7 +149,7 @@ pub async fn similarity(
     written(&state, &client, answer).await
 }
 
-/// What the server runs, as TEI describes it.
+/// Description of the model, as TEI has it.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = TeiInfo)]
 pub struct Info {
