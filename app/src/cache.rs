@@ -10,6 +10,7 @@ use crate::{
     failure::{Failure, Outcome},
     output::Output,
     serve::disk::default_folder,
+    sessions,
     settings::{LibrarySettings, Terminal},
     units,
 };
@@ -129,10 +130,20 @@ fn clear(dir: &Path, model: Option<&str>, as_json: bool) -> Outcome<()> {
     }
 }
 
-/// Deletes what is stored for a model that is being removed, unless a server has the store open. Returns false then.
-pub fn forget(settings: &LibrarySettings, model: &str) -> bool {
-    let Some(dir) = default_folder(settings).filter(|dir| dir.exists()) else { return true };
-    let Ok(store) = Store::open(&dir, StoreOptions::new(u64::MAX)) else { return false };
-    store.remove_model(model);
-    store.flush(PATIENCE)
+/// Deletes what is stored for a model that is being removed, also in sessions. A server that has the store open does it
+/// within seconds.
+///
+/// # Errors
+/// A store that cannot be written.
+pub fn forget(settings: &LibrarySettings, model: &str) -> Result<(), StoreError> {
+    let dirs = default_folder(settings).into_iter().chain(sessions::caches(settings));
+    dirs.filter(|dir| dir.exists()).try_for_each(|dir| match Store::open(&dir, StoreOptions::new(u64::MAX)) {
+        Ok(store) => {
+            store.remove_model(model);
+            store.flush(PATIENCE);
+            Ok(())
+        }
+        Err(StoreError::InUse { .. }) => Store::request_removal(&dir, model),
+        Err(error) => Err(error),
+    })
 }

@@ -20,6 +20,7 @@ mod ps;
 mod quantize;
 mod run;
 mod serve;
+mod sessions;
 mod settings;
 mod terminal;
 mod tokenize;
@@ -93,6 +94,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Ps(args) => ps::ps(args, terminal),
         Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?), terminal),
         Command::Cache(args) => cache::cache(args, library, terminal),
+        Command::Sessions(args) => sessions::sessions(args, library, terminal),
         Command::Bench(args) => bench::bench(args, library, terminal),
         Command::Eval(args) => eval::eval(args, library, terminal),
         Command::Embed(args) => embed::embed(args, library, terminal),

@@ -96,6 +96,14 @@ impl Source {
         }
     }
 
+    /// A name that leads to the model from any folder.
+    pub fn reference(&self) -> String {
+        match self {
+            Self::Path(path) => path.canonicalize().unwrap_or_else(|_| path.clone()).display().to_string(),
+            _ => self.name(),
+        }
+    }
+
     /// Returns the model's name for status lines: for a file, its name without folders and extension.
     pub fn short_name(&self) -> String {
         match self {

@@ -295,3 +295,68 @@ fn ctrl_c_stops_after_printing_what_there_is() {
     let last: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
     assert_eq!(last["finish_reason"], "cancelled");
 }
+
+/// Messages and cache of a session outlive the process.
+#[test]
+fn a_session_goes_on_where_it_ended() {
+    let home = tempfile::tempdir().unwrap();
+    let in_home = |args: &[&str]| -> common::Ran {
+        paguro(args).env("PAGURO_HOME", home.path()).output().unwrap().into()
+    };
+    let ask = |session: &str, text: &str| {
+        let flags = ["run", "--json", "--temperature", "0", "--max-tokens", "24", "--session", session, text];
+        in_home(&flags).json()
+    };
+    let folder = |name: &str| home.path().join("sessions").join(name);
+    let file = |name: &str| folder(name).join("conversation.json");
+    let first = ask("garden", &"Tell me a story about a shy fox who lost a key. ".repeat(25));
+    assert_eq!(first["cached_tokens"], 0);
+    // The same messages without a cache.
+    std::fs::create_dir_all(folder("copy")).unwrap();
+    std::fs::copy(file("garden"), file("copy")).unwrap();
+    let second = ask("garden", "What happened to the key?");
+    assert!(second["cached_tokens"].as_u64().unwrap() >= 256, "{second}");
+    let computed = ask("copy", "What happened to the key?");
+    assert_eq!((&computed["cached_tokens"], &computed["text"]), (&json!(0), &second["text"]));
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(file("garden")).unwrap()).unwrap();
+    assert_eq!((saved["messages"].as_array().unwrap().len(), &saved["model"]), (4, &json!("tales")));
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(file("garden")), mode(folder("garden").join("kv"))), (0o600, 0o700));
+    }
+    let list = in_home(&["sessions", "list", "--json"]).json_lines();
+    let names: Vec<_> = list.iter().map(|it| (it["name"].as_str().unwrap(), &it["messages"])).collect();
+    assert_eq!(names, [("copy", &json!(4)), ("garden", &json!(4))]);
+    assert!(in_home(&["sessions", "ls"]).ok().contains("garden  tales"));
+    // Used by another process, which reads its prompt from standard input.
+    let mut other = paguro(&["run", "--session", "busy"])
+        .env("PAGURO_HOME", home.path())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let failed = |args: &[&str], error: &str| {
+        let ran = in_home(args);
+        assert!(ran.code != Some(0) && ran.err.contains(error), "{args:?}: {ran:?}");
+    };
+    // It has the lock soon after the file with it.
+    let lock = folder("busy").join("kv/lock");
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !lock.exists() {
+        assert!(std::time::Instant::now() < end, "it never begins");
+        thread::sleep(std::time::Duration::from_millis(10));
+    }
+    thread::sleep(std::time::Duration::from_millis(50));
+    failed(&["sessions", "rm", "busy"], "the session `busy` is in use by another process");
+    failed(&["run", "--session", "busy", "Hi there"], "the session `busy` is in use by another process");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(in_home(&["sessions", "rm", "garden", "copy"]).ok(), "removed garden\nremoved copy\n");
+    assert!(!folder("garden").exists());
+    failed(&["sessions", "rm", "garden"], "there is no session `garden`");
+    for name in ["../x", ".x", "", "a/b", &"x".repeat(65)] {
+        failed(&["run", "--session", name, "Hi there"], "cannot be the name of a session");
+    }
+    failed(&["run", "--session", "x", "--raw", "Hi there"], "cannot be used with");
+}

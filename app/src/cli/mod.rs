@@ -13,6 +13,7 @@ mod quantize;
 mod run;
 mod sampling;
 mod serve;
+mod sessions;
 
 use std::path::PathBuf;
 
@@ -35,6 +36,7 @@ pub use quantize::{ConvertArgs, QuantizeArgs, WriteArgs};
 pub use run::RunArgs;
 pub use sampling::{GrammarArgs, Limit, SamplingArgs};
 pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions, SharePrefixes, Time};
+pub use sessions::{SessionsArgs, SessionsCommand};
 
 /// Paguro runs language models on this machine.
 #[derive(Debug, Parser)]
@@ -92,6 +94,8 @@ pub enum Command {
     Keys(KeysArgs),
     /// Show, check or delete what servers keep of earlier prompts on disk
     Cache(CacheArgs),
+    /// List or delete conversations that `run --session` keeps
+    Sessions(SessionsArgs),
     /// Measure speed, against this machine's own ceiling
     Bench(BenchArgs),
     /// Measure perplexity on a text

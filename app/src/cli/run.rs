@@ -36,6 +36,7 @@ Examples:
   paguro run qwen3:0.6b \"What is a hermit crab?\" --temperature 0
   paguro run some/hf-folder --system \"Answer in one sentence.\"
   cat notes.txt | paguro run MODEL.gguf \"Sum this up:\"
+  paguro run --session garden \"Which herbs grow in the shade?\"
   paguro run --json-schema fox.json \"Describe a fox\"
   paguro run --json --seed 7 \"Name a fox\" | jq -r .text")]
 pub struct RunArgs {
@@ -62,6 +63,10 @@ pub struct RunArgs {
     /// The system message, for models with a chat template
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
+
+    /// Go on with the conversation of this name, or begin it: its messages and cache are kept (`paguro sessions`)
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["raw", "branches"])]
+    pub session: Option<String>,
 
     /// Continue the prompt without the model's chat template
     #[arg(long, conflicts_with = "system")]

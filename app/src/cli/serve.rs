@@ -278,10 +278,15 @@ pub struct ServeOptions {
     )]
     pub kv_dtype: Option<KvDtype>,
 
+    /// Memory of the host for K and V that a GPU has no room for, of all models together; or off. It has no use on the CPU [default: a
+    /// quarter of the free memory, at most 16GB]
+    #[arg(long, env = "PAGURO_KV_HOST", value_name = "BYTES|off", help_heading = "Models")]
+    pub kv_host: Option<SizeOrOff>,
+
     /// Space on disk for K and V of earlier requests, which then need not be computed again, also after a restart; or off [default: a
     /// tenth of the free space, at most 16GB]
     #[arg(long, env = "PAGURO_KV_DISK", value_name = "BYTES|off", help_heading = "Models")]
-    pub kv_disk: Option<DiskSize>,
+    pub kv_disk: Option<SizeOrOff>,
 
     /// Folder of the disk cache [default: `kv` in the folder of the library]
     #[arg(long, env = "PAGURO_KV_DISK_DIR", value_name = "DIR", help_heading = "Models")]
@@ -395,6 +400,7 @@ impl ServeOptions {
             kv_memory: self.kv_memory.or(weaker.kv_memory),
             kv_dtype: self.kv_dtype.or(weaker.kv_dtype),
             share_prefixes: self.share_prefixes.or(weaker.share_prefixes),
+            kv_host: self.kv_host.or(weaker.kv_host),
             kv_disk: self.kv_disk.or(weaker.kv_disk),
             kv_disk_dir: self.kv_disk_dir.or(weaker.kv_disk_dir),
             parallel: self.parallel.or(weaker.parallel),
@@ -450,7 +456,7 @@ pub enum SharePrefixes {
 
 /// A number of [`Bytes`], or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskSize(pub Option<u64>);
+pub struct SizeOrOff(pub Option<u64>);
 
 /// Splits a text into a number and its unit.
 fn split(text: &str) -> Option<(f64, &str)> {
@@ -513,7 +519,7 @@ impl FromStr for KeepAlive {
     }
 }
 
-impl FromStr for DiskSize {
+impl FromStr for SizeOrOff {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -548,7 +554,7 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
-impl<'de> Deserialize<'de> for DiskSize {
+impl<'de> Deserialize<'de> for SizeOrOff {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_text(deserializer)
     }
@@ -586,7 +592,7 @@ mod tests {
         assert!(time("soon").is_err() && time("-3s").is_err());
         assert_eq!("forever".parse(), Ok(KeepAlive(None)));
         assert_eq!("0".parse(), Ok(KeepAlive(Some(Duration::ZERO))));
-        let disk = |text: &str| text.parse::<DiskSize>().map(|size| size.0);
+        let disk = |text: &str| text.parse::<SizeOrOff>().map(|size| size.0);
         assert_eq!((disk("off"), disk("1GB")), (Ok(None), Ok(Some(1_000_000_000))));
         assert!(disk("on").unwrap_err().ends_with(", or off"));
     }

@@ -35,10 +35,8 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
         };
         let model = removed.record.name.short();
         out.line(format_args!("removed {model} ({freed})"))?;
-        if !cache::forget(settings, &model) {
-            out.line(format_args!(
-                "a server has the cache on disk open, in which prompts of {model} are; `paguro cache clear {model}` deletes them when it has stopped"
-            ))?;
+        if let Err(error) = cache::forget(settings, &model) {
+            out.line(format_args!("its cache on disk is still there: {error}"))?;
         }
     }
     Ok(())

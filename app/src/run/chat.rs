@@ -34,6 +34,8 @@ pub struct Chat<'a> {
     asked: Asked<'a>,
     running: Running,
     conversation: Conversation,
+    /// The conversation that the session's file has.
+    kept: Conversation,
     sampling: SamplingArgs,
     /// True to show speeds after each answer.
     verbose: bool,
@@ -51,9 +53,17 @@ struct SetLine {
 impl<'a> Chat<'a> {
     /// Creates a chat.
     pub fn new(asked: Asked<'a>, running: Running) -> Self {
-        let conversation = Conversation::new(asked.args.system.clone());
+        let conversation = asked.conversation();
         let sampling = asked.args.sampling.clone();
-        Self { asked, running, conversation, sampling, verbose: asked.terminal.verbose, out: Output::new() }
+        Self {
+            kept: conversation.clone(),
+            asked,
+            running,
+            conversation,
+            sampling,
+            verbose: asked.terminal.verbose,
+            out: Output::new(),
+        }
     }
 
     /// Runs the chat until the user leaves.
@@ -74,8 +84,19 @@ impl<'a> Chat<'a> {
                 Entry::Show => self.show()?,
                 other => self.command(other),
             }
+            self.keep();
         }
         Ok(())
+    }
+
+    /// Writes the session's messages, if they have changed.
+    fn keep(&mut self) {
+        if self.kept != self.conversation {
+            match self.asked.keep(&self.running, &self.conversation) {
+                Ok(()) => self.kept.clone_from(&self.conversation),
+                Err(failure) => self.say(&failure),
+            }
+        }
     }
 
     /// Executes a command that needs no answer of the model.
@@ -129,6 +150,10 @@ impl<'a> Chat<'a> {
             Style::Chat => "",
             Style::Raw(_) => " · no chat template: each text is continued on its own",
         };
+        if self.conversation.len() > 0 {
+            let messages = units::plural(self.conversation.len(), "message");
+            self.asked.terminal.status(&format!("the conversation goes on after {messages}"));
+        }
         self.asked.terminal.status(&format!("{}{what} · /help for help, Ctrl-D to leave", self.running.name));
     }
 

@@ -9,7 +9,8 @@ mod once;
 mod progress;
 mod prompt;
 mod sampling;
-mod saved;
+pub mod saved;
+mod session;
 
 use std::{
     io::{Write, stderr, stdin},
@@ -18,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use paguro_engine::{Constraint, EngineOptions, PageBudget, SubmitError};
+use paguro_engine::{Constraint, DiskCache, EngineOptions, PageBudget, SubmitError};
 use paguro_model::Model;
 
 use crate::{
@@ -29,12 +30,14 @@ use crate::{
     library,
     load::{self, Loaded},
     models::{EMBEDDED, Found, Missing, Source, is_name, is_path},
+    serve::disk::Weights,
     settings::{LibrarySettings, Terminal},
     tokenize::read_text,
     units,
 };
 use chat::Chat;
-use prompt::Style;
+use prompt::{Conversation, Style};
+use session::{DigestThread, Session};
 
 /// Default context of `run`, limited by the trained context and by memory.
 const DEFAULT_CONTEXT: usize = 65_536;
@@ -46,12 +49,25 @@ pub struct Asked<'a> {
     library: &'a LibrarySettings,
     terminal: Terminal,
     interrupt: &'a Interrupt,
+    session: Option<&'a Session>,
+}
+
+/// A model that is open and not started.
+struct Opened {
+    model: Arc<Model>,
+    style: Style,
+    /// Its files, for a session.
+    weights: Option<Weights>,
 }
 
 /// A running model.
 pub struct Running {
     /// Its name for display.
     name: String,
+    /// Its name for a later run of the session.
+    reference: String,
+    /// Ends before the engine, which saves the session's cache then.
+    _digest: Option<DigestThread>,
     loaded: Loaded,
     style: Style,
     /// Constraint of every answer.
@@ -69,7 +85,8 @@ pub fn run(
     history: Option<&Path>,
 ) -> Outcome<()> {
     let interrupt = &Interrupt::install()?;
-    let asked = Asked { args, library, terminal, interrupt };
+    let session = args.session.as_ref().map(|name| Session::open(name, library)).transpose()?;
+    let asked = Asked { args, library, terminal, interrupt, session: session.as_ref() };
     let (source, prompt) = asked.what_to_run()?;
     // Errors of the model are reported before input is read.
     let opened = asked.open_source(&source)?;
@@ -97,7 +114,10 @@ impl Asked<'_> {
         let (name, words, by_word) = match (&args.model, args.words.split_first()) {
             (Some(model), _) => (Some(model), &args.words[..], false),
             (None, Some((first, rest))) if is_name(first) => (Some(first), rest, true),
-            _ => (args.default_model.as_ref(), &args.words[..], false),
+            _ => {
+                let of_session = self.session.and_then(|session| session.model.as_ref());
+                (of_session.or(args.default_model.as_ref()), &args.words[..], false)
+            }
         };
         let words = match (flag, words.is_empty()) {
             (Some(_), false) => {
@@ -156,7 +176,7 @@ impl Asked<'_> {
     }
 
     /// Opens a model and selects the prompt style.
-    fn open_source(&self, source: &Source) -> Outcome<(Arc<Model>, Style)> {
+    fn open_source(&self, source: &Source) -> Outcome<Opened> {
         if let Source::Library { name, parameters, .. } = source
             && !parameters.is_empty()
         {
@@ -165,17 +185,42 @@ impl Asked<'_> {
                 .note(&format!("`run` does not use what is recorded with {name} for servers: {parameters}"));
         }
         let context = Some(self.args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0);
+        let weights = self.session.and_then(|session| session.weights(source));
         let model = load::model(source, context)?;
         let style = Style::new(&model, self.args.raw, self.args.system.as_deref())?;
-        Ok((model, style))
+        if self.session.is_some() && matches!(style, Style::Raw(_)) {
+            let failure = Failure::usage("the model has no chat template, so it has no conversations");
+            return Err(failure.hint("leave out --session"));
+        }
+        Ok(Opened { model, style, weights })
+    }
+
+    /// The conversation so far: the session's, or a new one.
+    fn conversation(&self) -> Conversation {
+        let system = self.args.system.clone();
+        let Some(session) = self.session else { return Conversation::new(system) };
+        let mut conversation = session.conversation.clone();
+        system.into_iter().for_each(|text| conversation.set_system(text));
+        conversation
+    }
+
+    /// Writes the session's messages, if there is a session.
+    fn keep(&self, running: &Running, conversation: &Conversation) -> Outcome<()> {
+        self.session.map_or(Ok(()), |session| session.save(&running.reference, conversation))
     }
 
     /// Starts an engine.
-    fn start(&self, source: &Source, (model, style): (Arc<Model>, Style)) -> Outcome<Running> {
+    fn start(&self, source: &Source, opened: Opened) -> Outcome<Running> {
+        let Opened { model, style, weights } = opened;
         let grammar = grammar::read(&self.args.grammar)?;
-        let loaded = start(self.args, model, self.terminal)?;
+        let name = source.short_name();
+        let session = self.session.zip(weights);
+        let disk = session.as_ref().map(|(session, weights)| session.cache(&name, weights));
+        let loaded = start(self.args, model, disk, self.terminal)?;
+        let digest =
+            session.map(|(session, weights)| session.read_later(weights, loaded.handle.clone(), &name));
         let constraint = grammar::compile(grammar.as_ref(), &loaded)?;
-        Ok(Running { name: source.short_name(), loaded, style, constraint })
+        Ok(Running { reference: source.reference(), _digest: digest, name, loaded, style, constraint })
     }
 
     /// Finds, opens and starts a model.
@@ -205,7 +250,7 @@ fn with_standard_input(prompt: Option<String>, terminal: Terminal) -> Outcome<Op
     }
 }
 
-fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loaded> {
+fn start(args: &RunArgs, model: Arc<Model>, disk: Option<DiskCache>, terminal: Terminal) -> Outcome<Loaded> {
     let context = match args.ctx {
         Some(0) => model.context_length,
         Some(tokens) => tokens,
@@ -227,6 +272,7 @@ fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loade
         step_time: Duration::MAX,
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
+        disk,
         ..defaults
     };
     load::start(model, options, args.ctx.is_none(), args.threads.threads, &args.on, terminal)

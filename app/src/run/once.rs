@@ -8,9 +8,7 @@ use serde_json::json;
 use super::{
     Asked, Running,
     answer::{Answer, Piece, follow},
-    progress,
-    prompt::Conversation,
-    refused, sampling,
+    progress, refused, sampling,
 };
 use crate::{
     failure::{Failure, Outcome},
@@ -24,11 +22,12 @@ use crate::{
 /// The engine refuses the request, or Ctrl-C after all output has been printed.
 pub fn answer(asked: Asked<'_>, running: &Running, prompt: String) -> Outcome<()> {
     let Asked { args, terminal, interrupt, .. } = asked;
-    let Running { name, loaded, style, constraint } = running;
+    let Running { name, loaded, style, constraint, .. } = running;
     let model = &loaded.model;
-    let mut conversation = Conversation::new(args.system.clone());
+    let mut conversation = asked.conversation();
     conversation.ask(prompt);
     let mut request = sampling::request(conversation.tokens(model, *style)?, &args.sampling, model);
+    request.lasting_tokens = conversation.lasting_tokens(model, *style, request.prompt.len());
     request.branches = args.branches;
     request.logprobs = args.logprobs;
     request.constraint = constraint.clone();
@@ -53,6 +52,11 @@ pub fn answer(asked: Asked<'_>, running: &Running, prompt: String) -> Outcome<()
         }
     })?;
 
+    if let Some(branch) = answer.branches.first() {
+        // What a stopped answer said was said.
+        conversation.answer(branch.text.clone());
+        asked.keep(running, &conversation)?;
+    }
     if args.json {
         let mut result = answer.json(model, seed, loaded.time);
         if args.stream {

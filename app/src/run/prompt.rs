@@ -102,6 +102,11 @@ impl Conversation {
         self.turns.len()
     }
 
+    /// Replaces the system message.
+    pub fn set_system(&mut self, text: String) {
+        self.system = Some(text);
+    }
+
     /// Returns the messages in order, without the system message.
     pub fn turns(&self) -> impl Iterator<Item = (Role, &str)> {
         self.turns.iter().map(|(role, text)| (*role, text.as_str()))

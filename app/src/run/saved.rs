@@ -34,15 +34,19 @@ pub fn save(path: &Path, model: &str, conversation: &Conversation) -> Outcome<us
             "`{shown}` exists and is not a conversation; choose another name"
         )));
     }
+    let text = to_text(model, conversation);
+    fs::write(path, text).map_err(|error| Failure::new(format!("cannot write `{shown}`: {error}")))?;
+    Ok(conversation.len() + usize::from(conversation.system().is_some()))
+}
+
+/// A conversation as the text of a file.
+pub fn to_text(model: &str, conversation: &Conversation) -> String {
     let message = |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
     let system = conversation.system().map(|text| message("system", text));
     let turns = conversation.turns().map(|(role, text)| message(role.name(), text));
     let messages: Vec<_> = system.into_iter().chain(turns).collect();
-    let count = messages.len();
-    let text =
-        serde_json::to_string_pretty(&Saved { model: model.to_owned(), messages }).expect("texts are JSON");
-    fs::write(path, text + "\n").map_err(|error| Failure::new(format!("cannot write `{shown}`: {error}")))?;
-    Ok(count)
+    let saved = Saved { model: model.to_owned(), messages };
+    serde_json::to_string_pretty(&saved).expect("texts are JSON") + "\n"
 }
 
 /// Reads a conversation.
@@ -50,6 +54,14 @@ pub fn save(path: &Path, model: &str, conversation: &Conversation) -> Outcome<us
 /// # Errors
 /// The file cannot be read, or has other content.
 pub fn load(path: &Path) -> Outcome<Conversation> {
+    load_with_model(path).map(|(_, conversation)| conversation)
+}
+
+/// Reads a conversation and the name of its model, which may be empty.
+///
+/// # Errors
+/// See [`load`].
+pub fn load_with_model(path: &Path) -> Outcome<(String, Conversation)> {
     let shown = path.display();
     let unreadable = |error: std::io::Error| Failure::new(format!("cannot read `{shown}`: {error}"));
     let bytes = fs::metadata(path).map_err(unreadable)?.len();
@@ -74,7 +86,7 @@ pub fn load(path: &Path) -> Outcome<Conversation> {
             _ => return Err(strange(format!("message {index} has the role `{role}`"))),
         }
     }
-    Ok(conversation)
+    Ok((saved.model, conversation))
 }
 
 #[cfg(test)]

@@ -3,9 +3,11 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    thread::{self, JoinHandle},
 };
 
-use paguro_kv_store::{Digest, Store, StoreError, StoreOptions, free_bytes};
+use paguro_engine::Handle;
+use paguro_kv_store::{Id, ModelFiles, Store, StoreError, StoreOptions, digest_of, free_bytes};
 use paguro_model::ModelFile;
 
 use crate::{
@@ -67,18 +69,58 @@ pub fn open(options: &ServeOptions, settings: &LibrarySettings) -> Option<Arc<St
 }
 
 /// Returns a tenth of the free space, which includes the bytes of the store.
-fn default_size(dir: &Path) -> u64 {
+pub fn default_size(dir: &Path) -> u64 {
     let used = Store::size(dir);
     free_bytes(dir).map_or(UNKNOWN_DISK_BYTES, |free| (free.saturating_add(used) / 10).min(MOST_BYTES))
 }
 
-/// Computes the digest of a model's files.
-///
-/// # Errors
-/// The files cannot be read.
-pub fn digest(store: &Store, source: &Source, file: &ModelFile) -> std::io::Result<Digest> {
-    match source {
-        Source::Embedded => Ok(Digest::of_bytes(EMBEDDED_FILE)),
-        Source::Path(_) | Source::Library { .. } => Digest::of_files(store.dir(), file.files()),
+/// Files of a model that is loaded, and their digest.
+#[derive(Debug)]
+pub struct Weights {
+    /// `None` for the model in the binary.
+    files: Option<ModelFiles>,
+    /// `None` if the files must be read for it.
+    pub digest: Option<Id>,
+}
+
+impl Weights {
+    /// Looks at the files of a model that is opened afterwards. `dir` is the folder of a store, which remembers digests.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn of(dir: &Path, source: &Source, file: &ModelFile) -> std::io::Result<Self> {
+        Ok(match source {
+            Source::Embedded => Self { files: None, digest: Some(digest_of(EMBEDDED_FILE)) },
+            Source::Path(_) | Source::Library { .. } => {
+                let files = ModelFiles::of(file.files())?;
+                Self { digest: files.known_digest(dir), files: Some(files) }
+            }
+        })
+    }
+
+    /// True if the files are the same as before.
+    pub fn is_current(&self) -> bool {
+        self.files.as_ref().is_none_or(ModelFiles::is_current)
+    }
+
+    /// Reads the files on a thread of its own, unless the digest is known, and passes the digest to the engine: its cache on disk begins
+    /// then.
+    pub fn read_later(self, dir: &Path, engine: Handle, model: &str) -> Option<JoinHandle<()>> {
+        let Self { files: Some(files), digest: None } = self else { return None };
+        let (dir, model) = (dir.to_owned(), model.to_owned());
+        let work = move || {
+            let digest = files.digest(&dir, &|| !engine.has_stopped());
+            if let Err(error) = &digest
+                && !engine.has_stopped()
+            {
+                tracing::warn!(model, "no cache on disk for this model: {error}");
+            }
+            engine.set_weights_digest(digest.as_ref().ok().map(|id| &id[..]));
+        };
+        let thread = thread::Builder::new().name("paguro-digest".into()).spawn(work);
+        let warn = |error: &std::io::Error| {
+            tracing::warn!("no thread for the digest of a model, which has no cache on disk: {error}");
+        };
+        thread.inspect_err(warn).ok()
     }
 }

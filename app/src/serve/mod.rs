@@ -17,6 +17,7 @@ use std::{
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use paguro_engine::HostMemory;
 use paguro_server::{HttpLimits, KeyFile, Library, Listen, ModelSource, Residency, Server, ServerSettings};
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -29,13 +30,34 @@ use crate::{
     settings::{LibrarySettings, Settings, Terminal},
     units,
 };
-use source::Shelf;
+use source::{Shelf, Tiers};
 
 /// Ollama's port, which its clients use by default.
 const PORT: u16 = 11434;
 
+/// Default memory of the host for K and V, at most.
+const MOST_HOST_BYTES: u64 = 16_000_000_000;
+
 /// Minimum memory limit. A smaller one holds no model.
 const LEAST_MEMORY: u64 = 1 << 20;
+
+/// Memory of the host for blocks that a GPU has no room for. `None` if it is off, or where it has no use.
+fn host_memory(options: &ServeOptions, on_gpu: bool) -> Option<Arc<HostMemory>> {
+    if !on_gpu {
+        if options.kv_host.is_some_and(|size| size.0.is_some()) {
+            tracing::warn!(
+                "--kv-host has no use on the CPU, where K and V are in memory of the host; --kv-memory says how much they get"
+            );
+        }
+        return None;
+    }
+    let bytes = match options.kv_host {
+        Some(size) => size.0?,
+        None => (paguro_backend_cpu::memory_available() / 4).min(MOST_HOST_BYTES),
+    };
+    tracing::info!(bound = units::bytes(bytes), "memory of the host for K and V");
+    Some(HostMemory::new(bytes))
+}
 
 /// Serves until it is stopped.
 ///
@@ -69,7 +91,8 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let library = open_library(&program.library)?;
     let registry = library.as_ref().map(|library| library.registry.clone());
     let store = disk::open(&options, &program.library);
-    let shelf = Shelf::new(&options, on, memory, &program.library, registry, store)?;
+    let host = host_memory(&options, on_gpu);
+    let shelf = Shelf::new(&options, on, memory, &program.library, registry, Tiers { host, store })?;
     let shelf = Arc::new(shelf);
     let mut settings = server_settings(&options, memory, program.keys_file()?)?;
     settings.mcp = mcp::servers(&options.mcp, &program.tool_environment)?;

@@ -41,7 +41,7 @@ pub fn settings(
     };
     let list = |list: &[String]| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
     let (limits, residency) = (&settings.limits, &settings.residency);
-    let rows: [Row; 21] = [
+    let rows: [Row; 22] = [
         ("host, port, socket", listen.collect::<Vec<_>>().join(", "), |o| {
             o.host.is_some() || o.port.is_some() || o.socket.is_some()
         }),
@@ -60,6 +60,14 @@ pub fn settings(
             "kv-memory",
             options.kv_memory.map_or_else(|| "by --parallel and --ctx".to_owned(), |b| units::bytes(b.0)),
             |o| o.kv_memory.is_some(),
+        ),
+        (
+            "kv-host",
+            match options.kv_host {
+                None => "on GPUs, a quarter of the free memory, at most 16GB".to_owned(),
+                Some(size) => size.0.map_or_else(|| "off".to_owned(), units::bytes),
+            },
+            |o| o.kv_host.is_some(),
         ),
         (
             "kv-disk",

@@ -9,8 +9,8 @@ use std::{
 };
 
 use paguro_backend::{KvDtype, Weights};
-use paguro_engine::{DiskCache, Engine, EngineOptions, EnginePlan, PageBudget};
-use paguro_kv_store::{Digest, Store};
+use paguro_engine::{DiskCache, Engine, EngineOptions, EnginePlan, HostMemory, PageBudget};
+use paguro_kv_store::Store;
 use paguro_model::{LoadOptions, ModelError, ModelFile, ModelShape};
 use paguro_registry::{ModelRecord, Registry, RegistryError};
 use paguro_server::{
@@ -65,8 +65,17 @@ pub struct Shelf {
     known: Mutex<HashMap<(String, String), Details>>,
     /// A device for plans, kept because opening one can take long.
     planner: Mutex<Option<Chosen>>,
-    /// The store of K and V on disk, if there is one.
-    disk: Option<Arc<Store>>,
+    /// Places for K and V besides the device.
+    tiers: Tiers,
+}
+
+/// Places for K and V besides the device, which all models share.
+#[derive(Debug)]
+pub struct Tiers {
+    /// Memory of the host.
+    pub host: Option<Arc<HostMemory>>,
+    /// The store on disk.
+    pub store: Option<Arc<Store>>,
 }
 
 impl Shelf {
@@ -80,7 +89,7 @@ impl Shelf {
         memory: u64,
         settings: &LibrarySettings,
         library: Option<Arc<Registry>>,
-        disk: Option<Arc<Store>>,
+        tiers: Tiers,
     ) -> Outcome<Self> {
         let mut models = vec![(EMBEDDED.to_owned(), Source::Embedded)];
         let mut first = None;
@@ -124,7 +133,7 @@ impl Shelf {
             presets: options.presets.clone(),
             known: Mutex::default(),
             planner: Mutex::default(),
-            disk,
+            tiers,
         })
     }
 
@@ -217,11 +226,11 @@ impl Shelf {
         }
     }
 
-    /// Computes the digest of a model's files, if there is a store.
-    fn digest(&self, source: &Source, file: &ModelFile) -> Option<Digest> {
-        let store = self.disk.as_ref()?;
-        match disk::digest(store, source, file) {
-            Ok(digest) => Some(digest),
+    /// Files of a model and their digest, if there is a store that needs it.
+    fn weights(&self, source: &Source, file: &ModelFile) -> Option<disk::Weights> {
+        let store = self.tiers.store.as_ref()?;
+        match disk::Weights::of(store.dir(), source, file) {
+            Ok(weights) => Some(weights),
             Err(error) => {
                 tracing::warn!(model = source.name(), "no cache on disk for this model: {error}");
                 None
@@ -435,9 +444,9 @@ impl ModelSource for Shelf {
     fn load(&self, wanted: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {
         let (source, preset) = (self.source(&wanted.name)?, self.preset(&wanted.name)?);
         let mut file = load::file(&source).map_err(failed)?;
-        let digest = self.digest(&source, &file);
-        if digest.is_some() {
-            // The file is opened after its digest was computed. If it is unchanged at the end, the digest is valid.
+        let weights = self.weights(&source, &file);
+        if weights.is_some() {
+            // Opened after its files were looked at: if they are still the same at the end, the digest is theirs.
             file = load::file(&source).map_err(failed)?;
         }
         let pages = PageBudget::Bytes(grant.kv);
@@ -455,11 +464,10 @@ impl ModelSource for Shelf {
             (model.tool_template, model.template_problem) = (None, None);
         }
         let mut options = self.engine_options(&preset, context, pages);
-        options.disk = self
-            .disk
-            .as_ref()
-            .zip(digest.as_ref())
-            .map(|(store, digest)| DiskCache::new(store.clone(), &wanted.name, &digest.id));
+        options.host.clone_from(&self.tiers.host);
+        options.disk = self.tiers.store.as_ref().zip(weights.as_ref()).map(|(store, it)| {
+            DiskCache::new(store.clone(), &wanted.name, it.digest.as_ref().map(|id| &id[..]))
+        });
         let block_size = options.block_size;
         let notice = |line: &str| tracing::warn!(model = wanted.name, "{line}");
         let start = |device: Chosen| {
@@ -485,10 +493,13 @@ impl ModelSource for Shelf {
         model.weights = Weights::default();
         let is_own = !matches!(source, Source::Library { .. });
         let is_other = |now: Identity| preset.version(now.version) != wanted.version;
-        let is_current = digest.is_none_or(|digest| digest.is_current());
+        let is_current = weights.as_ref().is_none_or(disk::Weights::is_current);
         if !is_current || (is_own && Identity::of(&source).is_ok_and(is_other)) {
             let name = source.name();
             return Err(LoadError::Failed(format!("{name} was changed while it was loaded; try again")));
+        }
+        if let (Some(store), Some(weights)) = (&self.tiers.store, weights) {
+            let _ = weights.read_later(store.dir(), engine.handle(), &wanted.name);
         }
         Ok(Loaded { model: model.into(), engine, device, memory, block_size })
     }
@@ -519,8 +530,8 @@ impl ModelSource for Shelf {
     }
 
     fn forget(&self, name: &str) {
-        if let Some(disk) = &self.disk {
-            disk.remove_model(name);
+        if let Some(store) = &self.tiers.store {
+            store.remove_model(name);
         }
     }
 

@@ -35,9 +35,16 @@ fn complete(server: &Server, more: Value) -> (String, [u64; 2]) {
 }
 
 fn wait_until_written(server: &Server) {
+    wait_with_key(server, None);
+}
+
+/// The same with a key of an administrator.
+fn wait_with_key(server: &Server, key: Option<&str>) {
     let begin = Instant::now();
+    let bearer = key.map(|key| format!("Bearer {key}"));
+    let headers: Vec<_> = bearer.iter().map(|bearer| ("Authorization", bearer.as_str())).collect();
     while begin.elapsed() < Duration::from_secs(60) {
-        let disk = &server.get("/status").ok()["models"][0]["disk"];
+        let disk = &server.request("GET", "/status", &headers, "").ok()["models"][0]["disk"];
         if disk["caught_up"] == true && disk["saved"].as_u64() > Some(0) {
             return;
         }
@@ -137,4 +144,96 @@ fn the_cache_is_shown_checked_and_cleared() {
     assert_eq!(cache(&["clear", "tales"]).0, Some(0));
     let info: Value = serde_json::from_str(&cache(&["info", "--json"]).1).unwrap();
     assert_eq!((&info["bytes"], &info["models"]), (&json!(0), &json!([])));
+}
+
+#[test]
+fn keys_share_prefixes_only_if_the_server_says_so() {
+    for share in ["keys", "all"] {
+        let (home, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let key = |args: &[&str]| {
+            let output = paguro(home.path(), &[&["keys", "add"], args].concat()).output().unwrap();
+            String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        };
+        let [one, two, three] = ["one", "two", "three"].map(|name| key(&[name]));
+        let admin = key(&["admin", "--scope", "admin"]);
+        let start = || {
+            let dir = dir.path().to_str().unwrap();
+            let args = ["serve", "--port", "0", "--log", "warn", "--kv-disk", "64MB", "--kv-disk-dir", dir];
+            let command = paguro(home.path(), &[&args[..], &["--share-prefixes", share]].concat());
+            Server::of(command, tempfile::tempdir().unwrap())
+        };
+        let cached = |server: &Server, key: &str, salt: &str| {
+            let body = json!({"model": "tales", "prompt": prompt(), "max_tokens": 2, "cache_salt": salt});
+            let headers = [("Authorization", &*format!("Bearer {key}"))];
+            let answer = server.request("POST", "/v1/completions", &headers, &body.to_string()).ok();
+            let details = &answer["usage"]["prompt_tokens_details"];
+            ["cached_tokens", "cached_tokens_disk"].map(|name| details[name].as_u64().unwrap_or(0) > 0)
+        };
+        let shared = share == "all";
+        let server = start();
+        assert_eq!(cached(&server, &one, ""), [false, false], "{share}");
+        assert_eq!(cached(&server, &one, ""), [true, false], "{share}");
+        assert_eq!(cached(&server, &two, ""), [shared, false], "{share}");
+        assert_eq!(cached(&server, &one, "salt"), [false, false], "{share}");
+        assert_eq!(cached(&server, &two, "salt"), [shared, false], "{share}");
+        wait_with_key(&server, Some(&admin));
+        drop(server);
+        let server = start();
+        assert_eq!(cached(&server, &three, ""), [shared, shared], "{share}");
+        assert_eq!(cached(&server, &one, ""), [true, !shared], "{share}");
+        assert_eq!(cached(&server, &three, "salt"), [shared, shared], "{share}");
+    }
+}
+
+#[test]
+fn the_cache_of_a_model_is_deleted_with_it() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("fox.gguf");
+    fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf"), &folder).unwrap();
+    let run = |args: &[&str]| {
+        let output = paguro(home.path(), args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let import = || run(&["import", "--copy", folder.to_str().unwrap()]);
+    let start = || {
+        let command = paguro(home.path(), &["serve", "--port", "0", "--log", "warn", "--kv-disk", "64MB"]);
+        let server = Server::of(command, tempfile::tempdir().unwrap());
+        complete(&server, json!({"model": "fox"}));
+        wait_until_written(&server);
+        server
+    };
+    let stored = || {
+        let info: Value = serde_json::from_str(&run(&["cache", "info", "--json"])).unwrap();
+        info["models"].as_array().unwrap().len()
+    };
+    // By the server that has the cache open.
+    import();
+    let server = start();
+    assert_eq!(stored(), 1);
+    let deleted = server.request("DELETE", "/api/delete", &[], "{\"model\": \"fox\"}");
+    assert_eq!(deleted.status, 200, "{}", deleted.body);
+    wait_for(|| stored() == 0);
+    // By the command while a server has the cache open, which deletes it a little later.
+    import();
+    complete(&server, json!({"model": "fox"}));
+    wait_until_written(&server);
+    assert_eq!(stored(), 1);
+    assert!(run(&["rm", "fox"]).starts_with("removed fox"));
+    wait_for(|| stored() == 0);
+    drop(server);
+    // By the command while no server runs.
+    import();
+    drop(start());
+    assert_eq!(stored(), 1);
+    run(&["rm", "fox"]);
+    assert_eq!(stored(), 0);
+}
+
+fn wait_for(is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "it never happens");
+        thread::sleep(Duration::from_millis(50));
+    }
 }

@@ -34,6 +34,7 @@ use paguro_backend::{Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix
 
 pub use self::{isa::Isa, probe::read_bandwidth};
 use self::{matrix::PackedMatrix, pages::PageShape, runner::CpuRunner, states::States};
+pub use machine::memory_available;
 
 /// This machine's processor.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +81,7 @@ impl Backend for Cpu {
         let plural = if threads == 1 { "" } else { "s" };
         Capacity {
             description: format!("{}, {threads} thread{plural}, {isa}", machine::processor_name()),
-            bytes_free: machine::memory_available(),
+            bytes_free: memory_available(),
             features: Isa::supported().into_iter().map(|isa| isa.name().to_owned()).collect(),
         }
     }

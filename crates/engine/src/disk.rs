@@ -1,30 +1,29 @@
-//! The disk tier of the prefix cache: what is worth saving, and what was evicted before it was saved.
+//! The disk tier of the prefix cache: what is worth saving, and when.
 //!
 //! Blocks and checkpoints are saved when their sequence ends or loses its place. They stay in the arena as long as nobody needs
 //! their pages, so copying them out can wait: the engine copies a few after each step, and all that are left when it has nothing to do. One
 //! that is evicted first is copied before the next step writes its page.
-//!
-//! A prefix that only the disk has is loaded into pages of the prefix cache, while other sequences run. The sequence is admitted
-//! afterwards in the same way as all others, and finds the blocks there.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
-    time::Duration,
 };
 
-use paguro_backend::PageId;
-use paguro_kv_store::{Item, Space, Store};
+use paguro_kv_store::{Chunk, Id, Item, ModelInfo, Space, Store};
 
-use crate::prefix::BlockKey;
+use crate::{
+    events::{self, Events, Medium},
+    tiers::{LoadRequest, Part, Unit},
+};
 
 /// A store on disk that an engine uses for its pages.
 #[derive(Clone, Debug)]
 pub struct DiskCache {
     /// The store.
     pub store: Arc<Store>,
-    /// Digest of the model's files. Models with one name and other weights must not share pages.
-    pub weights: Vec<u8>,
+    /// Digest of the model's files: models with one name and other weights must not share pages. `None` if it is not known yet;
+    /// nothing is loaded or saved until [`Handle::set_weights_digest`](crate::Handle::set_weights_digest).
+    pub weights: Option<Vec<u8>>,
     /// Name of the model, for people.
     pub model: String,
     /// Tokens that a sequence must have for its pages to be saved.
@@ -34,9 +33,9 @@ pub struct DiskCache {
 }
 
 impl DiskCache {
-    /// A store for a model with this digest of its files.
-    pub fn new(store: Arc<Store>, model: &str, weights: &[u8]) -> Self {
-        let (weights, model) = (weights.to_vec(), model.to_owned());
+    /// A store for a model with this digest of its files, if it is known.
+    pub fn new(store: Arc<Store>, model: &str, weights: Option<&[u8]>) -> Self {
+        let (weights, model) = (weights.map(<[u8]>::to_vec), model.to_owned());
         Self { store, weights, model, least_tokens: LEAST_TOKENS, worth: 1.0 }
     }
 }
@@ -49,6 +48,8 @@ pub const LEAST_TOKENS: usize = 256;
 pub struct DiskStats {
     /// True if there is a disk tier.
     pub exists: bool,
+    /// True if it waits for the digest of the model's files.
+    pub is_opening: bool,
     /// Tokens of prompts whose K and V came from the disk.
     pub hit_tokens: u64,
     /// Loads that were begun.
@@ -63,93 +64,92 @@ pub struct DiskStats {
     pub waiting: usize,
     /// Bytes that the writer has not written yet.
     pub pending_bytes: u64,
+    /// Bytes that were loaded.
+    pub loaded_bytes: u64,
+    /// Bytes per second that the disk reads, as measured.
+    pub load_speed: u64,
+    /// Bytes per second that the disk writes, as measured.
+    pub store_speed: u64,
+    /// Estimated time of computing what was loaded, less the time of the loads.
+    pub saved_nanoseconds: u64,
 }
 
 impl DiskStats {
     /// True if everything that is to be kept has been written.
     pub fn has_caught_up(&self) -> bool {
-        self.waiting == 0 && self.pending_bytes == 0
+        !self.is_opening && self.waiting == 0 && self.pending_bytes == 0
     }
 }
 
-/// Part of a block that is stored by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Part {
-    /// K and V of a group.
-    Kv(usize),
-    /// The checkpoint after the block.
-    Checkpoint,
-}
-
-/// A stored part of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Unit {
-    pub key: BlockKey,
-    pub part: Part,
-}
-
-impl Unit {
-    fn item(self) -> Item {
-        let part = match self.part {
-            Part::Kv(group) => group as u32,
-            Part::Checkpoint => u32::MAX,
-        };
-        Item { key: self.key.bytes(), part }
-    }
-}
-
-/// Units to be loaded for a sequence.
-#[derive(Debug)]
-pub(crate) struct LoadRequest {
-    /// Request and first branch of the sequence.
-    pub owner: (u64, usize),
-    pub units: Vec<Unit>,
-    /// Time after which computing would have been faster.
-    pub budget: Duration,
+/// Everything that the contents of a model's pages depend on besides its weights and the tokens.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    /// The lowered program.
+    pub program: String,
+    /// The page format and its name for people.
+    pub info: ModelInfo,
+    /// Block size and bytes of a page.
+    pub shape: String,
 }
 
 /// The disk tier, as the engine's thread sees it.
 #[derive(Debug)]
 pub(crate) struct Disk {
-    pub space: Space,
+    /// `None` until the digest of the weights is known.
+    space: Option<Space>,
     /// Open as long as the engine runs.
-    _store: Arc<Store>,
+    store: Arc<Store>,
+    identity: Identity,
     pub least_tokens: usize,
-    /// See [`DiskCache::worth`].
-    pub worth: f64,
-    pub page_bytes: usize,
     queue: VecDeque<Unit>,
     queued: HashSet<Unit>,
-    /// Units that were evicted before they were saved, with their pages, which nothing has written yet.
-    evicted: Vec<(Unit, Vec<PageId>)>,
-    pub loads: Vec<LoadRequest>,
+    /// Hashes of blocks that events have told of, by the names of their items.
+    told: HashMap<Id, u64>,
     pub stats: DiskStats,
 }
 
 impl Disk {
-    pub fn new(space: Space, cache: &DiskCache, page_bytes: usize) -> Self {
-        Self {
-            space,
-            _store: cache.store.clone(),
+    pub fn new(cache: &DiskCache, identity: Identity) -> Self {
+        let mut disk = Self {
+            space: None,
+            store: cache.store.clone(),
+            identity,
             least_tokens: cache.least_tokens,
-            worth: cache.worth,
-            page_bytes,
             queue: VecDeque::new(),
             queued: HashSet::new(),
-            evicted: Vec::new(),
-            loads: Vec::new(),
+            told: HashMap::new(),
             stats: DiskStats { exists: true, ..DiskStats::default() },
+        };
+        if let Some(weights) = &cache.weights {
+            disk.open(weights);
         }
+        disk
+    }
+
+    /// Uses the items of the model with this digest of its files.
+    pub fn open(&mut self, weights: &[u8]) {
+        let Identity { program, info, shape } = &self.identity;
+        let identity = [weights, program.as_bytes(), info.format.as_bytes(), shape.as_bytes()];
+        self.space = Some(self.store.space(&identity, info));
+    }
+
+    /// The items of this model, as soon as the digest of its weights is known.
+    pub fn space(&self) -> Option<&Space> {
+        self.space.as_ref()
     }
 
     /// True if the disk has a unit.
     pub fn contains(&self, unit: Unit) -> bool {
-        self.space.contains(&unit.item())
+        self.space.as_ref().is_some_and(|space| space.contains(&unit.item()))
+    }
+
+    pub fn is_off(&self) -> bool {
+        self.space.as_ref().is_some_and(Space::is_off)
     }
 
     /// Saves a unit some time later, unless the disk has it.
     pub fn save_later(&mut self, unit: Unit) {
-        if self.space.is_off() {
+        if self.is_off() {
             self.queue.clear();
             self.queued.clear();
         } else if !self.queued.contains(&unit) && !self.contains(unit) {
@@ -158,27 +158,16 @@ impl Disk {
         }
     }
 
-    /// A page of a unit is evicted. Pages of one unit come one after the other, in order.
-    pub fn evict(&mut self, unit: Unit, page: PageId) {
-        if let Some((last, pages)) = self.evicted.last_mut()
-            && *last == unit
-        {
-            pages.push(page);
-        } else if self.queued.remove(&unit) {
-            self.evicted.push((unit, vec![page]));
-        }
-    }
-
-    /// Units whose pages are about to be written.
-    pub fn take_evicted(&mut self) -> Vec<(Unit, Vec<PageId>)> {
-        std::mem::take(&mut self.evicted)
+    /// Takes a unit out of the queue. Returns false if it is not there.
+    pub fn unqueue(&mut self, unit: &Unit) -> bool {
+        self.queued.remove(unit)
     }
 
     /// The next unit that is to be saved.
     pub fn next_save(&mut self) -> Option<Unit> {
         loop {
             let unit = self.queue.pop_front()?;
-            if self.queued.remove(&unit) {
+            if self.queued.remove(&unit) && !self.contains(unit) {
                 return Some(unit);
             }
         }
@@ -191,39 +180,74 @@ impl Disk {
         }
     }
 
-    /// True if units wait to be saved.
+    /// True if units can be saved now.
     pub fn has_saves(&self) -> bool {
-        !self.queued.is_empty() && !self.space.is_off()
+        !self.queued.is_empty() && self.space.is_some() && !self.is_off()
     }
 
     /// Bytes that the writer takes now.
     pub fn room(&self) -> usize {
-        self.space.room()
+        self.space.as_ref().map_or(0, Space::room)
+    }
+
+    /// Bytes that wait to be written.
+    pub fn pending_bytes(&self) -> usize {
+        self.space.as_ref().map_or(0, Space::pending_bytes)
     }
 
     /// Hands the bytes of a unit to the writer.
-    pub fn save(&mut self, unit: Unit, bytes: Vec<u8>) {
+    pub fn save(&mut self, unit: Unit, bytes: Arc<Vec<u8>>, events: Option<&mut Events>) {
+        let Some(space) = &self.space else { return };
         self.stats.saved += 1;
-        self.space.save(&unit.item(), bytes);
+        space.save(&unit.item(), bytes);
+        if let Some(events) = events
+            && unit.part == Part::Kv(events.group)
+        {
+            space.watch();
+            self.told.insert(space.id(&unit.item()), events::hash(&unit.key));
+            events.copied(&unit.key, Medium::Disk);
+        }
     }
 
-    /// Estimated seconds to load this number of pages.
-    pub fn seconds(&self, pages: usize) -> f64 {
-        (pages * self.page_bytes) as f64 / self.space.read_speed().max(1.0)
+    /// Hashes of blocks of which [`Disk::save`] has told, and that the disk has no more.
+    pub fn take_removed(&mut self) -> Vec<u64> {
+        let Some(space) = self.space.as_ref().filter(|_| !self.told.is_empty()) else { return Vec::new() };
+        if space.is_off() {
+            return self.told.drain().map(|(_, hash)| hash).collect();
+        }
+        space.take_removed().iter().filter_map(|id| self.told.remove(id)).collect()
+    }
+
+    /// Estimated seconds to load this number of bytes.
+    pub fn seconds(&self, bytes: usize) -> f64 {
+        let Some(space) = &self.space else { return f64::INFINITY };
+        bytes as f64 / space.read_speed().max(1.0)
+    }
+
+    /// Computing was faster than loading. It will be tried again after some time.
+    pub fn decline(&mut self) {
+        self.stats.declined += 1;
+        self.space.iter().for_each(Space::decline);
     }
 
     /// Returns the numbers of this moment.
     pub fn numbers(&self) -> DiskStats {
+        let speeds = self.space.as_ref().map_or((0.0, 0.0), |it| (it.read_speed(), it.write_speed()));
         DiskStats {
-            waiting: if self.has_saves() { self.queued.len() } else { 0 },
-            pending_bytes: self.space.pending_bytes() as u64,
+            load_speed: speeds.0 as u64,
+            store_speed: speeds.1 as u64,
+            is_opening: self.space.is_none(),
+            waiting: if self.is_off() { 0 } else { self.queued.len() },
+            pending_bytes: self.pending_bytes() as u64,
             ..self.stats
         }
     }
 
-    /// Starts a load. `deliver` is called on another thread.
-    pub fn start(&self, load: &LoadRequest, deliver: Box<dyn FnMut(paguro_kv_store::Chunk) + Send>) {
-        let items: Vec<Item> = load.units.iter().map(|unit| unit.item()).collect();
-        self.space.load(&items, self.page_bytes, load.budget, deliver);
+    /// Starts a load of units of about `item_bytes` bytes. `deliver` is called on another thread.
+    pub fn start(&self, load: &LoadRequest, item_bytes: usize, deliver: Box<dyn FnMut(Chunk) + Send>) {
+        let items: Vec<Item> = load.from_disk.iter().map(|unit| unit.item()).collect();
+        if let Some(space) = &self.space {
+            space.load(&items, item_bytes, load.budget, deliver);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The engine thread: it processes commands, plans a step, runs it, and publishes the results. It sleeps when it is
 //! idle.
 
-mod disk;
+mod tiers;
 
 use std::{
     any::Any,
@@ -22,17 +22,20 @@ use paguro_backend::{
 use paguro_kv_store::ModelInfo;
 use paguro_model::{Model, tokenizer::Tokenizer};
 
-use self::disk::{Loaded, Saving};
+use self::tiers::{Loaded, Saving};
 use crate::{
-    DiskCache, EngineError, EngineOptions, EnginePlan, Handle,
-    disk::Disk,
+    EngineError, EngineOptions, EnginePlan, Handle,
+    disk::{Disk, Identity},
+    events::Events,
     handle::{Command, Queue, Shared, Signals},
+    host::Host,
     layout::Layout,
     options::Resolved,
     pages::Pages,
     request::{RequestLimits, Signal},
     scheduler::Scheduler,
     snapshot::Snapshot,
+    tiers::Tiers,
 };
 
 /// The parts of a model that an engine needs.
@@ -123,13 +126,17 @@ impl Engine {
         let begin = Instant::now();
         let rows = probe(runner.as_mut(), &layout, &limits, &program)?;
         let duration = begin.elapsed();
-        if let Some(cache) = options.disk.as_ref().filter(|_| pages.has_cache()) {
-            pages.disk = open_disk(cache, runner.as_ref(), &program, &limits);
+        if pages.has_cache() {
+            pages.tiers = open_tiers(&options, runner.as_ref(), &program, &limits);
+        }
+        if let Some(sink) = options.events.clone().filter(|_| pages.has_cache()) {
+            let full = layout.windows.iter().position(Option::is_none);
+            pages.events = Some(Events::new(sink, limits.block_size, full.unwrap_or(0)));
         }
         let mut scheduler = Scheduler::new(limits, options.step_time, options.max_wait_steps, layout, pages);
         scheduler.record_probe(rows, duration);
         let queue = Queue::new(options.queue_capacity, options.queue_tokens);
-        let space = scheduler.disk().map(|disk| disk.space.clone());
+        let space = scheduler.disk().and_then(|disk| disk.space().cloned());
         let shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
         if let Some(space) = space {
             let _ = shared.disk.set(space);
@@ -221,15 +228,25 @@ fn probe(
     }
 }
 
-/// Opens the store of an engine for its pages. `None` if the device's pages cannot leave it.
-fn open_disk(cache: &DiskCache, runner: &dyn Runner, program: &Program, limits: &Limits) -> Option<Disk> {
+/// Opens the tiers of an engine. `None` if it has none, or if the device's pages cannot leave it.
+fn open_tiers(
+    options: &EngineOptions,
+    runner: &dyn Runner,
+    program: &Program,
+    limits: &Limits,
+) -> Option<Tiers> {
+    if options.disk.is_none() && options.host.is_none() {
+        return None;
+    }
     let format = runner.page_format()?;
     let (block_size, page_bytes) = (limits.block_size, format.page_bytes);
-    let program = format!("{program:?} {}", paguro_model::SOURCES);
-    let shape = format!("{block_size} {page_bytes}");
-    let identity = [&cache.weights, program.as_bytes(), format.name.as_bytes(), shape.as_bytes()];
-    let info = ModelInfo { model: cache.model.clone(), format: format.name.clone(), block_size };
-    Some(Disk::new(cache.store.space(&identity, &info), cache, page_bytes))
+    let disk = options.disk.as_ref().map(|cache| {
+        let program = format!("{program:?} {}", paguro_model::SOURCES);
+        let info = ModelInfo { model: cache.model.clone(), format: format.name.clone(), block_size };
+        Disk::new(cache, Identity { program, info, shape: format!("{block_size} {page_bytes}") })
+    });
+    let worth = options.disk.as_ref().map_or(1.0, |cache| cache.worth);
+    Some(Tiers::new(options.host.clone().map(Host::new), disk, worth, page_bytes))
 }
 
 /// State of the engine thread.
@@ -243,7 +260,7 @@ struct Worker {
     /// Outputs of a step; the vector is reused.
     outputs: Vec<Output<'static>>,
     answer: StepOutput,
-    /// Units that were loaded from the disk.
+    /// Units that were loaded from other tiers.
     loaded: (Sender<Loaded>, Receiver<Loaded>),
     /// The step that was submitted ahead, while the one before was computed.
     in_flight: Option<Ticket>,
@@ -264,6 +281,7 @@ impl Worker {
     /// Runs the loop. A panic closes the channels, which wakes all waiting callers, and is reported to later ones.
     fn run_guarded(mut self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run()));
+        self.scheduler.send_end();
         let reason = match outcome {
             Ok(()) => "it was shut down".to_owned(),
             Err(panic) => format!("a defect: {}", panic_message(panic.as_ref())),
@@ -326,6 +344,7 @@ impl Worker {
             }
             Command::Cancel { request, branch } => self.scheduler.cancel(request, branch),
             Command::ClearCache => self.scheduler.clear_cache(),
+            Command::OpenDisk(weights) => self.open_disk(weights.as_deref()),
             // The caller may have gone.
             Command::KernelCounts(reply) => drop(reply.send(self.runner.kernel_counts())),
             Command::Snapshot { kernels, reply } => {
@@ -348,7 +367,7 @@ impl Worker {
         let begin = Instant::now();
         match self.run_step() {
             Ok(true) => self.scheduler.record_time(begin.elapsed()),
-            // All sequences wait for the disk.
+            // All sequences wait for loads.
             Ok(false) => {}
             Err(error) => {
                 self.scheduler.fail(&error);
@@ -388,7 +407,7 @@ impl Worker {
         Ok(true)
     }
 
-    /// Plans a step and submits it. `None` if all sequences wait for the disk.
+    /// Plans a step and submits it. `None` if all sequences wait for loads.
     fn plan_and_submit(&mut self) -> Result<Option<Ticket>, StepError> {
         self.scheduler.plan(Instant::now());
         self.start_loads();
@@ -423,6 +442,7 @@ impl Worker {
 
     /// Publishes the counters before the events, so that a reader of an event sees its step counted.
     fn publish(&mut self) {
+        self.scheduler.send_events();
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.scheduler.stats();
         for (request, signal) in self.scheduler.signals.drain(..) {
             let Some(client) = self.clients.get_mut(&request) else { continue };

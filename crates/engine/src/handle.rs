@@ -37,6 +37,7 @@ pub(crate) enum Command {
     Submit { job: Box<Job>, prompt: Vec<u32>, signals: Signals },
     Cancel { request: u64, branch: Option<usize> },
     ClearCache,
+    OpenDisk(Option<Vec<u8>>),
     KernelCounts(SyncSender<Vec<KernelCount>>),
     CheckPages(SyncSender<Result<(), String>>),
     Snapshot { kernels: bool, reply: oneshot::Sender<Snapshot> },
@@ -237,6 +238,18 @@ impl Handle {
     /// [`GrammarError`]: the grammar is invalid or not supported.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
         self.shared.vocabulary()?.compile(grammar)
+    }
+
+    /// Opens the disk tier of an engine that was started without the digest of the model's files
+    /// ([`DiskCache::weights`](crate::DiskCache::weights)). `None` ends the tier: there will be no digest.
+    pub fn set_weights_digest(&self, digest: Option<&[u8]>) {
+        // An engine that has stopped needs none.
+        let _ = self.commands.send(Command::OpenDisk(digest.map(<[u8]>::to_vec)));
+    }
+
+    /// True if the engine takes no more requests.
+    pub fn has_stopped(&self) -> bool {
+        self.shared.stopped.get().is_some()
     }
 
     /// Returns the engine's statistics. After an event was read, its step is counted.

@@ -1,11 +1,11 @@
 //! Options of an engine, and the conversion of the page budget to a number of pages.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, MemoryPlan, Program, Weights};
 
 use crate::{
-    DiskCache, EngineError,
+    DiskCache, EngineError, EventSink, HostMemory,
     layout::{Checkpoints, Layout},
     states::States,
 };
@@ -43,6 +43,11 @@ pub struct EngineOptions {
     pub prefix_cache: bool,
     /// A store on disk that outlives the engine; `None` for pages in memory only. It requires the prefix cache.
     pub disk: Option<DiskCache>,
+    /// Memory of the host for blocks that are evicted from the device. `None` drops them, which is right where the device is the
+    /// host. It requires the prefix cache.
+    pub host: Option<Arc<HostMemory>>,
+    /// Receiver of events of the prefix cache and its tiers, for routers.
+    pub events: Option<EventSink>,
     /// If more than this fraction of the pages is in use or cached, unused cached blocks are evicted, least recently
     /// used first, ...
     pub cache_high_water: f32,
@@ -72,6 +77,8 @@ impl Default for EngineOptions {
             max_wait_steps: 1000,
             prefix_cache: true,
             disk: None,
+            host: None,
+            events: None,
             cache_high_water: 1.0,
             cache_low_water: 1.0,
             kv_dtype: KvDtype::F16,

@@ -5,9 +5,10 @@ use paguro_backend::PageId;
 
 use crate::{
     arena::{Arena, State},
-    disk::{Disk, Part, Unit},
+    events::{self, Events, Medium},
     options::PageOrder,
     prefix::{BlockKey, PrefixCache},
+    tiers::{Part, Tiers, Unit},
 };
 
 /// The arena and the cache in it.
@@ -15,8 +16,10 @@ use crate::{
 pub(crate) struct Pages {
     arena: Arena,
     cache: Option<PrefixCache>,
-    /// Receives evicted blocks, if there is a disk tier.
-    pub disk: Option<Disk>,
+    /// Receive evicted blocks, if there are other tiers.
+    pub tiers: Option<Tiers>,
+    /// Events for routers, if somebody wants them.
+    pub events: Option<Events>,
     /// Above this many pages in use or cached, [`Pages::trim`] evicts down to `low_water`.
     high_water: usize,
     low_water: usize,
@@ -40,7 +43,8 @@ impl Pages {
         Self {
             arena: Arena::new(pages, order),
             cache: None,
-            disk: None,
+            tiers: None,
+            events: None,
             high_water: pages,
             low_water: pages,
             evictions: 0,
@@ -141,11 +145,21 @@ impl Pages {
         self.cache.as_ref().is_some_and(|cache| cache.contains(page))
     }
 
-    /// Makes a full block findable.
-    pub fn publish(&mut self, group: usize, key: BlockKey, page: PageId) {
-        if let Some(cache) = &mut self.cache {
-            cache.publish(group, key, page);
+    /// Makes a full block findable. Returns true if it was not.
+    pub fn publish(&mut self, group: usize, key: BlockKey, page: PageId) -> bool {
+        self.cache.as_mut().is_some_and(|cache| cache.publish(group, key, page))
+    }
+
+    /// All blocks are about to go, with the engine.
+    pub fn send_end(&mut self) {
+        let (Some(events), Some(cache)) = (&mut self.events, &self.cache) else { return };
+        cache.keys(events.group).for_each(|key| events.removed(events::hash(key), Medium::Device));
+        for key in self.tiers.iter().filter_map(|tiers| tiers.host.as_ref()).flat_map(|host| host.units()) {
+            if key.part == Part::Kv(events.group) {
+                events.removed(events::hash(&key.key), Medium::Host);
+            }
         }
+        events.send();
     }
 
     pub fn find(&self, group: usize, key: &BlockKey) -> Option<PageId> {
@@ -160,17 +174,21 @@ impl Pages {
         }
     }
 
-    /// Gives up every cached block that no sequence uses.
+    /// Gives up every cached block that no sequence uses, also those in memory of the host.
     pub fn clear_cache(&mut self) {
         while self.evict() {}
+        self.tiers.iter_mut().for_each(Tiers::clear_host);
     }
 
     fn evict(&mut self) -> bool {
-        let Self { arena, cache, disk, evictions, .. } = self;
+        let Self { arena, cache, tiers, events, evictions, .. } = self;
         cache.as_mut().is_some_and(|cache| {
             cache.evict(|unit, page| {
-                if let Some(disk) = disk {
-                    disk.evict(unit, page);
+                if let Some(tiers) = tiers {
+                    tiers.evict(unit, page);
+                }
+                if let Some(events) = events.as_mut().filter(|events| unit.part == Part::Kv(events.group)) {
+                    events.removed(events::hash(&unit.key), Medium::Device);
                 }
                 arena.give_back(page);
                 *evictions += 1;
@@ -267,9 +285,12 @@ impl Pages {
     pub fn forget(&mut self, unit: Unit) {
         match unit.part {
             Part::Kv(group) => {
-                let Self { arena, cache, .. } = self;
+                let Self { arena, cache, events, .. } = self;
                 if let Some(page) = cache.as_mut().and_then(|cache| cache.forget(group, &unit.key)) {
                     arena.give_back(page);
+                    if let Some(events) = events.as_mut().filter(|events| events.group == group) {
+                        events.removed(events::hash(&unit.key), Medium::Device);
+                    }
                 }
             }
             Part::Checkpoint => self.forget_checkpoint(&unit.key),
@@ -280,6 +301,9 @@ impl Pages {
     pub fn check(&self, entries: impl Iterator<Item = PageId>) -> Result<(), String> {
         if let Some(cache) = &self.cache {
             cache.check()?;
+        }
+        if let Some(host) = self.tiers.as_ref().and_then(|tiers| tiers.host.as_ref()) {
+            host.check()?;
         }
         self.arena.check(entries, self.cache.iter().flat_map(PrefixCache::unused_pages))
     }

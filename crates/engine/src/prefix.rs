@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use paguro_backend::PageId;
 use sha2::{Digest, Sha256};
 
-use crate::disk::{Part, Unit};
+use crate::tiers::{Part, Unit};
 
 /// The content of a block and of everything before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,13 +116,20 @@ impl PrefixCache {
     }
 
     /// Adds a page of a sequence to the cache. If the block exists, because two sequences computed it concurrently, its
-    /// first page is kept, and the other one stays private.
-    pub fn publish(&mut self, group: usize, key: BlockKey, page: PageId) {
+    /// first page is kept, and the other one stays private. Returns true if the block is new.
+    pub fn publish(&mut self, group: usize, key: BlockKey, page: PageId) -> bool {
         let entry = &mut self.entries[page.0 as usize];
-        if entry.is_none() && !self.pages.contains_key(&(group, key)) {
+        let is_new = entry.is_none() && !self.pages.contains_key(&(group, key));
+        if is_new {
             *entry = Some(Entry { group, key, unused_since: None });
             self.pages.insert((group, key), page);
         }
+        is_new
+    }
+
+    /// Keys of all blocks with a page of this group.
+    pub fn keys(&self, group: usize) -> impl Iterator<Item = &BlockKey> {
+        self.pages.keys().filter(move |(of, _)| *of == group).map(|(_, key)| key)
     }
 
     pub fn contains(&self, page: PageId) -> bool {

@@ -196,6 +196,8 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Prompt tokens found in the prefix cache at the start.
     pub cached_tokens: usize,
+    /// Cached tokens whose K and V were read from memory of the host.
+    pub host_tokens: usize,
     /// Cached tokens whose K and V were read from the disk.
     pub disk_tokens: usize,
     /// Tokens sampled, a stop token included.

@@ -8,7 +8,6 @@ use paguro_model::Pooling;
 use crate::{
     Constraint, SubmitError,
     constraint::{Guide, MaskWorkers},
-    disk::{Part, Unit},
     fair::Tenant,
     layout::Layout,
     pages::Pages,
@@ -16,6 +15,7 @@ use crate::{
     request::{FinishReason, Request, RequestLimits, Usage},
     states::States,
     thought::Thought,
+    tiers::{Load, Part, Unit},
 };
 
 /// The properties of a request that the scheduler needs; shared by its branches.
@@ -146,20 +146,6 @@ impl BlockTable {
     }
 }
 
-/// A sequence's blocks on disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Load {
-    /// The disk has not been queried since the sequence began to wait.
-    #[default]
-    Untried,
-    /// They are being loaded. Holds the number of blocks in the prefix cache before the load.
-    Loading(usize),
-    /// They were loaded into the prefix cache. Holds the number of blocks in it before the load.
-    Loaded(usize),
-    /// There are none, or computing is faster.
-    Declined,
-}
-
 /// A prompt with its answer; or, until the prompt is computed, all branches of a request.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -222,9 +208,11 @@ pub(crate) struct Sequence {
     pool: Option<(Vec<f64>, usize)>,
     /// Number of cached tokens when it first ran; `None` before.
     pub cached_tokens: Option<usize>,
+    /// Number of cached tokens that were loaded from memory of the host.
+    pub host_tokens: usize,
     /// Number of cached tokens that were loaded from the disk.
     pub disk_tokens: usize,
-    /// State of the query for blocks on disk since it began to wait.
+    /// State of its search in the other tiers since it began to wait.
     pub load: Load,
     /// True if its pages are not saved, because they led to values that are not finite.
     pub is_suspect: bool,
@@ -269,6 +257,7 @@ impl Sequence {
             scores: Vec::new(),
             scores_delivered: false,
             cached_tokens: None,
+            host_tokens: 0,
             disk_tokens: 0,
             load: Load::Untried,
             is_suspect: false,
@@ -285,7 +274,7 @@ impl Sequence {
         }
     }
 
-    /// True while its blocks are loaded from the disk.
+    /// True while its blocks are loaded from another tier.
     pub fn is_loading(&self) -> bool {
         matches!(self.load, Load::Loading(_))
     }
@@ -309,6 +298,7 @@ impl Sequence {
         Usage {
             prompt_tokens: self.job.prompt_tokens,
             cached_tokens: self.cached_tokens.unwrap_or(0),
+            host_tokens: self.host_tokens,
             disk_tokens: self.disk_tokens,
             generated_tokens: self.generated(),
         }
@@ -644,7 +634,9 @@ impl Sequence {
             }
             let Some(&key) = self.keys.get(block) else { break };
             for (group, table) in self.tables.iter().enumerate() {
-                pages.publish(group, key, table.pages[block]);
+                if pages.publish(group, key, table.pages[block]) {
+                    self.tell_stored(block, group, size, pages);
+                }
             }
         }
         for (group, table) in self.tables.iter_mut().enumerate() {
@@ -657,6 +649,14 @@ impl Sequence {
         let new = self.computed.saturating_sub(self.reached);
         self.reached += new;
         new
+    }
+
+    /// Block `block` has become findable in the pages of a group.
+    pub fn tell_stored(&self, block: usize, group: usize, block_size: usize, pages: &mut Pages) {
+        if let Some(events) = pages.events.as_mut().filter(|events| events.group == group) {
+            let parent = block.checked_sub(1).map(|parent| &self.keys[parent]);
+            events.stored(parent, &self.keys[block], &self.tokens[block * block_size..][..block_size]);
+        }
     }
 
     /// Creates branch `branch` as a separate sequence with the same pages and state.
@@ -713,6 +713,7 @@ impl Sequence {
             scores_delivered: true,
             pool: None,
             cached_tokens: self.cached_tokens,
+            host_tokens: self.host_tokens,
             disk_tokens: self.disk_tokens,
             load: Load::Untried,
             is_suspect: self.is_suspect,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::DiskStats;
+use crate::{DiskStats, HostStats};
 
 /// Statistics after a step. Gauges are current values; counters count since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct Stats {
     pub prefix_query_tokens: u64,
     /// Looked-up tokens found in the prefix cache.
     pub prefix_hit_tokens: u64,
+    /// The host tier of the prefix cache.
+    pub host: HostStats,
     /// The disk tier of the prefix cache.
     pub disk: DiskStats,
     /// Cached pages that were evicted for other sequences or to stay below the water mark.

@@ -5,6 +5,7 @@ use std::{
     fs::File,
     io::{self, Read},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use serde::{Deserialize, Serialize};
@@ -21,11 +22,9 @@ const MOST_BYTES: u64 = 4 << 20;
 #[cfg(unix)]
 const SETTLED: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Contents of files, as one digest, and what the system says about these files.
+/// Files of a model, and what the system says about them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Digest {
-    /// The digest.
-    pub id: Id,
+pub struct ModelFiles {
     files: Vec<(PathBuf, Stat)>,
 }
 
@@ -63,66 +62,84 @@ impl Stat {
         }
     }
 
-    /// True if the digest of the file may be remembered under this.
-    fn is_settled(&self) -> bool {
+    /// True if the digest of the file may be remembered under this. A clock that was set back makes files unsettled, which costs
+    /// time and nothing else.
+    fn is_settled(&self, now: SystemTime) -> bool {
         #[cfg(unix)]
         {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             now.as_nanos() as i128 - self.times[1] > SETTLED.as_nanos() as i128
         }
         // Without a time that nobody can set, the content is read each time.
         #[cfg(not(unix))]
-        false
+        {
+            let _ = now;
+            false
+        }
     }
 }
 
-impl Digest {
-    /// The digest of bytes in memory.
-    pub fn of_bytes(bytes: &[u8]) -> Self {
-        Self { id: *blake3::hash(bytes).as_bytes(), files: Vec::new() }
-    }
+/// Returns the digest of bytes in memory.
+pub fn digest_of(bytes: &[u8]) -> Id {
+    *blake3::hash(bytes).as_bytes()
+}
 
-    /// The digest of files, in order. Known digests are kept in `dir`, the folder of a store.
+impl ModelFiles {
+    /// Returns the state of these files. A model that is opened afterwards has the content that [`ModelFiles::digest`] names.
     ///
     /// # Errors
-    /// The system's error, or a file that changes while it is read.
-    pub fn of_files(dir: &Path, paths: &[PathBuf]) -> io::Result<Self> {
-        let mut known = read_known(dir);
-        let mut hasher = blake3::Hasher::new();
-        let mut found = Vec::with_capacity(paths.len());
-        let mut is_new = false;
-        for path in paths {
+    /// The system's.
+    pub fn of(paths: &[PathBuf]) -> io::Result<Self> {
+        let file = |path: &PathBuf| Ok((path.clone(), Stat::of(&File::open(path)?)?));
+        Ok(Self { files: paths.iter().map(file).collect::<io::Result<_>>()? })
+    }
+
+    /// Returns the digest of the files, in order, if `dir`, the folder of a store, remembers it. Reads none of the files.
+    pub fn known_digest(&self, dir: &Path) -> Option<Id> {
+        let (known, now) = (read_known(dir), SystemTime::now());
+        let ids = self.files.iter().map(|(path, stat)| known_id(&known, path, stat, now));
+        ids.collect::<Option<Vec<_>>>().map(|ids| combine(&ids))
+    }
+
+    /// Reads the files and returns their digest, which is remembered in `dir`, the folder of a store. `goes_on` is called after each
+    /// mebibyte, and ends the work when it returns false.
+    ///
+    /// # Errors
+    /// The system's error, a file that has changed since [`ModelFiles::of`], or [`io::ErrorKind::Interrupted`].
+    pub fn digest(&self, dir: &Path, goes_on: &dyn Fn() -> bool) -> io::Result<Id> {
+        let known = read_known(dir);
+        let mut new = Vec::new();
+        let mut ids = Vec::with_capacity(self.files.len());
+        for (path, stat) in &self.files {
+            if let Some(id) = known_id(&known, path, stat, SystemTime::now()) {
+                ids.push(id);
+                continue;
+            }
             let file = File::open(path)?;
-            let stat = Stat::of(&file)?;
-            let name = path.to_string_lossy().into_owned();
-            let id = match known.get(&name) {
-                Some((old, id)) if *old == stat && stat.is_settled() => *id,
-                _ => {
-                    let id = read(&file)?;
-                    if Stat::of(&file)? != stat {
-                        return Err(io::Error::other(format!("{name} changes while it is read")));
-                    }
-                    if stat.is_settled() {
-                        known.insert(name, (stat.clone(), id));
-                        is_new = true;
-                    }
-                    id
-                }
+            let is_same = |file: &File| Stat::of(file).is_ok_and(|now| now == *stat);
+            let id = if is_same(&file) { Some(read(&file, goes_on)?) } else { None };
+            let Some(id) = id.filter(|_| is_same(&file)) else {
+                return Err(io::Error::other(format!("{} has changed", path.display())));
             };
-            hasher.update(&id);
-            found.push((path.clone(), stat));
+            if stat.is_settled(SystemTime::now()) {
+                new.push((path.to_string_lossy().into_owned(), (stat.clone(), id)));
+            }
+            ids.push(id);
         }
-        if is_new {
+        if !new.is_empty() {
+            // Another model's digest may have been added meanwhile.
+            let mut known = read_known(dir);
+            known.extend(new);
             while known.len() > MOST_KNOWN {
                 known.pop_first();
             }
             // Without it, the files are read again next time.
             let _ = serde_json::to_vec(&known).map(|bytes| files::replace(&dir.join(KNOWN), &bytes));
         }
-        Ok(Self { id: *hasher.finalize().as_bytes(), files: found })
+        Ok(combine(&ids))
     }
 
-    /// True if the files are still those that were read.
+    /// True if the files are still those of [`ModelFiles::of`].
     pub fn is_current(&self) -> bool {
         let same = |(path, stat): &(PathBuf, Stat)| {
             File::open(path).and_then(|file| Stat::of(&file)).is_ok_and(|now| now == *stat)
@@ -131,18 +148,37 @@ impl Digest {
     }
 }
 
-fn read(file: &File) -> io::Result<Id> {
+/// Digests of files by path.
+type Known = BTreeMap<String, (Stat, Id)>;
+
+fn known_id(known: &Known, path: &Path, stat: &Stat, now: SystemTime) -> Option<Id> {
+    let (old, id) = known.get(path.to_string_lossy().as_ref())?;
+    (old == stat && stat.is_settled(now)).then_some(*id)
+}
+
+fn combine(ids: &[Id]) -> Id {
+    let mut hasher = blake3::Hasher::new();
+    for id in ids {
+        hasher.update(id);
+    }
+    *hasher.finalize().as_bytes()
+}
+
+fn read(file: &File, goes_on: &dyn Fn() -> bool) -> io::Result<Id> {
     let mut hasher = blake3::Hasher::new();
     let (mut buffer, mut file) = (vec![0; 1 << 20], file);
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(*hasher.finalize().as_bytes()),
-            count => hasher.update(&buffer[..count]),
-        };
+            count => drop(hasher.update(&buffer[..count])),
+        }
+        if !goes_on() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
     }
 }
 
-fn read_known(dir: &Path) -> BTreeMap<String, (Stat, Id)> {
+fn read_known(dir: &Path) -> Known {
     let mut bytes = Vec::new();
     let file = files::regular(&dir.join(KNOWN)).and_then(|file| {
         if file.metadata()?.len() > MOST_BYTES {
@@ -167,17 +203,40 @@ mod tests {
         fs::write(&two, "weights").unwrap();
         let of = |paths: &[&PathBuf]| {
             let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
-            Digest::of_files(dir.path(), &paths).unwrap()
+            let files = ModelFiles::of(&paths).unwrap();
+            let digest = files.digest(dir.path(), &|| true).unwrap();
+            (files, digest)
         };
-        let first = of(&[&one]);
-        assert_eq!(first.id, of(&[&two]).id, "names do not matter");
-        assert_ne!(first.id, of(&[&one, &two]).id);
-        assert!(first.is_current());
+        let (files, first) = of(&[&one]);
+        assert_eq!(first, of(&[&two]).1, "names do not matter");
+        assert_ne!(first, of(&[&one, &two]).1);
+        assert!(files.is_current());
         // The same length; and the times of a file can be set back.
         let modified = fs::metadata(&one).unwrap().modified().unwrap();
         fs::write(&one, "Weights").unwrap();
         File::options().write(true).open(&one).unwrap().set_modified(modified).unwrap();
-        assert!(cfg!(not(unix)) || !first.is_current());
-        assert_ne!(of(&[&one]).id, first.id);
+        if cfg!(unix) {
+            assert!(!files.is_current() && files.digest(dir.path(), &|| true).is_err());
+        }
+        assert_ne!(of(&[&one]).1, first);
+        let stopped = ModelFiles::of(&[one]).unwrap().digest(dir.path(), &|| false);
+        assert_eq!(stopped.unwrap_err().kind(), io::ErrorKind::Interrupted);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_digest_is_remembered_only_while_no_clock_can_hide_a_change() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let path = dir.path().join("model");
+        fs::write(&path, "weights").unwrap();
+        let files = ModelFiles::of(&[path]).unwrap();
+        let stat = &files.files[0].1;
+        let changed = SystemTime::UNIX_EPOCH + std::time::Duration::from_nanos(stat.times[1] as u64);
+        assert!(stat.is_settled(changed + SETTLED * 2));
+        // At once, and by a clock that was set back.
+        assert!(!stat.is_settled(changed) && !stat.is_settled(changed - SETTLED * 1000));
+        assert!(!stat.is_settled(SystemTime::UNIX_EPOCH));
+        files.digest(dir.path(), &|| true).unwrap();
+        assert_eq!(files.known_digest(dir.path()), None, "the file is too young");
     }
 }

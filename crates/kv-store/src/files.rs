@@ -4,6 +4,7 @@ use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read, Write},
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -16,6 +17,22 @@ const KEY: &str = "key";
 /// share the lock until it runs its own program.
 const TRIES: usize = 10;
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Segments with this number or a higher one are not of a store, so that a number always follows the last one.
+const NUMBERS: u64 = 1 << 56;
+
+/// An access to a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// An item is read.
+    Read,
+    /// A record is appended.
+    Write,
+}
+
+/// A disk with errors and delays, for tests. It is called before each access with the number of bytes, and may wait or fail. A write of
+/// which it allows fewer bytes is torn there, and fails.
+pub type FaultyDisk = Arc<dyn Fn(Access, usize) -> io::Result<usize> + Send + Sync>;
 
 /// Creates the folder for the user alone, or takes the permissions of others away.
 pub(crate) fn folder(dir: &Path) -> Result<(), StoreError> {
@@ -48,7 +65,10 @@ pub(crate) fn private() -> OpenOptions {
 pub(crate) fn lock(dir: &Path) -> Result<File, StoreError> {
     let path = dir.join(LOCK);
     let failed = |source| StoreError::Io { action: "lock", path: path.clone(), source };
-    let file = private().create(true).truncate(false).read(true).write(true).open(&path).map_err(failed)?;
+    let mut options = private();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+    let file = options.create(true).truncate(false).read(true).write(true).open(&path).map_err(failed)?;
     for _ in 0..TRIES {
         match file.try_lock() {
             Ok(()) => return Ok(file),
@@ -82,8 +102,11 @@ pub(crate) fn regular(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// Writes a small file in one step: it has the old content or the new one.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Writes a small file that only the user can read, in one step: it has the old content or the new one.
+///
+/// # Errors
+/// The system's.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     let _ = fs::remove_file(&new);
     let mut file = private().create_new(true).write(true).open(&new)?;
@@ -104,7 +127,8 @@ pub(crate) fn segments(dir: &Path) -> io::Result<Vec<u64>> {
         let name = entry?.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix("segment-")?.strip_suffix(".kv"));
         let number = number.filter(|number| number.len() == 16);
-        numbers.extend(number.and_then(|number| u64::from_str_radix(number, 16).ok()));
+        let number = number.and_then(|number| u64::from_str_radix(number, 16).ok());
+        numbers.extend(number.filter(|number| *number < NUMBERS));
     }
     numbers.sort_unstable();
     numbers.dedup();

@@ -20,6 +20,8 @@ pub(crate) struct Index {
     spaces: HashMap<Id, (u64, u64)>,
     /// Ids of items that were read since the last record of uses.
     pub read: Vec<Id>,
+    /// Items that were removed, of spaces that want to know.
+    removed: HashMap<Id, Vec<Id>>,
 }
 
 /// A file of records.
@@ -92,10 +94,29 @@ impl Index {
         Some(entry)
     }
 
+    /// Remembers the items of a space that are removed from now on.
+    pub fn watch(&mut self, space: Id) {
+        self.removed.entry(space).or_default();
+    }
+
+    /// Items of a watched space that were removed since the last call.
+    pub fn take_removed(&mut self, space: &Id) -> Vec<Id> {
+        self.removed.get_mut(space).map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Forgets an item for good.
+    pub fn remove(&mut self, id: &Id) -> bool {
+        let Some(entry) = self.forget(id) else { return false };
+        if let Some(removed) = self.removed.get_mut(&entry.space) {
+            removed.push(*id);
+        }
+        true
+    }
+
     /// Forgets the item that has been unused for the longest time.
     pub fn evict(&mut self) -> bool {
         let oldest = self.uses.first_key_value().map(|(_, id)| *id);
-        oldest.and_then(|id| self.forget(&id)).is_some()
+        oldest.is_some_and(|id| self.remove(&id))
     }
 
     /// Forgets all items of a space and returns the segments that have their records.
@@ -104,7 +125,7 @@ impl Index {
             |(id, entry): (&Id, &Entry)| (entry.space == *space).then_some((*id, entry.place.segment));
         let (ids, mut segments): (Vec<Id>, Vec<u64>) = self.items.iter().filter_map(of_space).unzip();
         for id in &ids {
-            self.forget(id);
+            self.remove(id);
         }
         segments.sort_unstable();
         segments.dedup();

@@ -21,8 +21,8 @@ mod tests;
 
 use std::{io, path::PathBuf};
 
-pub use digest::Digest;
-pub use files::free_bytes;
+pub use digest::{ModelFiles, digest_of};
+pub use files::{Access, FaultyDisk, free_bytes, replace as write_private};
 pub use log::Scan;
 pub use models::ModelInfo;
 pub use space::{Chunk, Item, Load, Space};

@@ -1,6 +1,7 @@
 //! Segments: appending, reading, evicting, compacting, and rebuilding the index from them.
 
 use std::{
+    fmt,
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
@@ -8,7 +9,8 @@ use std::{
 };
 
 use crate::{
-    Id, StoreError, files,
+    Id, StoreError,
+    files::{self, Access, FaultyDisk},
     index::{Index, Segment},
     record::{HEADER, Header, Key, Kind, MOST_PAYLOAD, Place},
 };
@@ -17,7 +19,6 @@ use crate::{
 const MOST_USES: usize = 4096;
 
 /// Files of a store and their index. Any thread reads; one appends.
-#[derive(Debug)]
 pub(crate) struct Log {
     dir: PathBuf,
     key: Key,
@@ -26,6 +27,14 @@ pub(crate) struct Log {
     /// Bytes of a segment, at most, unless a single record is larger.
     segment_bytes: u64,
     index: Mutex<Index>,
+    /// Errors and delays, for tests.
+    pub faults: Option<FaultyDisk>,
+}
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Log").field("dir", &self.dir).finish_non_exhaustive()
+    }
 }
 
 /// The segment that records are appended to.
@@ -68,7 +77,8 @@ impl Log {
     /// Reads the headers of all segments of a folder.
     pub fn open(dir: &Path, key: Key, bound: u64) -> Result<(Self, Appender, Scan), StoreError> {
         let segment_bytes = (bound / 16).clamp(64 << 10, 64 << 20);
-        let log = Self { dir: dir.to_owned(), key, bound, segment_bytes, index: Mutex::default() };
+        let log =
+            Self { dir: dir.to_owned(), key, bound, segment_bytes, index: Mutex::default(), faults: None };
         let failed = |source| StoreError::Io { action: "read", path: dir.to_owned(), source };
         let numbers = files::segments(dir).map_err(failed)?;
         let mut scan = Scan::default();
@@ -139,7 +149,8 @@ impl Log {
             (entry, segment.file.clone())
         };
         let mut record = vec![0; entry.bytes as usize];
-        let read = files::read_at(&file, &mut record, entry.place.offset);
+        let allowed = self.faults.as_ref().map_or(Ok(0), |disk| disk(Access::Read, record.len()));
+        let read = allowed.and_then(|_| files::read_at(&file, &mut record, entry.place.offset));
         let result = read.map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => ReadError::Damaged,
             _ => ReadError::Io(error),
@@ -153,7 +164,7 @@ impl Log {
         if result.is_err() {
             let mut index = self.index();
             if index.get(id).is_some_and(|now| now.place == entry.place) {
-                index.forget(id);
+                index.remove(id);
             }
         }
         result.map(|()| {
@@ -201,7 +212,20 @@ impl Log {
     /// Forgets all items of a space, and removes their bytes.
     pub fn remove_space(&self, to: &mut Appender, space: &Id) -> io::Result<()> {
         let segments = self.index().forget_space(space);
-        segments.into_iter().try_for_each(|segment| self.compact(to, segment))
+        segments.into_iter().try_for_each(|segment| match self.compact(to, segment) {
+            // The items of other spaces go with it: a full disk must not keep what is to be deleted.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => self.drop_segment(segment),
+            result => result,
+        })
+    }
+
+    /// Removes a segment with all of its items.
+    fn drop_segment(&self, number: u64) -> io::Result<()> {
+        let items = self.index().of_segment(number);
+        for (id, _) in &items {
+            self.index().remove(id);
+        }
+        self.remove(number)
     }
 
     /// Removes everything.
@@ -209,11 +233,7 @@ impl Log {
         to.active = None;
         let numbers: Vec<u64> = self.index().segments.keys().copied().collect();
         for number in numbers {
-            let items = self.index().of_segment(number);
-            for (id, _) in &items {
-                self.index().forget(id);
-            }
-            self.remove(number)?;
+            self.drop_segment(number)?;
         }
         Ok(())
     }
@@ -278,10 +298,18 @@ impl Log {
         let active = to.active.as_mut().ok_or(io::ErrorKind::NotFound)?;
         let place = Place { segment: active.number, offset: active.bytes };
         let head = header.encode(place, &self.key);
-        if let Err(error) = active.file.write_all(&head).and_then(|()| active.file.write_all(payload)) {
+        let written = match &self.faults {
+            None => active.file.write_all(&head).and_then(|()| active.file.write_all(payload)),
+            Some(disk) => write_through(disk, &mut active.file, &[&head, payload].concat()),
+        };
+        if let Err(error) = written {
             // The torn record would hide all that follow.
-            let _ = active.file.set_len(active.bytes);
+            let (number, bytes) = (active.number, active.bytes);
+            let _ = active.file.set_len(bytes);
             to.active = None;
+            if bytes == 0 {
+                self.remove(number)?;
+            }
             return Err(error);
         }
         active.bytes += bytes;
@@ -320,4 +348,11 @@ impl Log {
         }
         Ok(damaged)
     }
+}
+
+/// Writes as much as a faulty disk allows.
+fn write_through(disk: &FaultyDisk, file: &mut File, bytes: &[u8]) -> io::Result<()> {
+    let allowed = disk(Access::Write, bytes.len())?.min(bytes.len());
+    file.write_all(&bytes[..allowed])?;
+    if allowed < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
 }

@@ -56,3 +56,30 @@ pub(crate) fn spaces(dir: &Path) -> Vec<Id> {
     };
     names.filter_map(space).collect()
 }
+
+/// File of a name that is to be removed by the owner of the store.
+fn removal(dir: &Path, model: &str) -> PathBuf {
+    dir.join(format!("remove-{}", blake3::hash(model.as_bytes()).to_hex()))
+}
+
+/// Leaves a note to the owner of a store: the items of all models with this name are to be removed.
+pub(crate) fn request_removal(dir: &Path, model: &str) -> std::io::Result<()> {
+    files::replace(&removal(dir, model), model.as_bytes())
+}
+
+/// Names that are to be removed. Their notes are deleted when that is done.
+pub(crate) fn removals(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let notes = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("remove-"));
+    let name = |entry: fs::DirEntry| {
+        let mut name = String::new();
+        files::regular(&entry.path()).ok()?.take(MOST_BYTES).read_to_string(&mut name).ok()?;
+        (removal(dir, &name) == entry.path()).then_some(name)
+    };
+    notes.filter_map(name).collect()
+}
+
+/// Deletes the note to remove a name.
+pub(crate) fn forget_removal(dir: &Path, model: &str) {
+    let _ = fs::remove_file(removal(dir, model));
+}

@@ -74,7 +74,8 @@ impl Space {
         Self { shared, reader, id }
     }
 
-    fn id(&self, item: &Item) -> Id {
+    /// Name of an item in the store.
+    pub fn id(&self, item: &Item) -> Id {
         let mut hasher = blake3::Hasher::new_keyed(&self.id);
         hasher.update(&item.key);
         hasher.update(&item.part.to_le_bytes());
@@ -91,6 +92,16 @@ impl Space {
         self.shared.room()
     }
 
+    /// Remembers which items are removed from now on.
+    pub fn watch(&self) {
+        self.shared.log.index().watch(self.id);
+    }
+
+    /// Items that were removed since the last call, by name.
+    pub fn take_removed(&self) -> Vec<Id> {
+        self.shared.log.index().take_removed(&self.id)
+    }
+
     /// True if the store was turned off by an error.
     pub fn is_off(&self) -> bool {
         self.shared.is_off()
@@ -102,13 +113,18 @@ impl Space {
     }
 
     /// Hands an item to the writer. One that is there already counts as used.
-    pub fn save(&self, item: &Item, payload: Vec<u8>) {
-        self.shared.save(self.id, self.id(item), payload);
+    pub fn save(&self, item: &Item, payload: impl Into<Arc<Vec<u8>>>) {
+        self.shared.save(self.id, self.id(item), payload.into());
     }
 
     /// Bytes per second that the disk reads, as measured.
     pub fn read_speed(&self) -> f64 {
         self.shared.read_speed()
+    }
+
+    /// Bytes per second that the disk writes, as measured.
+    pub fn write_speed(&self) -> f64 {
+        self.shared.write_speed()
     }
 
     /// Says that a load was not worth it at this speed. It will be tried again after some time.

@@ -15,7 +15,8 @@ use std::{
 };
 
 use crate::{
-    Id, StoreError, files,
+    Id, StoreError,
+    files::{self, FaultyDisk},
     log::{Appender, Log, ReadError, Scan},
     models::{self, ModelInfo},
     space::{Chunk, Load, Space, space_id},
@@ -31,11 +32,13 @@ const FIRST_SPEED: f64 = 500e6;
 const FORGIVENESS: f64 = 1.01;
 /// Weight of the newest measurement of a speed.
 const RATE: f64 = 0.3;
+/// How often the owner of a store looks for notes of other processes.
+const NOTES_EVERY: Duration = Duration::from_secs(3);
 /// Items of more than this many bytes per second are not written.
 const WRITE_SPEED: f64 = 400e6;
 
 /// How a store is used.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct StoreOptions {
     /// Bytes of all segments, at most.
     pub bound: u64,
@@ -43,6 +46,8 @@ pub struct StoreOptions {
     pub write_speed: f64,
     /// Bytes per second that are read, at most. For tests of slow disks.
     pub read_speed: f64,
+    /// Errors and delays of the disk, for tests.
+    pub faults: Option<FaultyDisk>,
     /// Called once with a line for people when the store is turned off.
     pub notice: fn(&str),
 }
@@ -50,7 +55,7 @@ pub struct StoreOptions {
 impl StoreOptions {
     /// A store of up to `bound` bytes.
     pub fn new(bound: u64) -> Self {
-        Self { bound, write_speed: WRITE_SPEED, read_speed: f64::INFINITY, notice: |_| () }
+        Self { bound, write_speed: WRITE_SPEED, read_speed: f64::INFINITY, faults: None, notice: |_| () }
     }
 }
 
@@ -81,6 +86,8 @@ pub struct StoreStats {
     pub damaged: u64,
     /// Bytes per second at which items are read, as measured.
     pub read_speed: f64,
+    /// Bytes per second at which items are written, as measured.
+    pub write_speed: f64,
     /// True if the store was turned off by an error.
     pub is_off: bool,
 }
@@ -135,9 +142,19 @@ struct Queue {
 }
 
 enum Write {
-    Item { space: Id, id: Id, payload: Vec<u8> },
+    Item {
+        space: Id,
+        id: Id,
+        payload: Arc<Vec<u8>>,
+    },
     Uses,
-    Remove { space: Id },
+    Remove {
+        space: Id,
+    },
+    /// A note of another process was obeyed.
+    Obeyed {
+        name: String,
+    },
     Clear,
 }
 
@@ -150,7 +167,8 @@ impl Store {
         files::folder(dir)?;
         let lock = files::lock(dir)?;
         let key = files::key(dir, true)?;
-        let (log, appender, scan) = Log::open(dir, key, options.bound)?;
+        let (mut log, appender, scan) = Log::open(dir, key, options.bound)?;
+        log.faults.clone_from(&options.faults);
         let damaged = scan.damaged;
         let shared = Arc::new(Shared {
             dir: dir.to_owned(),
@@ -159,9 +177,15 @@ impl Store {
             queue: Mutex::default(),
             changed: Condvar::new(),
             removed: Mutex::default(),
-            stats: Mutex::new(StoreStats { read_speed: FIRST_SPEED, damaged, ..StoreStats::default() }),
+            stats: Mutex::new(StoreStats {
+                read_speed: FIRST_SPEED,
+                write_speed: FIRST_SPEED,
+                damaged,
+                ..StoreStats::default()
+            }),
             _lock: lock,
         });
+        shared.obey_notes();
         shared.forget_empty_models();
         let failed = |source| StoreError::Io { action: "start the threads of", path: dir.to_owned(), source };
         let (reader, loads) = channel();
@@ -234,14 +258,22 @@ impl Store {
 
     /// Removes the items of all models with this name. Returns how many spaces they were.
     pub fn remove_model(&self, name: &str) -> usize {
-        let has_name =
-            |space: &Id| models::read(&self.shared.dir, space).is_some_and(|info| info.model == name);
-        let spaces: Vec<Id> = models::spaces(&self.shared.dir).into_iter().filter(has_name).collect();
+        let spaces = self.shared.spaces_of(name);
         for &space in &spaces {
             self.shared.removed().insert(space);
             self.shared.push(Write::Remove { space });
         }
         spaces.len()
+    }
+
+    /// Leaves a note to the process that has the store in a folder open: it removes the items of all models with this name within
+    /// seconds; the next owner does if this one ends before.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]
+    pub fn request_removal(dir: &Path, name: &str) -> Result<(), StoreError> {
+        let failed = |source| StoreError::Io { action: "write to", path: dir.to_owned(), source };
+        models::request_removal(dir, name).map_err(failed)
     }
 
     /// Removes all items.
@@ -324,12 +356,16 @@ impl Shared {
         self.numbers().read_speed
     }
 
+    pub fn write_speed(&self) -> f64 {
+        self.numbers().write_speed
+    }
+
     /// A load was refused because of the speed.
     pub fn forgive(&self) {
         self.numbers().read_speed *= FORGIVENESS;
     }
 
-    pub fn save(&self, space: Id, id: Id, payload: Vec<u8>) {
+    pub fn save(&self, space: Id, id: Id, payload: Arc<Vec<u8>>) {
         if self.removed().contains(&space) {
             return;
         }
@@ -375,9 +411,31 @@ impl Shared {
         queue.bytes = 0;
     }
 
+    /// Spaces of all models with this name.
+    fn spaces_of(&self, name: &str) -> Vec<Id> {
+        let has_name = |space: &Id| models::read(&self.dir, space).is_some_and(|info| info.model == name);
+        models::spaces(&self.dir).into_iter().filter(has_name).collect()
+    }
+
+    /// Queues the removal of what other processes have left notes about, behind everything that waits to be written.
+    fn obey_notes(&self) {
+        for name in models::removals(&self.dir) {
+            for space in self.spaces_of(&name) {
+                self.removed().insert(space);
+                self.push(Write::Remove { space });
+            }
+            self.push(Write::Obeyed { name });
+        }
+    }
+
     /// The writer's thread.
     fn write_all(&self, mut appender: Appender) {
+        let mut looked = Instant::now();
         loop {
+            if looked.elapsed() >= NOTES_EVERY {
+                self.obey_notes();
+                looked = Instant::now();
+            }
             let write = {
                 let mut queue = self.queue();
                 queue.is_busy = false;
@@ -385,23 +443,36 @@ impl Shared {
                 loop {
                     if let Some(write) = queue.writes.pop_front() {
                         queue.is_busy = true;
-                        break write;
+                        break Some(write);
                     }
                     if queue.closing {
                         return;
                     }
-                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    let waited = self.changed.wait_timeout(queue, NOTES_EVERY);
+                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    if looked.elapsed() >= NOTES_EVERY {
+                        break None;
+                    }
                 }
             };
+            let Some(write) = write else { continue };
             let started = Instant::now();
             let (bytes, result) = match &write {
                 Write::Item { space, id, payload } => {
                     (payload.len(), self.log.append(&mut appender, *space, *id, payload))
                 }
-                Write::Uses => (0, self.log.append_uses(&mut appender)),
+                // The order of uses may be lost: what is stored can be read from a full disk.
+                Write::Uses => match self.log.append_uses(&mut appender) {
+                    Err(error) if error.kind() == io::ErrorKind::StorageFull => (0, Ok(())),
+                    result => (0, result),
+                },
                 Write::Remove { space } => {
                     models::remove(&self.dir, space);
                     (0, self.log.remove_space(&mut appender, space))
+                }
+                Write::Obeyed { name } => {
+                    models::forget_removal(&self.dir, name);
+                    (0, Ok(()))
                 }
                 Write::Clear => {
                     models::spaces(&self.dir).iter().for_each(|space| models::remove(&self.dir, space));
@@ -413,6 +484,7 @@ impl Shared {
                     let mut numbers = self.numbers();
                     numbers.written += 1;
                     numbers.written_bytes += bytes as u64;
+                    numbers.write_speed = mean(numbers.write_speed, bytes, started.elapsed());
                 }
                 Ok(()) => {}
                 Err(error) => self.turn_off("write to", &error),
@@ -474,10 +546,8 @@ impl Shared {
             Ok(payload) => {
                 let least = Duration::from_secs_f64(payload.len() as f64 / self.options.read_speed);
                 thread::sleep(least.saturating_sub(started.elapsed()));
-                let speed = payload.len() as f64 / started.elapsed().as_secs_f64().max(1e-6);
                 let mut numbers = self.numbers();
-                // The mean of times, so that one slow item counts as long as it took.
-                numbers.read_speed = 1.0 / ((1.0 - RATE) / numbers.read_speed + RATE / speed);
+                numbers.read_speed = mean(numbers.read_speed, payload.len(), started.elapsed());
                 numbers.read += 1;
                 numbers.read_bytes += payload.len() as u64;
                 Some(payload)
@@ -501,4 +571,10 @@ impl Shared {
             models::remove(&self.dir, space);
         }
     }
+}
+
+/// A new estimate of a speed. It is the mean of times, so that one slow item counts as long as it took.
+fn mean(speed: f64, bytes: usize, time: Duration) -> f64 {
+    let newest = bytes.max(1) as f64 / time.as_secs_f64().max(1e-6);
+    1.0 / ((1.0 - RATE) / speed + RATE / newest)
 }

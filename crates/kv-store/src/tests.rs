@@ -17,6 +17,8 @@ use crate::{
     log::{Appender, Log},
 };
 
+mod disks;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 const SPACE: Id = [3; 32];
 

@@ -249,13 +249,26 @@ impl Collector for EngineCollector {
             let labelled = |(model, stats): (&ResidentInfo, &Stats)| (label(model), value(stats));
             resident.iter().zip(&stats).map(labelled).collect()
         };
-        let gauges: [StatsMetric; 13] = [
+        let gauges: [StatsMetric; 18] = [
             ("paguro_requests_waiting", "Sequences that wait", |s| s.waiting as f64),
             ("paguro_requests_running", "Sequences that run", |s| s.running as f64),
             ("paguro_kv_pages", "Pages that sequences can use", |s| s.pages_total as f64),
             ("paguro_kv_pages_used", "Pages in use by sequences", |s| s.pages_used as f64),
             ("paguro_kv_pages_cached", "Pages that only the prefix cache keeps", |s| s.pages_cached as f64),
             ("paguro_disk_pending_bytes", "Bytes that wait to be written", |s| s.disk.pending_bytes as f64),
+            ("paguro_disk_load_bytes_per_second", "Speed of loads from the disk", |s| {
+                s.disk.load_speed as f64
+            }),
+            ("paguro_disk_store_bytes_per_second", "Speed of the disk's writer", |s| {
+                s.disk.store_speed as f64
+            }),
+            ("paguro_host_bytes", "Bytes of K and V in memory of the host", |s| s.host.bytes as f64),
+            ("paguro_host_load_bytes_per_second", "Speed of loads from the host", |s| {
+                s.host.load_speed as f64
+            }),
+            ("paguro_host_store_bytes_per_second", "Speed of copies to the host", |s| {
+                s.host.store_speed as f64
+            }),
             ("paguro_batch_rows", "Rows of the last step", |s| s.last_rows as f64),
             ("paguro_batch_sequences", "Sequences of the last step", |s| s.last_sequences as f64),
             // Names that the Gateway API Inference Extension and llm-d read.
@@ -268,7 +281,7 @@ impl Collector for EngineCollector {
         for (name, help, value) in gauges {
             family(&mut encoder, name, help, &of(value), |value| ConstGauge::new(*value))?;
         }
-        let counters: [StatsMetric; 13] = [
+        let counters: [StatsMetric; 20] = [
             ("paguro_steps", "Steps", |s| s.steps as f64),
             ("paguro_failed_steps", "Steps that failed", |s| s.failed_steps as f64),
             ("paguro_rows", "Rows computed", |s| s.rows as f64),
@@ -281,6 +294,23 @@ impl Collector for EngineCollector {
             ("paguro_disk_saved", "Blocks and checkpoints handed to the writer", |s| s.disk.saved as f64),
             ("paguro_disk_dropped", "Blocks not written because the disk was too slow", |s| {
                 s.disk.dropped as f64
+            }),
+            ("paguro_disk_loaded_bytes", "Bytes that were loaded from the disk", |s| {
+                s.disk.loaded_bytes as f64
+            }),
+            ("paguro_disk_saved_seconds", "Time of computing that loads from the disk saved", |s| {
+                s.disk.saved_nanoseconds as f64 / 1e9
+            }),
+            ("paguro_host_hit_tokens", "Tokens that came from memory of the host", |s| {
+                s.host.hit_tokens as f64
+            }),
+            ("paguro_host_loads", "Loads from memory of the host", |s| s.host.loads as f64),
+            ("paguro_host_loaded_bytes", "Bytes that were loaded from the host", |s| {
+                s.host.loaded_bytes as f64
+            }),
+            ("paguro_host_stored", "Blocks and checkpoints copied to the host", |s| s.host.stored as f64),
+            ("paguro_host_saved_seconds", "Time of computing that loads from the host saved", |s| {
+                s.host.saved_nanoseconds as f64 / 1e9
             }),
             ("paguro_evictions", "Cached pages evicted", |s| s.evictions as f64),
             ("paguro_preemptions", "Preempted sequences", |s| s.preemptions as f64),

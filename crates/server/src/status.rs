@@ -5,7 +5,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, header},
     response::{IntoResponse, Response},
 };
-use paguro_engine::DiskStats;
+use paguro_engine::{DiskStats, HostStats};
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
@@ -95,8 +95,59 @@ pub struct ModelStatus {
     pages_cached: usize,
     /// Number of tokens sampled since it was loaded.
     tokens: u64,
+    /// Its cache in memory of the host; `null` without one.
+    host: Option<HostStatus>,
     /// Its cache on disk; `null` without one.
     disk: Option<DiskStatus>,
+}
+
+/// A model's cache in memory of the host: blocks that the device had no room for.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct HostStatus {
+    /// Bytes that all models may have there: `--kv-host`.
+    limit: u64,
+    /// Bytes of this one.
+    bytes: u64,
+    /// Blocks and checkpoints.
+    items: usize,
+    /// Tokens of prompts that came from there.
+    hit_tokens: u64,
+    /// Loads from there.
+    loads: u64,
+    /// Loads that were not begun because computing was faster.
+    loads_declined: u64,
+    /// Blocks and checkpoints that were copied there.
+    stored: u64,
+    /// Blocks and checkpoints that there was no room for.
+    dropped: u64,
+    /// Bytes per second from there to the device.
+    load_speed: u64,
+    /// Bytes per second from the device.
+    store_speed: u64,
+    /// Estimated seconds of computing that loads saved.
+    saved_seconds: f64,
+}
+
+impl From<HostStats> for HostStatus {
+    fn from(stats: HostStats) -> Self {
+        Self {
+            limit: stats.limit,
+            bytes: stats.bytes,
+            items: stats.units,
+            hit_tokens: stats.hit_tokens,
+            loads: stats.loads,
+            loads_declined: stats.declined,
+            stored: stats.stored,
+            dropped: stats.dropped,
+            load_speed: stats.load_speed,
+            store_speed: stats.store_speed,
+            saved_seconds: seconds(stats.saved_nanoseconds),
+        }
+    }
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
 }
 
 /// A model's cache on disk.
@@ -104,6 +155,8 @@ pub struct ModelStatus {
 pub struct DiskStatus {
     /// True if all data to be kept is on the disk, so that a killed process loses none of it.
     caught_up: bool,
+    /// True if it waits for the digest of the model's files, which are read for it once.
+    opening: bool,
     /// Number of blocks and checkpoints that wait for the writer.
     waiting: usize,
     /// Bytes queued in the writer.
@@ -118,12 +171,21 @@ pub struct DiskStatus {
     saved: u64,
     /// Number of blocks and checkpoints not written because the disk was too slow.
     dropped: u64,
+    /// Bytes that were loaded.
+    loaded_bytes: u64,
+    /// Bytes per second that the disk reads.
+    load_speed: u64,
+    /// Bytes per second that the disk writes.
+    store_speed: u64,
+    /// Estimated seconds of computing that loads saved.
+    saved_seconds: f64,
 }
 
 impl From<DiskStats> for DiskStatus {
     fn from(stats: DiskStats) -> Self {
         Self {
             caught_up: stats.has_caught_up(),
+            opening: stats.is_opening,
             waiting: stats.waiting,
             pending_bytes: stats.pending_bytes,
             hit_tokens: stats.hit_tokens,
@@ -131,6 +193,10 @@ impl From<DiskStats> for DiskStatus {
             loads_declined: stats.declined,
             saved: stats.saved,
             dropped: stats.dropped,
+            loaded_bytes: stats.loaded_bytes,
+            load_speed: stats.load_speed,
+            store_speed: stats.store_speed,
+            saved_seconds: seconds(stats.saved_nanoseconds),
         }
     }
 }
@@ -155,6 +221,7 @@ impl From<ResidentInfo> for ModelStatus {
             pages_used: stats.pages_used,
             pages_cached: stats.pages_cached,
             tokens: stats.tokens,
+            host: stats.host.exists.then(|| stats.host.into()),
             disk: stats.disk.exists.then(|| stats.disk.into()),
         }
     }

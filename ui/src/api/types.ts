@@ -220,6 +220,8 @@ export interface ModelTick {
     tokens: number;
     prefix_query_tokens: number;
     prefix_hit_tokens: number;
+    host?: TierTick;
+    disk?: TierTick;
     evictions: number;
     preemptions: number;
     page_copies: number;
@@ -230,6 +232,17 @@ export interface ModelTick {
   cached_added: Run[];
   cached_removed: Run[];
   kernels?: { name: string; launches: number; nanoseconds: number }[];
+}
+
+/** A tier of the cache behind the device's pages. */
+export interface TierTick {
+  hit_tokens: number;
+  loads: number;
+  loads_declined: number;
+  stored: number;
+  bytes: number;
+  loaded_bytes: number;
+  saved_seconds: number;
 }
 
 export interface Tick {

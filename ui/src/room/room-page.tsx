@@ -4,6 +4,7 @@ import { Pause, Play } from "lucide-react";
 import { useEffect, useMemo, useState } from "react";
 import { Link } from "wouter";
 
+import type { TierTick } from "../api/types.ts";
 import { NeedsScope } from "../components/frame.tsx";
 import { attempt } from "../components/toasts.tsx";
 import { bytes, count, percent, plural, rate, seconds } from "../format.ts";
@@ -153,12 +154,21 @@ function Player({ room }: { room: ReturnType<typeof useRoom> }) {
   );
 }
 
+/** Name, value and meaning of a tier's figure, if the model has the tier. */
+function tier(name: string, stats: TierTick | undefined, place: string): [string, string, string][] {
+  if (!stats) return [];
+  const saved = `about ${seconds(stats.saved_seconds)} of computing saved`;
+  return [[name, count(stats.hit_tokens), `tokens that came from ${place} in ${count(stats.loads)} loads, ${bytes(stats.loaded_bytes)}; ${saved}; ${count(stats.stored)} blocks passed to it`]];
+}
+
 function Figures({ frame, model }: { frame: Frame; model: ModelFrame }) {
   const { stats } = model;
   const figures: [string, string, string][] = [
     ["Running", `${stats.running}`, `of ${model.max_sequences} sequences at most`],
     ["Waiting", `${stats.waiting}`, "sequences in the queue, preempted ones included"],
     ["Prefix hits", percent(stats.prefix_hit_tokens, stats.prefix_query_tokens), `${count(stats.prefix_hit_tokens)} of ${count(stats.prefix_query_tokens)} prompt tokens came from the cache`],
+    ...tier("From host", stats.host, "memory of the host"),
+    ...tier("From disk", stats.disk, "the disk"),
     ["Evicted", count(stats.evictions), "cached pages given up for others"],
     ["Preempted", count(stats.preemptions), "sequences that lost their pages for a while"],
     ["Page copies", count(stats.page_copies), "shared pages that were copied before a branch wrote them"],

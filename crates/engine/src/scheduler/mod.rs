@@ -232,6 +232,7 @@ impl Scheduler {
             states_used: self.states.total() - self.states.free(),
             checkpoints: self.pages.checkpoints(),
             evictions: self.pages.evictions,
+            host: self.host_stats(),
             disk: self.disk_stats(),
             masks: self.mask_workers.masks(),
             mask_nanoseconds: self.mask_workers.nanoseconds(),

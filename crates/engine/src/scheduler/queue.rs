@@ -29,7 +29,7 @@ use super::Scheduler;
 use crate::{
     fair::Tenant,
     request::Signal,
-    sequence::{Load, Rank, Sequence},
+    sequence::{Rank, Sequence},
 };
 
 /// Number of steps that a sequence runs before one of its own priority can preempt it.
@@ -134,13 +134,7 @@ impl Scheduler {
         let Self { layout, pages, states, plan, .. } = self;
         sequence.take_cached(cached, layout, pages);
         sequence.restore_state(layout, pages, states, &mut plan.moves);
-        if let (Load::Loaded(before), Some(disk)) = (sequence.load, &mut pages.disk) {
-            let tokens = sequence.computed.saturating_sub(before * layout.block_size);
-            disk.stats.hit_tokens += tokens as u64;
-            if first_time {
-                sequence.disk_tokens = tokens;
-            }
-        }
+        sequence.count_loaded(first_time, layout, pages);
         if sequence.state.is_some() {
             plan.restored.push(sequence.job.id);
         }

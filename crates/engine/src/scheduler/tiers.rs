@@ -1,25 +1,29 @@
-//! Prefixes on disk: which are loaded for waiting sequences, and what becomes of the pages.
+//! Prefixes in other tiers: which are loaded for waiting sequences, and what becomes of the pages.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paguro_backend::PageId;
 
 use super::Scheduler;
 use crate::{
+    DiskStats, HostStats,
     cost::Work,
-    disk::{Disk, DiskStats, LoadRequest, Part, Unit},
+    disk::Disk,
+    events::{Events, Medium},
+    host::Host,
     layout::Layout,
     pages::Pages,
-    sequence::{Load, Sequence},
+    sequence::Sequence,
+    tiers::{Evicted, Found, Load, LoadRequest, Part, Tiers, Unit},
 };
 
-/// Sequences at the head of the queue for which the disk is asked.
+/// Sequences at the head of the queue whose prefixes are looked for.
 const LOOK_AHEAD: usize = 8;
 
 impl Sequence {
     /// Saves its blocks and checkpoints some time later, if it has enough of them: what a hit needs, and nothing else.
     pub fn save_later(&self, layout: &Layout, pages: &mut Pages) {
-        let Some(disk) = &mut pages.disk else { return };
+        let Some(disk) = pages.tiers.as_mut().and_then(|tiers| tiers.disk.as_mut()) else { return };
         if self.computed < disk.least_tokens || self.is_suspect {
             return;
         }
@@ -42,6 +46,30 @@ impl Sequence {
         }
     }
 
+    /// Counts the blocks at its beginning that came from other tiers, when it is admitted.
+    pub fn count_loaded(&mut self, first_time: bool, layout: &Layout, pages: &mut Pages) {
+        let (Load::Loaded(found, time), Some(tiers)) = (self.load, &mut pages.tiers) else { return };
+        let tokens = self.computed.saturating_sub(found.before * layout.block_size);
+        // If the disk has not delivered everything, the end is missing.
+        let host_tokens = tokens.min(found.from_host * layout.block_size);
+        let disk_tokens = tokens - host_tokens;
+        if first_time {
+            (self.host_tokens, self.disk_tokens) = (host_tokens, disk_tokens);
+        }
+        let all = (found.from_host + found.from_disk) * layout.block_size;
+        let computing = found.computing.mul_f64(tokens as f64 / all.max(1) as f64);
+        let saved = u64::try_from(computing.saturating_sub(time).as_nanos()).unwrap_or(u64::MAX);
+        let of = |part: usize| (saved as f64 * part as f64 / tokens.max(1) as f64) as u64;
+        if let Some(host) = &mut tiers.host {
+            host.stats.hit_tokens += host_tokens as u64;
+            host.stats.saved_nanoseconds += of(host_tokens);
+        }
+        if let Some(disk) = &mut tiers.disk {
+            disk.stats.hit_tokens += disk_tokens as u64;
+            disk.stats.saved_nanoseconds += of(disk_tokens);
+        }
+    }
+
     /// Parts of blocks that a prefix of `blocks` blocks needs.
     fn units(&self, blocks: usize, layout: &Layout) -> impl Iterator<Item = Unit> {
         let kv = (0..blocks).flat_map(move |block| {
@@ -55,60 +83,91 @@ impl Sequence {
 }
 
 impl Scheduler {
-    /// Asks the disk for the prefixes of sequences that will soon leave the queue.
+    /// Looks in the other tiers for the prefixes of sequences that will soon leave the queue.
     pub(super) fn start_loads(&mut self) {
-        if self.pages.disk.is_none() {
+        if self.pages.tiers.is_none() {
             return;
         }
         let untried =
             self.waiting.iter().take(LOOK_AHEAD).filter(|(_, sequence)| sequence.load == Load::Untried);
         let ranks: Vec<_> = untried.map(|(rank, _)| *rank).collect();
         for rank in ranks {
-            let load = self.load_of(&self.waiting[&rank]);
+            // What the host has alone may be worth it where the disk is too slow.
+            let load = match self.load_of(&self.waiting[&rank], true) {
+                Some(Err(())) => self.load_of(&self.waiting[&rank], false).or(Some(Err(()))),
+                load => load,
+            };
             let Self { waiting, pages, layout, .. } = self;
-            let (Some(sequence), Some(disk)) = (waiting.get_mut(&rank), &mut pages.disk) else { continue };
+            let (Some(sequence), Some(tiers)) = (waiting.get_mut(&rank), &mut pages.tiers) else { continue };
             sequence.load = match load {
                 None => Load::Declined,
-                Some((blocks, Err(()))) => {
-                    disk.stats.declined += u64::from(blocks > 0);
-                    disk.space.decline();
+                Some(Err(())) => {
+                    match &mut tiers.disk {
+                        Some(disk) => disk.decline(),
+                        None => tiers.host.iter_mut().for_each(|host| host.stats.declined += 1),
+                    }
                     Load::Declined
                 }
-                Some((blocks, Ok(load))) => {
-                    disk.stats.loads += 1;
-                    disk.loads.push(load);
+                Some(Ok((found, load))) => {
+                    if let Some(host) = tiers.host.as_mut().filter(|_| !load.from_host.is_empty()) {
+                        host.stats.loads += 1;
+                    }
+                    if let Some(disk) = tiers.disk.as_mut().filter(|_| !load.from_disk.is_empty()) {
+                        disk.stats.loads += 1;
+                    }
+                    tiers.loads.push(load);
                     // The blocks that are there already must not make room for the others.
-                    let kept: Vec<Unit> = sequence.units(blocks, layout).collect();
+                    let kept: Vec<Unit> = sequence.units(found.before, layout).collect();
                     pages.refresh(kept.into_iter().rev());
-                    Load::Loading(blocks)
+                    Load::Loading(found)
                 }
             };
         }
     }
 
-    /// Decides what to load for a sequence: the number of blocks that the prefix cache has, and the load, or an error if
-    /// computing is faster. `None` if the disk has nothing more.
-    fn load_of(&self, sequence: &Sequence) -> Option<(usize, Result<LoadRequest, ()>)> {
+    /// Decides what to load for a sequence, from the host and, if `all` is true, from the disk. An error if computing is faster;
+    /// `None` if the tiers have nothing more.
+    fn load_of(&self, sequence: &Sequence, all: bool) -> Option<Result<(Found, LoadRequest), ()>> {
         let Self { pages, layout, .. } = self;
-        let disk = pages.disk.as_ref()?;
+        let tiers = pages.tiers.as_ref()?;
         let cached = sequence.cached_blocks(layout, pages);
         let is_here = |unit: Unit| pages.pages_of(unit).is_some();
-        let blocks = sequence.blocks_in(layout, |unit| is_here(unit) || disk.contains(unit));
+        let blocks = sequence.blocks_in(layout, |unit| is_here(unit) || tiers.contains(unit, all));
         if blocks <= cached {
             return None;
         }
-        let units: Vec<Unit> = sequence.units(blocks, layout).filter(|unit| !is_here(*unit)).collect();
-        let count = |unit: &Unit| self.pages_in(*unit);
-        let pages_to_load: usize = units.iter().map(count).sum();
-        if pages_to_load > pages.available() {
+        let units = sequence.units(blocks, layout).filter(|unit| !is_here(*unit));
+        let (from_host, from_disk): (Vec<Unit>, Vec<Unit>) =
+            units.partition(|unit| tiers.contains(*unit, false));
+        let count = |units: &[Unit]| units.iter().map(|unit| self.pages_in(*unit)).sum::<usize>();
+        let (host_pages, disk_pages) = (count(&from_host), count(&from_disk));
+        if host_pages + disk_pages > pages.available() {
             return None;
         }
-        let computing = self.seconds_of(cached * layout.block_size, blocks * layout.block_size) * disk.worth;
-        if disk.seconds(pages_to_load) > computing {
-            return Some((cached.max(1), Err(())));
+        let begin = Instant::now();
+        let computing = self.seconds_of(cached * layout.block_size, blocks * layout.block_size);
+        let loading = tiers.seconds(host_pages, disk_pages);
+        if loading > computing * tiers.worth {
+            return Some(Err(()));
         }
+        let is_from_disk = |block: &usize| {
+            let key = sequence.keys[*block];
+            from_disk.iter().any(|unit| unit.key == key)
+        };
+        let disk_blocks = match from_disk.is_empty() {
+            true => 0,
+            false => (cached..blocks).filter(is_from_disk).count(),
+        };
+        let found = Found {
+            before: cached,
+            from_host: blocks - cached - disk_blocks,
+            from_disk: disk_blocks,
+            computing: Duration::from_secs_f64(computing.min(1e6)),
+            begin,
+        };
+        let budget = Duration::from_secs_f64((computing * tiers.worth).min(1e6));
         let owner = (sequence.job.id, sequence.branches.start);
-        Some((cached, Ok(LoadRequest { owner, units, budget: Duration::from_secs_f64(computing.min(1e6)) })))
+        Some(Ok((found, LoadRequest { owner, from_host, from_disk, budget })))
     }
 
     /// Seconds that computing these positions of a sequence takes.
@@ -135,18 +194,66 @@ impl Scheduler {
         !self.running.is_empty() || self.waiting.values().any(|sequence| !sequence.is_loading())
     }
 
+    /// The other tiers, if there are any.
+    pub fn tiers(&mut self) -> Option<&mut Tiers> {
+        self.pages.tiers.as_mut()
+    }
+
+    /// The other tiers, and the events for routers.
+    pub fn tiers_and_events(&mut self) -> (Option<&mut Tiers>, &mut Option<Events>) {
+        (self.pages.tiers.as_mut(), &mut self.pages.events)
+    }
+
     /// The disk tier, if there is one.
     pub fn disk(&mut self) -> Option<&mut Disk> {
-        self.pages.disk.as_mut()
+        self.tiers()?.disk.as_mut()
+    }
+
+    /// The host tier, if there is one.
+    pub fn host(&mut self) -> Option<&mut Host> {
+        self.tiers()?.host.as_mut()
     }
 
     pub(super) fn disk_stats(&self) -> DiskStats {
-        self.pages.disk.as_ref().map(Disk::numbers).unwrap_or_default()
+        let disk = self.pages.tiers.as_ref().and_then(|tiers| tiers.disk.as_ref());
+        disk.map(Disk::numbers).unwrap_or_default()
     }
 
-    /// Takes pages for units that were loaded. Units that the prefix cache has meanwhile, or that have no room, get none.
-    pub fn place(&mut self, units: &[Unit]) -> Vec<Option<Vec<PageId>>> {
-        units.iter().map(|&unit| self.pages.place(unit, self.pages_in(unit))).collect()
+    pub(super) fn host_stats(&self) -> HostStats {
+        let host = self.pages.tiers.as_ref().and_then(|tiers| tiers.host.as_ref());
+        host.map(Host::numbers).unwrap_or_default()
+    }
+
+    /// Takes pages for units that were loaded for a sequence. Units that the prefix cache has meanwhile, or that have no room, get
+    /// none.
+    pub fn place(&mut self, (request, branch): (u64, usize), units: &[Unit]) -> Vec<Option<Vec<PageId>>> {
+        let placed: Vec<_> = units.iter().map(|&unit| self.pages.place(unit, self.pages_in(unit))).collect();
+        let is_it = |it: &&Sequence| it.job.id == request && it.branches.start == branch;
+        if self.pages.events.is_some()
+            && let Some(sequence) = self.waiting.values().find(is_it)
+        {
+            for (unit, _) in units.iter().zip(&placed).filter(|(_, pages)| pages.is_some()) {
+                let block = sequence.keys.iter().position(|key| *key == unit.key);
+                if let (Some(block), Part::Kv(group)) = (block, unit.part) {
+                    sequence.tell_stored(block, group, self.layout.block_size, &mut self.pages);
+                }
+            }
+        }
+        placed
+    }
+
+    /// Sends events of changes in the prefix cache and its tiers.
+    pub fn send_events(&mut self) {
+        let Pages { tiers, events: Some(events), .. } = &mut self.pages else { return };
+        if let Some(disk) = tiers.as_mut().and_then(|tiers| tiers.disk.as_mut()) {
+            disk.take_removed().into_iter().for_each(|hash| events.removed(hash, Medium::Disk));
+        }
+        events.send();
+    }
+
+    /// Sends the events of an engine's end.
+    pub fn send_end(&mut self) {
+        self.pages.send_end();
     }
 
     /// Forgets units whose pages could not be filled.
@@ -159,18 +266,18 @@ impl Scheduler {
         let is_it =
             |sequence: &&mut Sequence| sequence.job.id == request && sequence.branches.start == branch;
         if let Some(sequence) = self.waiting.values_mut().find(is_it)
-            && let Load::Loading(blocks) = sequence.load
+            && let Load::Loading(found) = sequence.load
         {
-            sequence.load = Load::Loaded(blocks);
+            sequence.load = Load::Loaded(found, found.begin.elapsed());
         }
     }
 
     /// The next unit to be saved that the prefix cache still has, and its pages. A checkpoint whose copy is still to be made waits.
     pub fn next_save(&mut self) -> Option<(Unit, Vec<PageId>)> {
         loop {
-            let unit = self.pages.disk.as_mut()?.next_save()?;
+            let unit = self.disk()?.next_save()?;
             if unit.part == Part::Checkpoint && self.saves.keys.contains(&unit.key) {
-                self.pages.disk.as_mut()?.put_back(unit);
+                self.disk()?.put_back(unit);
                 return None;
             }
             if let Some(pages) = self.pages.pages_of(unit) {
@@ -179,13 +286,13 @@ impl Scheduler {
         }
     }
 
-    /// Units that were evicted before they were saved, with pages that have their bytes until the next step.
-    pub fn take_evicted(&mut self) -> Vec<(Unit, Vec<PageId>)> {
-        let Some(disk) = &mut self.pages.disk else { return Vec::new() };
-        let mut evicted = disk.take_evicted();
+    /// Units that were evicted, with pages that have their bytes until the next step.
+    pub fn take_evicted(&mut self) -> Vec<Evicted> {
+        let Some(tiers) = &mut self.pages.tiers else { return Vec::new() };
+        let mut evicted = tiers.take_evicted();
         // The copy of a checkpoint that was evicted at once has not been made.
         let saved = &self.plan.saved;
-        evicted.retain(|(unit, _)| unit.part != Part::Checkpoint || !saved.contains(&unit.key));
+        evicted.retain(|it| it.unit.part != Part::Checkpoint || !saved.contains(&it.unit.key));
         evicted
     }
 

@@ -1,44 +1,66 @@
 //! The disk tier over the reference backend: bits of answers, restarts, eviction, slow and damaged disks, swapped models.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    fs, io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use paguro_backend::{KvDtype, SamplingParams};
 use paguro_backend_conformance::Rng;
-use paguro_kv_store::{Store, StoreOptions};
+use paguro_kv_store::{Access, Store, StoreOptions};
 use tempfile::TempDir;
 
 use super::real::{Answer, BACKEND, model_of};
 use crate::{
-    DiskCache, DiskStats, Engine, EngineOptions, Event, Handle, ModelParts, PageBudget, Request, Usage,
+    DiskCache, DiskStats, Engine, EngineOptions, Event, Handle, HostMemory, ModelParts, PageBudget, Request,
+    Usage,
 };
 
 const STORE_BYTES: u64 = 64 << 20;
 
-fn store(dir: &Path, read_speed: f64) -> Arc<Store> {
+pub(super) fn store(dir: &Path, read_speed: f64) -> Arc<Store> {
     Arc::new(Store::open(dir, StoreOptions { read_speed, ..StoreOptions::new(STORE_BYTES) }).unwrap())
 }
 
 /// An engine with room for `tokens` tokens, and with a store if there is one.
 fn start(parts: &ModelParts, kv_dtype: KvDtype, tokens: usize, disk: Option<DiskCache>) -> Engine {
+    start_with(parts, kv_dtype, tokens, disk, None)
+}
+
+/// The same with memory of the host.
+pub(super) fn start_with(
+    parts: &ModelParts,
+    kv_dtype: KvDtype,
+    tokens: usize,
+    disk: Option<DiskCache>,
+    host: Option<Arc<HostMemory>>,
+) -> Engine {
     let options = EngineOptions {
         block_size: 4,
         pages: PageBudget::Tokens(tokens),
         max_batch_tokens: 16,
         max_sequences: 3,
-        prefix_cache: disk.is_some(),
+        prefix_cache: disk.is_some() || host.is_some(),
         kv_dtype,
         disk,
+        host,
         ..EngineOptions::default()
     };
     Engine::start(&BACKEND, parts.clone(), options).unwrap()
 }
 
 /// A cache that saves short sequences, and that loads at any speed.
-fn cache(store: Arc<Store>) -> DiskCache {
-    DiskCache { least_tokens: 16, worth: 1e9, ..DiskCache::new(store, "model", b"digest") }
+pub(super) fn cache(store: Arc<Store>) -> DiskCache {
+    DiskCache { least_tokens: 16, worth: 1e9, ..DiskCache::new(store, "model", Some(b"digest")) }
 }
 
-fn answer(handle: &Handle, prompt: &[u32]) -> (Answer, Usage) {
+pub(super) fn answer(handle: &Handle, prompt: &[u32]) -> (Answer, Usage) {
     let sampling = SamplingParams { temperature: 0.9, seed: 4, ..SamplingParams::default() };
     let request =
         Request { max_tokens: Some(12), sampling, logprobs: Some(0), ..Request::new(prompt.to_vec()) };
@@ -116,7 +138,7 @@ fn conversations_that_take_turns_come_back_from_the_disk() {
         }
     }
     // All at once, of which some are displaced.
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for (prompt, expected) in prompts.iter().zip(&expected) {
             let handle = engine.handle();
             scope.spawn(move || assert_eq!(&answer(&handle, prompt).0, expected));
@@ -133,7 +155,7 @@ fn other_weights_and_formats_share_nothing() {
     let prompt = Rng::new(33).tokens(80, parts.program.vocab);
     let dir = TempDir::new().unwrap();
     let hits = |weights: &[u8], kv_dtype| {
-        let cache = DiskCache { weights: weights.to_vec(), ..cache(store(dir.path(), f64::INFINITY)) };
+        let cache = DiskCache { weights: Some(weights.to_vec()), ..cache(store(dir.path(), f64::INFINITY)) };
         let engine = start(&parts, kv_dtype, 400, Some(cache));
         let usage = answer(&engine.handle(), &prompt).1;
         engine.shutdown();
@@ -199,4 +221,69 @@ fn a_load_that_is_slower_than_computing_is_not_done() {
     }
     let DiskStats { loads, declined, .. } = engine.handle().stats().disk;
     assert!(loads <= 2 && declined >= 2, "{loads} loads, {declined} declined");
+}
+
+/// Waits until everything is on disk.
+fn wait_until_written(handle: &Handle) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !handle.stats().disk.has_caught_up() {
+        assert!(Instant::now() < end, "{:?}", handle.stats().disk);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_is_computed_before_the_digest_is_known_is_saved_afterwards() {
+    let parts = model_of(&[None], "");
+    let prompt = Rng::new(36).tokens(80, parts.program.vocab);
+    let dir = TempDir::new().unwrap();
+    let early = DiskCache { weights: None, ..cache(store(dir.path(), f64::INFINITY)) };
+    let engine = start(&parts, KvDtype::F16, 400, Some(early.clone()));
+    let handle = engine.handle();
+    let (expected, _) = answer(&handle, &prompt);
+    let stats = handle.stats().disk;
+    assert!(stats.is_opening && stats.waiting >= 20 && !stats.has_caught_up(), "{stats:?}");
+    handle.set_weights_digest(Some(b"digest"));
+    wait_until_written(&handle);
+    assert_eq!(answer(&handle, &prompt).0, expected);
+    engine.shutdown();
+    drop(early);
+    let engine = start(&parts, KvDtype::F16, 400, Some(cache(store(dir.path(), f64::INFINITY))));
+    let (tokens, usage) = answer(&engine.handle(), &prompt);
+    assert_eq!((tokens, usage.disk_tokens), (expected.clone(), 76));
+    engine.shutdown();
+    // Files that cannot be read.
+    let none = DiskCache { weights: None, ..cache(store(dir.path(), f64::INFINITY)) };
+    let engine = start(&parts, KvDtype::F16, 400, Some(none));
+    engine.handle().set_weights_digest(None);
+    assert_eq!(answer(&engine.handle(), &prompt).0, expected);
+    assert!(!engine.handle().stats().disk.exists);
+}
+
+#[test]
+fn a_failing_disk_changes_no_answer() {
+    let parts = model_of(&[None, Some(21)], "");
+    let solo = start(&parts, KvDtype::F16, 400, None);
+    let mut rng = Rng::new(37);
+    let prompts: Vec<_> = (0..5).map(|_| rng.tokens(80, parts.program.vocab)).collect();
+    let expected: Vec<_> = prompts.iter().map(|prompt| answer(&solo.handle(), prompt).0).collect();
+    for fails_at in [0, 3, 30, 90, 200] {
+        let dir = TempDir::new().unwrap();
+        let count = AtomicUsize::new(0);
+        let faults = move |access, bytes: usize| match (access, count.fetch_add(1, Ordering::Relaxed)) {
+            (Access::Write, number) if number >= fails_at => Ok(bytes / 2),
+            (Access::Read, number) if number >= fails_at => Err(io::ErrorKind::Other.into()),
+            _ => Ok(bytes),
+        };
+        let options = StoreOptions { faults: Some(Arc::new(faults)), ..StoreOptions::new(STORE_BYTES) };
+        let store = Arc::new(Store::open(dir.path(), options).unwrap());
+        let engine = start(&parts, KvDtype::F16, 200, Some(cache(store.clone())));
+        for round in 0..3 {
+            for (prompt, expected) in prompts.iter().zip(&expected) {
+                assert_eq!(&answer(&engine.handle(), prompt).0, expected, "{fails_at}, round {round}");
+            }
+        }
+        assert!(store.stats().is_off, "{fails_at}");
+        assert_eq!(engine.handle().check_pages().unwrap(), Ok(()));
+    }
 }

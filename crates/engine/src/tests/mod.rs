@@ -2,7 +2,9 @@
 
 mod checkpoints;
 mod disk;
+mod events;
 mod fake;
+mod host;
 mod live;
 mod plans;
 mod random;

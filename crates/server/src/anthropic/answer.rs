@@ -9,6 +9,7 @@ use crate::{
     error::ApiError,
     generate::{self, Delta, Finish, Generating, Piece},
     ids,
+    openai::types::TierTokens,
     output::one_line,
 };
 
@@ -103,6 +104,9 @@ pub struct Usage {
     pub cache_creation_input_tokens: usize,
     /// Prompt tokens found in the prefix cache.
     pub cache_read_input_tokens: usize,
+    /// Of these, by the tier that had them.
+    #[serde(flatten)]
+    pub tiers: TierTokens,
     /// Tokens of the answer.
     pub output_tokens: usize,
     /// Details of `output_tokens`.
@@ -125,6 +129,7 @@ impl From<generate::Usage> for Usage {
             input_tokens: usage.prompt - usage.cached,
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: usage.cached,
+            tiers: usage.into(),
             output_tokens: usage.completion,
             output_tokens_details: (usage.reasoning > 0).then_some(details),
         }

@@ -299,6 +299,7 @@ impl Generating {
                 let usage = Usage {
                     prompt: usage.prompt_tokens,
                     cached: usage.cached_tokens,
+                    from_host: usage.host_tokens,
                     from_disk: usage.disk_tokens,
                     completion: usage.generated_tokens,
                     reasoning: self.choices[branch].reasoning_tokens,

@@ -109,6 +109,8 @@ pub struct Usage {
     pub prompt: usize,
     /// Prompt tokens found in the prefix cache.
     pub cached: usize,
+    /// Cached tokens that were read from memory of the host.
+    pub from_host: usize,
     /// Cached tokens that were read from the disk.
     pub from_disk: usize,
     /// Tokens of the answer.
@@ -147,6 +149,7 @@ impl Usage {
     pub fn add_choice(&mut self, choice: Self) {
         self.prompt = choice.prompt;
         self.cached = choice.cached;
+        self.from_host = choice.from_host;
         self.from_disk = choice.from_disk;
         self.completion += choice.completion;
         self.reasoning += choice.reasoning;

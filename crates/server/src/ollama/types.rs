@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use crate::{
     error::ApiError,
     generate::{Finish, Format, Reasoning, Timing, Usage},
+    openai::types::TierTokens,
     wire::{Other, left_out},
 };
 
@@ -155,6 +156,12 @@ pub struct End {
     /// Tokens of the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_eval_count: Option<usize>,
+    /// Of these, tokens that did not have to be computed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_cached_count: Option<usize>,
+    /// Of these, by the tier that had them.
+    #[serde(flatten)]
+    tiers: Option<TierTokens>,
     /// Time from leaving the queue to the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_eval_duration: Option<u64>,
@@ -178,6 +185,8 @@ impl End {
             total_duration: Some(nanoseconds(timing.received.elapsed())),
             load_duration: Some(nanoseconds(timing.submitted - timing.received)),
             prompt_eval_count: Some(usage.prompt),
+            prompt_cached_count: (usage.cached > 0).then_some(usage.cached),
+            tiers: Some(usage.into()),
             prompt_eval_duration: Some(nanoseconds(prompt.unwrap_or_default())),
             eval_count: Some(usage.completion),
             eval_duration: Some(nanoseconds(timing.decode().unwrap_or_default())),
@@ -191,6 +200,8 @@ impl End {
             total_duration: None,
             load_duration: None,
             prompt_eval_count: None,
+            prompt_cached_count: None,
+            tiers: None,
             prompt_eval_duration: None,
             eval_count: None,
             eval_duration: None,

@@ -410,6 +410,7 @@ impl Answers {
                 if choice == 0 {
                     self.usage.prompt += usage.prompt;
                     self.usage.cached += usage.cached;
+                    self.usage.from_host += usage.from_host;
                     self.usage.from_disk += usage.from_disk;
                 }
                 logprobs.extend(stop_token);
@@ -433,6 +434,7 @@ impl Answers {
         for used in &self.used {
             sum.prompt += used.prompt;
             sum.cached += used.cached;
+            sum.from_host += used.from_host;
             sum.from_disk += used.from_disk;
             sum.completion += used.completion;
         }

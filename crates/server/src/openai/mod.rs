@@ -13,7 +13,7 @@ pub mod responses;
 mod sampling;
 pub mod tokens;
 mod tools;
-mod types;
+pub mod types;
 
 pub use responses::ResponseStore;
 

@@ -25,13 +25,30 @@ pub struct Usage {
 pub struct PromptTokensDetails {
     /// Tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Cached tokens that were read from the disk.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub cached_tokens_disk: usize,
+    /// Of these, by the tier that had them.
+    #[serde(flatten)]
+    pub tiers: TierTokens,
+}
+
+/// Cached tokens that the device had lost. All others of the cached ones were in its pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct TierTokens {
+    /// Tokens that memory of the host had; absent if there are none.
+    #[serde(rename = "cached_tokens_host", skip_serializing_if = "is_zero")]
+    host: usize,
+    /// Tokens that the cache on disk had; absent if there are none.
+    #[serde(rename = "cached_tokens_disk", skip_serializing_if = "is_zero")]
+    disk: usize,
 }
 
 fn is_zero(number: &usize) -> bool {
     *number == 0
+}
+
+impl From<generate::Usage> for TierTokens {
+    fn from(usage: generate::Usage) -> Self {
+        Self { host: usage.from_host, disk: usage.from_disk }
+    }
 }
 
 /// Details of the answers' tokens.
@@ -47,10 +64,7 @@ impl From<generate::Usage> for Usage {
             prompt_tokens: usage.prompt,
             completion_tokens: usage.completion,
             total_tokens: usage.prompt + usage.completion,
-            prompt_tokens_details: PromptTokensDetails {
-                cached_tokens: usage.cached,
-                cached_tokens_disk: usage.from_disk,
-            },
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached, tiers: usage.into() },
             completion_tokens_details: CompletionTokensDetails { reasoning_tokens: usage.reasoning },
         }
     }

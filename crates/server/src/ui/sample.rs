@@ -99,6 +99,12 @@ struct StatsTick {
     tokens: u64,
     prefix_query_tokens: u64,
     prefix_hit_tokens: u64,
+    /// Memory of the host; absent if the model has no cache there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<TierTick>,
+    /// The disk; absent if the model has no cache there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<TierTick>,
     evictions: u64,
     preemptions: u64,
     page_copies: u64,
@@ -106,6 +112,23 @@ struct StatsTick {
     last_rows: usize,
     /// Sequences of the last step.
     last_sequences: usize,
+}
+
+/// A tier of the cache behind the device's pages.
+#[derive(Debug, Serialize, ToSchema)]
+struct TierTick {
+    /// Tokens that came from it.
+    hit_tokens: u64,
+    loads: u64,
+    loads_declined: u64,
+    /// Blocks and checkpoints that were passed to it.
+    stored: u64,
+    /// Bytes in memory of the host, or bytes that wait for the disk.
+    bytes: u64,
+    /// Bytes that were loaded.
+    loaded_bytes: u64,
+    /// Estimated seconds of computing that loads saved.
+    saved_seconds: f64,
 }
 
 /// A sequence.
@@ -250,6 +273,24 @@ impl From<&paguro_engine::Stats> for StatsTick {
             tokens: stats.tokens,
             prefix_query_tokens: stats.prefix_query_tokens,
             prefix_hit_tokens: stats.prefix_hit_tokens,
+            host: stats.host.exists.then(|| TierTick {
+                hit_tokens: stats.host.hit_tokens,
+                loads: stats.host.loads,
+                loads_declined: stats.host.declined,
+                stored: stats.host.stored,
+                bytes: stats.host.bytes,
+                loaded_bytes: stats.host.loaded_bytes,
+                saved_seconds: stats.host.saved_nanoseconds as f64 / 1e9,
+            }),
+            disk: stats.disk.exists.then(|| TierTick {
+                hit_tokens: stats.disk.hit_tokens,
+                loads: stats.disk.loads,
+                loads_declined: stats.disk.declined,
+                stored: stats.disk.saved,
+                bytes: stats.disk.pending_bytes,
+                loaded_bytes: stats.disk.loaded_bytes,
+                saved_seconds: stats.disk.saved_nanoseconds as f64 / 1e9,
+            }),
             evictions: stats.evictions,
             preemptions: stats.preemptions,
             page_copies: stats.page_copies,

@@ -28,6 +28,7 @@ use self::{
 use super::{
     error::ErrorBody,
     tools::{Offer, ToolChoiceParam, ToolParam},
+    types::TierTokens,
 };
 use crate::{
     AppState,
@@ -125,6 +126,9 @@ pub struct ResponseUsage {
 pub struct InputTokensDetails {
     /// Tokens found in the prefix cache.
     cached_tokens: usize,
+    /// Of these, by the tier that had them.
+    #[serde(flatten)]
+    tiers: TierTokens,
 }
 
 /// Details of the answer's tokens.
@@ -316,7 +320,7 @@ impl From<generate::Usage> for ResponseUsage {
     fn from(usage: generate::Usage) -> Self {
         Self {
             input_tokens: usage.prompt,
-            input_tokens_details: InputTokensDetails { cached_tokens: usage.cached },
+            input_tokens_details: InputTokensDetails { cached_tokens: usage.cached, tiers: usage.into() },
             output_tokens: usage.completion,
             output_tokens_details: OutputTokensDetails { reasoning_tokens: usage.reasoning },
             total_tokens: usage.prompt + usage.completion,
