@@ -147,7 +147,7 @@ class Run:
             size = self.check()
             if (kill + 1) % 20 == 0:
                 print(f"{kill + 1} kills, {time.monotonic() - begin:.0f} s, {size >> 20} MiB, {dict(self.counts)}", flush=True)
-        # What was written is of use.
+        # Written prefixes are found.
         process, port = self.start()
         for number in range(len(self.texts)):
             found = self.ask(port, number)

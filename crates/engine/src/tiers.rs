@@ -51,7 +51,7 @@ pub(crate) struct LoadRequest {
 /// A sequence's blocks in the tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Load {
-    /// Nobody has looked for them since it began to wait.
+    /// The tiers were not searched since it began to wait.
     #[default]
     Untried,
     /// They are being loaded.
@@ -62,7 +62,7 @@ pub(crate) enum Load {
     Declined,
 }
 
-/// What a load is for.
+/// Blocks that a load is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Blocks in the prefix cache before the load.

@@ -92,7 +92,7 @@ impl Scheduler {
             self.waiting.iter().take(LOOK_AHEAD).filter(|(_, sequence)| sequence.load == Load::Untried);
         let ranks: Vec<_> = untried.map(|(rank, _)| *rank).collect();
         for rank in ranks {
-            // What the host has alone may be worth it where the disk is too slow.
+            // Blocks of the host alone may be worth a load where the disk is too slow.
             let load = match self.load_of(&self.waiting[&rank], true) {
                 Some(Err(())) => self.load_of(&self.waiting[&rank], false).or(Some(Err(()))),
                 load => load,
