@@ -292,6 +292,19 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_KV_DISK_DIR", value_name = "DIR", help_heading = "Models")]
     pub kv_disk_dir: Option<PathBuf>,
 
+    /// Address of a ZeroMQ socket that publishes which blocks of prompts are where, as vLLM does, for routers: tcp://127.0.0.1:5557. The
+    /// events contain tokens of prompts
+    #[arg(long, env = "PAGURO_KV_EVENTS", value_name = "ENDPOINT", help_heading = "Models")]
+    pub kv_events: Option<String>,
+
+    /// Address of a ZeroMQ socket that repeats events on request
+    #[arg(long, env = "PAGURO_KV_EVENTS_REPLAY", value_name = "ENDPOINT", help_heading = "Models")]
+    pub kv_events_replay: Option<String>,
+
+    /// First part of each of these messages; {model} in it is the model's name [default: empty]
+    #[arg(long, env = "PAGURO_KV_EVENTS_TOPIC", value_name = "TEXT", help_heading = "Models")]
+    pub kv_events_topic: Option<String>,
+
     /// Requests that share computed prefixes: those of one key, or all; without keys there is no difference [default:
     /// keys]
     #[arg(
@@ -400,6 +413,9 @@ impl ServeOptions {
             kv_memory: self.kv_memory.or(weaker.kv_memory),
             kv_dtype: self.kv_dtype.or(weaker.kv_dtype),
             share_prefixes: self.share_prefixes.or(weaker.share_prefixes),
+            kv_events: self.kv_events.or(weaker.kv_events),
+            kv_events_replay: self.kv_events_replay.or(weaker.kv_events_replay),
+            kv_events_topic: self.kv_events_topic.or(weaker.kv_events_topic),
             kv_host: self.kv_host.or(weaker.kv_host),
             kv_disk: self.kv_disk.or(weaker.kv_disk),
             kv_disk_dir: self.kv_disk_dir.or(weaker.kv_disk_dir),

@@ -18,7 +18,10 @@ use std::{
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use paguro_engine::HostMemory;
-use paguro_server::{HttpLimits, KeyFile, Library, Listen, ModelSource, Residency, Server, ServerSettings};
+use paguro_server::{
+    HttpLimits, KeyFile, KvEvents, KvEventsSettings, Library, Listen, ModelSource, Residency, Server,
+    ServerSettings,
+};
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
@@ -59,6 +62,24 @@ fn host_memory(options: &ServeOptions, on_gpu: bool) -> Option<Arc<HostMemory>> 
     Some(HostMemory::new(bytes))
 }
 
+/// Addresses for events of prefix caches, if somebody wants them.
+///
+/// # Errors
+/// A replay or a topic of events that are not published.
+fn kv_events(options: &ServeOptions) -> Outcome<Option<KvEventsSettings>> {
+    let (replay, topic) = (options.kv_events_replay.clone(), options.kv_events_topic.clone());
+    let Some(endpoint) = options.kv_events.clone() else {
+        let flag = match (replay, topic) {
+            (Some(_), _) => "--kv-events-replay",
+            (None, Some(_)) => "--kv-events-topic",
+            (None, None) => return Ok(None),
+        };
+        let failure = Failure::usage(format!("{flag} needs --kv-events"));
+        return Err(failure.hint("--kv-events tcp://127.0.0.1:5557 publishes events"));
+    };
+    Ok(Some(KvEventsSettings { endpoint, replay, topic: topic.unwrap_or_default() }))
+}
+
 /// Serves until it is stopped.
 ///
 /// # Errors
@@ -92,7 +113,14 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let registry = library.as_ref().map(|library| library.registry.clone());
     let store = disk::open(&options, &program.library);
     let host = host_memory(&options, on_gpu);
-    let shelf = Shelf::new(&options, on, memory, &program.library, registry, Tiers { host, store })?;
+    let (events, receiver) = match kv_events(&options)? {
+        Some(settings) => {
+            let (events, receiver) = KvEvents::new();
+            (Some(events), Some((receiver, settings)))
+        }
+        None => (None, None),
+    };
+    let shelf = Shelf::new(&options, on, memory, &program.library, registry, Tiers { host, store, events })?;
     let shelf = Arc::new(shelf);
     let mut settings = server_settings(&options, memory, program.keys_file()?)?;
     settings.mcp = mcp::servers(&options.mcp, &program.tool_environment)?;
@@ -115,6 +143,14 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
                 failure
             }
         })?;
+        if let Some((receiver, settings)) = receiver {
+            let bound = receiver.bind(settings).await;
+            let (publisher, place, replay) = bound.map_err(|error| {
+                Failure::new(error).hint("--kv-events names an address like tcp://127.0.0.1:5557")
+            })?;
+            tracing::info!(place, replay, "KV events");
+            tokio::spawn(publisher.run());
+        }
         let mut out = Output::new();
         // A closed standard output does not stop the server.
         for place in bound.places() {

@@ -41,7 +41,7 @@ pub fn settings(
     };
     let list = |list: &[String]| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
     let (limits, residency) = (&settings.limits, &settings.residency);
-    let rows: [Row; 22] = [
+    let rows: [Row; 23] = [
         ("host, port, socket", listen.collect::<Vec<_>>().join(", "), |o| {
             o.host.is_some() || o.port.is_some() || o.socket.is_some()
         }),
@@ -69,6 +69,9 @@ pub fn settings(
             },
             |o| o.kv_host.is_some(),
         ),
+        ("kv-events", options.kv_events.clone().unwrap_or_else(|| "off".to_owned()), |o| {
+            o.kv_events.is_some()
+        }),
         (
             "kv-disk",
             match options.kv_disk {

@@ -14,8 +14,8 @@ use paguro_kv_store::Store;
 use paguro_model::{LoadOptions, ModelError, ModelFile, ModelShape};
 use paguro_registry::{ModelRecord, Registry, RegistryError};
 use paguro_server::{
-    Alias, Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside,
-    Presets,
+    Alias, Details, Grant, KvEvents, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource,
+    Outside, Presets,
 };
 use serde_json::Map;
 
@@ -76,6 +76,8 @@ pub struct Tiers {
     pub host: Option<Arc<HostMemory>>,
     /// The store on disk.
     pub store: Option<Arc<Store>>,
+    /// Receiver of events about them.
+    pub events: Option<KvEvents>,
 }
 
 impl Shelf {
@@ -465,6 +467,7 @@ impl ModelSource for Shelf {
         }
         let mut options = self.engine_options(&preset, context, pages);
         options.host.clone_from(&self.tiers.host);
+        options.events = self.tiers.events.as_ref().map(|events| events.of(&wanted.name));
         options.disk = self.tiers.store.as_ref().zip(weights.as_ref()).map(|(store, it)| {
             DiskCache::new(store.clone(), &wanted.name, it.digest.as_ref().map(|id| &id[..]))
         });

@@ -20,6 +20,7 @@ pub mod generate;
 mod held;
 mod ids;
 mod keys;
+mod kv_events;
 mod layers;
 mod library;
 mod listen;
@@ -48,6 +49,7 @@ use axum::{Router, middleware, routing::get};
 
 pub use extract::Json;
 pub use keys::{ApiKey, KeyError, KeyFile, Scope};
+pub use kv_events::{KvEvents, KvEventsSettings, KvPublisher, KvReceiver};
 pub use library::Library;
 pub use listen::{Arrival, BindError, Bound};
 pub use mcp::{McpServer, McpTransport, Trust};
