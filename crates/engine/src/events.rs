@@ -2,7 +2,7 @@
 //!
 //! A block is one entry, although each K/V group has a page of its own: the pages of one group stand for all.
 
-use std::{fmt, sync::Arc};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 use crate::prefix::BlockKey;
 
@@ -59,6 +59,8 @@ pub(crate) struct Events {
     block_size: usize,
     /// The group whose pages stand for a block.
     pub group: usize,
+    /// Blocks whose pages were filled from other tiers, until the end of the load: its tiers deliver blocks in no order.
+    pub placed: HashSet<BlockKey>,
     new: Vec<KvEvent>,
 }
 
@@ -70,7 +72,7 @@ pub(crate) fn hash(key: &BlockKey) -> u64 {
 
 impl Events {
     pub fn new(sink: EventSink, block_size: usize, group: usize) -> Self {
-        Self { sink, block_size, group, new: Vec::new() }
+        Self { sink, block_size, group, placed: HashSet::new(), new: Vec::new() }
     }
 
     /// A block is in pages of the device, after the block `parent`.
@@ -91,6 +93,13 @@ impl Events {
             block_size: self.block_size,
             medium: Medium::Device,
         });
+    }
+
+    /// A block was evicted from the device.
+    pub fn evicted(&mut self, key: &BlockKey) {
+        if !self.placed.remove(key) {
+            self.removed(hash(key), Medium::Device);
+        }
     }
 
     /// A block is in another tier.

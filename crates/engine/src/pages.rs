@@ -153,7 +153,7 @@ impl Pages {
     /// All blocks are about to go, with the engine.
     pub fn send_end(&mut self) {
         let (Some(events), Some(cache)) = (&mut self.events, &self.cache) else { return };
-        cache.keys(events.group).for_each(|key| events.removed(events::hash(key), Medium::Device));
+        cache.keys(events.group).for_each(|key| events.evicted(key));
         for key in self.tiers.iter().filter_map(|tiers| tiers.host.as_ref()).flat_map(|host| host.units()) {
             if key.part == Part::Kv(events.group) {
                 events.removed(events::hash(&key.key), Medium::Host);
@@ -188,7 +188,7 @@ impl Pages {
                     tiers.evict(unit, page);
                 }
                 if let Some(events) = events.as_mut().filter(|events| unit.part == Part::Kv(events.group)) {
-                    events.removed(events::hash(&unit.key), Medium::Device);
+                    events.evicted(&unit.key);
                 }
                 arena.give_back(page);
                 *evictions += 1;
@@ -289,7 +289,7 @@ impl Pages {
                 if let Some(page) = cache.as_mut().and_then(|cache| cache.forget(group, &unit.key)) {
                     arena.give_back(page);
                     if let Some(events) = events.as_mut().filter(|events| events.group == group) {
-                        events.removed(events::hash(&unit.key), Medium::Device);
+                        events.evicted(&unit.key);
                     }
                 }
             }

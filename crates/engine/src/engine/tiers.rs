@@ -110,7 +110,7 @@ impl Worker {
         self.make_saves();
         let Loaded { owner, units, tier, is_last } = loaded;
         let keys: Vec<Unit> = units.iter().map(|(unit, _)| *unit).collect();
-        let pages = self.scheduler.place(owner, &keys);
+        let pages = self.scheduler.place(&keys);
         self.rescue();
         let page_bytes = self.scheduler.tiers().map_or(0, |tiers| tiers.page_bytes);
         let (begin, mut bytes) = (Instant::now(), 0);

@@ -224,20 +224,14 @@ impl Scheduler {
         host.map(Host::numbers).unwrap_or_default()
     }
 
-    /// Takes pages for units that were loaded for a sequence. Units that the prefix cache has meanwhile, or that have no room, get
-    /// none.
-    pub fn place(&mut self, (request, branch): (u64, usize), units: &[Unit]) -> Vec<Option<Vec<PageId>>> {
+    /// Takes pages for units that were loaded. Units that the prefix cache has meanwhile, or that have no room, get none.
+    pub fn place(&mut self, units: &[Unit]) -> Vec<Option<Vec<PageId>>> {
         let placed: Vec<_> = units.iter().map(|&unit| self.pages.place(unit, self.pages_in(unit))).collect();
-        let is_it = |it: &&Sequence| it.job.id == request && it.branches.start == branch;
-        if self.pages.events.is_some()
-            && let Some(sequence) = self.waiting.values().find(is_it)
-        {
-            for (unit, _) in units.iter().zip(&placed).filter(|(_, pages)| pages.is_some()) {
-                let block = sequence.keys.iter().position(|key| *key == unit.key);
-                if let (Some(block), Part::Kv(group)) = (block, unit.part) {
-                    sequence.tell_stored(block, group, self.layout.block_size, &mut self.pages);
-                }
-            }
+        if let Some(events) = &mut self.pages.events {
+            let is_new =
+                |(unit, pages): &(&Unit, &Option<_>)| pages.is_some() && unit.part == Part::Kv(events.group);
+            let keys: Vec<_> = units.iter().zip(&placed).filter(is_new).map(|(unit, _)| unit.key).collect();
+            events.placed.extend(keys);
         }
         placed
     }
@@ -265,10 +259,17 @@ impl Scheduler {
     pub fn finish_load(&mut self, (request, branch): (u64, usize)) {
         let is_it =
             |sequence: &&mut Sequence| sequence.job.id == request && sequence.branches.start == branch;
-        if let Some(sequence) = self.waiting.values_mut().find(is_it)
-            && let Load::Loading(found) = sequence.load
-        {
+        let Some(sequence) = self.waiting.values_mut().find(is_it) else { return };
+        if let Load::Loading(found) = sequence.load {
             sequence.load = Load::Loaded(found, found.begin.elapsed());
+        }
+        let Some(events) = &mut self.pages.events else { return };
+        let keys = sequence.keys.iter().enumerate();
+        let placed: Vec<usize> =
+            keys.filter(|(_, key)| events.placed.remove(key)).map(|(block, _)| block).collect();
+        let group = events.group;
+        for block in placed {
+            sequence.tell_stored(block, group, self.layout.block_size, &mut self.pages);
         }
     }
 

@@ -105,8 +105,8 @@ fn a_router_knows_what_the_caches_have() {
     }
     {
         let router = router.lock().unwrap();
-        assert!(router.count(Medium::Host) > 0 && router.count(Medium::Disk) > 100);
-        assert!(router.count(Medium::Device) > 40);
+        assert!(router.count(Medium::Host) > 0 && router.count(Medium::Disk) > 60);
+        assert!(router.count(Medium::Device) > 20);
     }
     // Another salt has other hashes.
     let before = router.lock().unwrap().texts.len();
