@@ -7,7 +7,7 @@
 //!
 //! The engine thread has no tokenizer and no text. Its clock determines only deadlines and the length of a prompt's
 //! chunk. The crate names no device. There is one attention path, and K and V are copied only when a shared page is
-//! written.
+//! written, and between tiers of the prefix cache (`tiers`).
 
 mod arena;
 mod batch;

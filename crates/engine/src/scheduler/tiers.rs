@@ -1,6 +1,9 @@
 //! Prefixes in other tiers: which are loaded for waiting sequences, and what becomes of the pages.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 
 use paguro_backend::PageId;
 
@@ -50,7 +53,8 @@ impl Sequence {
     pub fn count_loaded(&mut self, first_time: bool, layout: &Layout, pages: &mut Pages) {
         let (Load::Loaded(found, time), Some(tiers)) = (self.load, &mut pages.tiers) else { return };
         let tokens = self.computed.saturating_sub(found.before * layout.block_size);
-        // If the disk has not delivered everything, the end is missing.
+        // Other blocks were in pages behind a gap. If the disk has not delivered everything, the end is missing.
+        let tokens = tokens.min((found.from_host + found.from_disk) * layout.block_size);
         let host_tokens = tokens.min(found.from_host * layout.block_size);
         let disk_tokens = tokens - host_tokens;
         if first_time {
@@ -150,18 +154,12 @@ impl Scheduler {
         if loading > computing * tiers.worth {
             return Some(Err(()));
         }
-        let is_from_disk = |block: &usize| {
-            let key = sequence.keys[*block];
-            from_disk.iter().any(|unit| unit.key == key)
-        };
-        let disk_blocks = match from_disk.is_empty() {
-            true => 0,
-            false => (cached..blocks).filter(is_from_disk).count(),
-        };
+        let keys = |units: &[Unit]| units.iter().map(|unit| unit.key).collect::<HashSet<_>>();
+        let (host_keys, disk_keys) = (keys(&from_host), keys(&from_disk));
         let found = Found {
             before: cached,
-            from_host: blocks - cached - disk_blocks,
-            from_disk: disk_blocks,
+            from_host: host_keys.difference(&disk_keys).count(),
+            from_disk: disk_keys.len(),
             computing: Duration::from_secs_f64(computing.min(1e6)),
             begin,
         };
