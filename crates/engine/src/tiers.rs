@@ -71,6 +71,8 @@ pub(crate) struct Found {
     pub from_host: usize,
     /// Blocks of which the disk has a part.
     pub from_disk: usize,
+    /// Tokens that need not be computed after the load.
+    pub tokens: usize,
     /// Estimated time of computing them.
     pub computing: Duration,
     pub begin: Instant,

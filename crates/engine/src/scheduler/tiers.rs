@@ -53,15 +53,14 @@ impl Sequence {
     pub fn count_loaded(&mut self, first_time: bool, layout: &Layout, pages: &mut Pages) {
         let (Load::Loaded(found, time), Some(tiers)) = (self.load, &mut pages.tiers) else { return };
         let tokens = self.computed.saturating_sub(found.before * layout.block_size);
-        // Other blocks were in pages behind a gap. If the disk has not delivered everything, the end is missing.
-        let tokens = tokens.min((found.from_host + found.from_disk) * layout.block_size);
-        let host_tokens = tokens.min(found.from_host * layout.block_size);
+        // Blocks behind a window are not loaded, and others may be in pages behind a gap. Both are of use because of the load.
+        let loaded = (found.from_host + found.from_disk).max(1);
+        let host_tokens = tokens * found.from_host / loaded;
         let disk_tokens = tokens - host_tokens;
         if first_time {
             (self.host_tokens, self.disk_tokens) = (host_tokens, disk_tokens);
         }
-        let all = (found.from_host + found.from_disk) * layout.block_size;
-        let computing = found.computing.mul_f64(tokens as f64 / all.max(1) as f64);
+        let computing = found.computing.mul_f64(tokens as f64 / found.tokens.max(1) as f64);
         let saved = u64::try_from(computing.saturating_sub(time).as_nanos()).unwrap_or(u64::MAX);
         let of = |part: usize| (saved as f64 * part as f64 / tokens.max(1) as f64) as u64;
         if let Some(host) = &mut tiers.host {
@@ -160,6 +159,7 @@ impl Scheduler {
             before: cached,
             from_host: host_keys.difference(&disk_keys).count(),
             from_disk: disk_keys.len(),
+            tokens: (blocks - cached) * layout.block_size,
             computing: Duration::from_secs_f64(computing.min(1e6)),
             begin,
         };

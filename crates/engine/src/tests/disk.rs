@@ -247,7 +247,7 @@ fn what_is_computed_before_the_digest_is_known_is_saved_afterwards() {
     wait_until_written(&handle);
     assert_eq!(answer(&handle, &prompt).0, expected);
     engine.shutdown();
-    drop(early);
+    drop((handle, early));
     let engine = start(&parts, KvDtype::F16, 400, Some(cache(store(dir.path(), f64::INFINITY))));
     let (tokens, usage) = answer(&engine.handle(), &prompt);
     assert_eq!((tokens, usage.disk_tokens), (expected.clone(), 76));

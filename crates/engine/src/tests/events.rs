@@ -87,7 +87,7 @@ fn a_router_knows_what_the_caches_have() {
         max_sequences: 3,
         kv_dtype: KvDtype::F16,
         disk: Some(cache(store(dir.path(), f64::INFINITY))),
-        host: Some(HostMemory::new(120_000)),
+        host: Some(HostMemory::new(20_000)),
         events: Some(EventSink(Arc::new(move |events| receiver.lock().unwrap().receive(events)))),
         ..EngineOptions::default()
     };

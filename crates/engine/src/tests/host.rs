@@ -102,7 +102,7 @@ fn a_prefix_comes_from_both_tiers() {
     let expected = expected(&parts, KvDtype::F16, 6);
     let dir = TempDir::new().unwrap();
     // The host has room for some blocks.
-    let host = HostMemory::new(120_000);
+    let host = HostMemory::new(20_000);
     let disk = cache(store(dir.path(), f64::INFINITY));
     let engine = start_with(&parts, KvDtype::F16, 200, Some(disk), Some(host));
     let handle = engine.handle();
