@@ -204,8 +204,9 @@ pub(super) async fn embed_with(
     let pooling = lease.model.pooling.clone();
     let pooling = pooling.map_err(|error| ApiError::invalid("model", error.to_string()))?;
     let EmbedRequest { inputs, field, prompt, dimensions, truncation, context, raw } = request;
-    let hidden = lease.model.program.hidden;
-    let dimensions = dimensions.map_or(Ok(hidden), |count| count.within(1..=hidden, "dimensions"))?;
+    let head = &lease.model.head;
+    let width = head.width(lease.model.program.hidden);
+    let dimensions = dimensions.map_or(Ok(width), |count| count.within(1..=width, "dimensions"))?;
     check_length(inputs.len(), MAX_VECTOR_BYTES / (4 * dimensions.max(1)), field.name)?;
     let most = lease.handle.max_context();
     let most = context.map_or(most, |context| context.at_most(most));
@@ -220,7 +221,8 @@ pub(super) async fn embed_with(
     let submitted = Instant::now();
     let tokens = prompts.iter().map(Vec::len).sum();
     let template = Request { embedding: Some(pooling), ..template(state, caller) };
-    let vectors = run(state, &lease, template, prompts, field, received, |mut vector| {
+    let vectors = run(state, &lease, template, prompts, field, received, |pooled| {
+        let mut vector = head.embedding(pooled);
         vector.truncate(dimensions);
         if !raw {
             normalize(&mut vector);
