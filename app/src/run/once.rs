@@ -53,7 +53,7 @@ pub fn answer(asked: Asked<'_>, running: &Running, prompt: String) -> Outcome<()
     })?;
 
     if let Some(branch) = answer.branches.first() {
-        // What a stopped answer said was said.
+        // The text of a stopped answer belongs to the conversation.
         conversation.answer(branch.text.clone());
         asked.keep(running, &conversation)?;
     }

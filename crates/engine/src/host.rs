@@ -130,7 +130,7 @@ impl Host {
         self.units.get(unit).map(|stored| stored.bytes.clone())
     }
 
-    /// Keeps a unit. Those that have been unused for the longest time make room, and are passed to `evicted`. Returns true if it is new here.
+    /// Stores a unit. The least recently used ones are evicted for it, and passed to `evicted`. Returns true if the unit is new.
     pub fn put(&mut self, unit: Unit, bytes: Arc<Vec<u8>>, mut evicted: impl FnMut(Unit)) -> bool {
         if self.contains(&unit) {
             return false;

@@ -104,7 +104,7 @@ pub struct Usage {
     pub cache_creation_input_tokens: usize,
     /// Prompt tokens found in the prefix cache.
     pub cache_read_input_tokens: usize,
-    /// Of these, by the tier that had them.
+    /// Cached tokens by tier.
     #[serde(flatten)]
     pub tiers: TierTokens,
     /// Tokens of the answer.

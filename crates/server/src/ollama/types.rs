@@ -156,10 +156,10 @@ pub struct End {
     /// Tokens of the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_eval_count: Option<usize>,
-    /// Of these, tokens that did not have to be computed.
+    /// Prompt tokens found in the prefix cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_cached_count: Option<usize>,
-    /// Of these, by the tier that had them.
+    /// Cached tokens by tier.
     #[serde(flatten)]
     tiers: Option<TierTokens>,
     /// Time from leaving the queue to the first token.

@@ -25,7 +25,7 @@ pub struct Usage {
 pub struct PromptTokensDetails {
     /// Tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Of these, by the tier that had them.
+    /// Cached tokens by tier.
     #[serde(flatten)]
     pub tiers: TierTokens,
 }

@@ -126,7 +126,7 @@ pub struct ResponseUsage {
 pub struct InputTokensDetails {
     /// Tokens found in the prefix cache.
     cached_tokens: usize,
-    /// Of these, by the tier that had them.
+    /// Cached tokens by tier.
     #[serde(flatten)]
     tiers: TierTokens,
 }
