@@ -44,7 +44,7 @@ fn q8_tolerance(format: WeightFormat) -> Tolerance {
 fn q4_tolerance(format: WeightFormat) -> Tolerance {
     match format {
         WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => Tolerance {
-            error: 0.3,
+            error: 0.5,
             reason: "queries of eight bits, weights of seven, roundings to four bits",
         },
         _ => Tolerance { error: 1.5, reason: "the same, and activations have 8 bits in every matmul" },

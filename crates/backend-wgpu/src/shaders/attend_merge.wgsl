@@ -17,11 +17,6 @@
 
 const QUADS = DIM / 4u;
 const SLOTS = min(256u / QUADS, 51u); // parts that the threads read side by side
-//% if LATENT
-const STAGED_DIM = max(DIM, ACT_BLOCKS * 32u);
-//% else
-const STAGED_DIM = DIM;
-//% end
 const CHUNK = 5u * SLOTS;             // parts that they read at once: all of a context of 16,384, with heads of 128
 
 var<workgroup> tops: array<f32, 64>;           // maximum of each subgroup; the smallest have 4 threads
@@ -147,7 +142,11 @@ fn main(
 //% end
       var value = sum_${o}.x / sum_${o}.y;
 //% if HADAMARD
-      if (d < STAGED_DIM) { stage(h * DIM + d, select(0.0, value, d < DIM && wid.x * MERGE_HEADS + h < HEADS)); }
+//% if LATENT
+      if (d < max(DIM, ACT_BLOCKS * 32u)) { stage(h * DIM + d, select(0.0, value, d < DIM && wid.x * MERGE_HEADS + h < HEADS)); }
+//% else
+      if (d < DIM) { stage(h * DIM + d, select(0.0, value, d < DIM && wid.x * MERGE_HEADS + h < HEADS)); }
+//% end
 //% else
 //% if GATED
       value /= 1.0 + exp(-gates[(row * HEADS + head) * DIM + min(d, DIM - 1u)]);
