@@ -1,11 +1,11 @@
 //! The suite's own test: backends with a defect each, made from the reference, must be caught.
 
-use std::{cell::Cell, collections::BTreeSet};
+use std::collections::BTreeSet;
 
 use paguro_backend::{
-    AttentionMode, Backend, Bytes, Capacity, Carried, KV_BLOCK, KernelCount, KvDtype, Limits, LoadError,
-    Outcome, PageContent, PageFormat, PageId, PageMove, Program, Runner, SamplingParams, Scores, Step,
-    StepError, StepOutput, StepSequence, Ticket, Want, WeightFormat, Weights, quantize_kv,
+    AttentionMode, Backend, Bytes, Capacity, Carried, KernelCount, KvDtype, Limits, LoadError, Outcome,
+    PageContent, PageFormat, PageId, PageMove, Program, Runner, SamplingParams, Scores, Step, StepError,
+    StepOutput, StepSequence, Ticket, Want, WeightFormat, Weights,
     reference::{
         AttentionFn, AttentionShape, HeadVectors, KvRounding, Reference, RoundFn, attention, round_f16,
         round_q4, round_q8,
@@ -13,9 +13,13 @@ use paguro_backend::{
 };
 
 mod layers;
+mod pages;
 mod programs;
 
-use self::programs::*;
+use self::{
+    pages::{one_scale, remembers, toward_zero, untransformed, wraps},
+    programs::*,
+};
 use super::{CASES, Case, Draw, ModelShape, Subject, Tolerance};
 
 /// A defect. The default has none.
@@ -704,41 +708,6 @@ fn skips_page_starts(
         page[..shape.kv_heads * shape.head_dim].fill(0.0);
     }
     attention(q, k, &v, vectors, shape, out);
-}
-
-/// Quantizes a block to eight bits with this scale, rounded by `round`.
-fn to_scale(block: &mut [f32], scale: f32, round: fn(f32) -> f32) {
-    block.iter_mut().for_each(|x| *x = if scale == 0.0 { 0.0 } else { round(*x / scale) * scale });
-}
-
-fn scale_of(block: &[f32]) -> f32 {
-    quantize_kv(KvDtype::Q8, block, &mut vec![0; block.len()]).to_f32()
-}
-
-fn untransformed(head: &mut [f32]) {
-    head.chunks_mut(KV_BLOCK).for_each(|block| to_scale(block, scale_of(block), f32::round_ties_even));
-}
-
-fn one_scale(head: &mut [f32]) {
-    to_scale(head, scale_of(head), f32::round_ties_even);
-}
-
-fn toward_zero(head: &mut [f32]) {
-    head.chunks_mut(KV_BLOCK).for_each(|block| to_scale(block, scale_of(block), f32::trunc));
-}
-
-fn wraps(head: &mut [f32]) {
-    let round = |x: f32| f32::from(x.round() as i32 as i8);
-    head.chunks_mut(KV_BLOCK).for_each(|block| to_scale(block, scale_of(block) * (127.0 / 128.0), round));
-}
-
-fn remembers(head: &mut [f32]) {
-    thread_local!(static LAST: Cell<f32> = const { Cell::new(0.0) });
-    for block in head.chunks_mut(KV_BLOCK) {
-        let scale = scale_of(block).max(0.9 * LAST.get());
-        to_scale(block, scale, f32::round_ties_even);
-        LAST.set(scale);
-    }
 }
 
 /// Replaces full first pages of default size, which are not written any more, by those of the first sequence.

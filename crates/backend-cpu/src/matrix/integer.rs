@@ -3,8 +3,8 @@
 //! For each output and block of 32 inputs: an exact integer dot product, then `sum = fma(dot, weight scale * activation
 //! scale, sum)`, and for formats with minimums `sum = fma(minimum, activation scale * activation sum, sum)`. For
 //! sub-blocks of 16 inputs, `dot` is also an integer: the halves' dot products times their scales, at most
-//! 2 * 128 * 16 * 32 * 127 < 2^24 (Q6_K), which single precision represents exactly, and `d` is the weight scale. Minimums then
-//! follow, one per half. NVFP4's scales are not integers, so the sum of the two halves is rounded once.
+//! 2 * 128 * 16 * 32 * 127 < 2^24 (Q6_K), which single precision represents exactly, and `d` is the weight scale.
+//! Minimums then follow, one per half. NVFP4's scales are not integers, so the sum of the two halves is rounded once.
 //!
 //! Both implementations perform exactly these float operations in the order of the inputs, so their results are equal:
 //!
