@@ -101,13 +101,18 @@ fn a_prefix_comes_from_both_tiers() {
     let parts = model_of(&[None, Some(21)], "");
     let expected = expected(&parts, KvDtype::F16, 6);
     let dir = TempDir::new().unwrap();
-    // The host has room for some blocks.
-    let host = HostMemory::new(20_000);
+    // The host has room for about three of them.
+    let host = HostMemory::new(76_800);
     let disk = cache(store(dir.path(), f64::INFINITY));
     let engine = start_with(&parts, KvDtype::F16, 200, Some(disk), Some(host));
     let handle = engine.handle();
     for round in 0..3 {
-        for (prompt, expected) in &expected {
+        // Back and forth: those that were used last are on the host, and the others only on the disk.
+        let order: Vec<_> = match round % 2 {
+            0 => expected.iter().collect(),
+            _ => expected.iter().rev().collect(),
+        };
+        for (prompt, expected) in order {
             let (tokens, usage) = answer(&handle, prompt);
             assert_eq!(&tokens, expected);
             assert!(round == 0 || usage.cached_tokens == 76, "round {round}: {usage:?}");
