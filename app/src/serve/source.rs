@@ -249,7 +249,7 @@ impl Shelf {
         pages: PageBudget,
     ) -> Result<EnginePlan, LoadError> {
         let shape = file.shape(&LoadOptions { max_context: Some(context) });
-        let ModelShape { program, weights, .. } = shape.map_err(|error| unusable(file, &error))?;
+        let ModelShape { program, weights, .. } = shape.map_err(|error| unusable(&error))?;
         let options = self.engine_options(preset, context, pages);
         let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
         let device = match &mut *planner {
@@ -459,10 +459,10 @@ impl ModelSource for Shelf {
             tracing::info!(model, wanted, context, "memory for K and V bounds the context");
         }
         let model = file.load(&LoadOptions { max_context: Some(context) });
-        let mut model = model.map_err(|error| unusable(&file, &error))?;
+        let mut model = model.map_err(|error| unusable(&error))?;
         if let Some(source) = &preset.chat_template {
             let template = file.chat_template(source, &model.tokenizer);
-            model.chat_template = Some(template.map_err(|error| unusable(&file, &error))?);
+            model.chat_template = Some(template.map_err(|error| unusable(&error))?);
             (model.tool_template, model.template_problem) = (None, None);
         }
         let mut options = self.engine_options(&preset, context, pages);
@@ -548,32 +548,12 @@ impl ModelSource for Shelf {
     }
 }
 
-/// Encoder architectures, by prefixes of their names.
-const ENCODERS: [&str; 9] = [
-    "bert",
-    "nomic-bert",
-    "jina-bert",
-    "modern-bert",
-    "neo-bert",
-    "eurobert",
-    "t5encoder",
-    "XLMRoberta",
-    "Roberta",
-];
-
 /// Returns the reason for which a model cannot run.
-fn unusable(file: &ModelFile, error: &ModelError) -> LoadError {
-    if let ModelError::Io { .. } | ModelError::Unreadable { .. } = error {
-        return LoadError::Failed(error.to_string());
+fn unusable(error: &ModelError) -> LoadError {
+    match error {
+        ModelError::Io { .. } | ModelError::Unreadable { .. } => LoadError::Failed(error.to_string()),
+        _ => LoadError::Unsupported(error.to_string()),
     }
-    let name = file.architecture().unwrap_or_default();
-    let is_encoder = ENCODERS.iter().any(|encoder| name.to_lowercase().starts_with(&encoder.to_lowercase()));
-    LoadError::Unsupported(match is_encoder {
-        true => format!(
-            "the model is an encoder (`{name}`), and encoders are not supported; embeddings come from decoder models"
-        ),
-        false => error.to_string(),
-    })
 }
 
 /// Returns the name under which a file is served: its own without folder and extension.
