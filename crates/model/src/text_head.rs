@@ -196,8 +196,11 @@ impl DenseLayer {
 /// Tensors of a file, by name.
 struct Layers<'a>(&'a [Tensor]);
 
+/// A tensor's shape and values.
+type Values<'a> = (&'a [usize], Vec<f32>);
+
 impl Layers<'_> {
-    fn values(&self, name: &str) -> Result<Option<(&[usize], Vec<f32>)>, ModelError> {
+    fn values(&self, name: &str) -> Result<Option<Values<'_>>, ModelError> {
         let Some(tensor) = self.0.iter().find(|tensor| tensor.name == name) else { return Ok(None) };
         let format = tensor.dtype.weight_format().ok_or_else(|| ModelError::TensorType {
             tensor: tensor.name.clone(),
