@@ -1,6 +1,6 @@
 //! A Hugging Face folder as the contents of a GGUF file.
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use crate::{
     arch::{self, Names, Tensors},
@@ -25,10 +25,10 @@ pub(crate) struct Parts<'a> {
 pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents, ModelError> {
     let tensors = quantized::resolve(&folder.config, &folder.tensors)?;
     let config = |context| arch::config_from_hf(&folder.config, tensors.len(), context);
-    let (long, short) = (config(Some(usize::MAX >> 16))?, config(Some(1))?);
+    let (long, short) = (config(Some(arch::LONGEST))?, config(Some(1))?);
     let places = Tensors::new(long.definition.gguf, &[], &tensors);
     let names = Names::hf(long.definition, |name| places.has(name));
-    let mut contents = arch::export(&long, &short, &names, &tensors)?;
+    let mut contents = arch::export(&long, &short, original(&folder.config), &names, &tensors)?;
     let metadata = &mut contents.metadata;
     metadata.set("general.name", Value::String(parts.name.to_owned()));
     if let Some(number) = crate::gguf::file_type_number(&parts.majority) {
@@ -65,6 +65,14 @@ pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents,
         metadata.set(&key, Value::String(template.clone()));
     }
     Ok(contents)
+}
+
+/// The context of a model's first training, beyond which longrope has other factors.
+fn original(config: &Map<String, Json>) -> Option<usize> {
+    let text = config.get("text_config").and_then(Json::as_object).unwrap_or(config);
+    let scaling = ["rope_parameters", "rope_scaling"].iter().find_map(|key| text.get(*key)?.as_object());
+    let of = |object: &Map<String, Json>| object.get("original_max_position_embeddings")?.as_u64();
+    scaling.and_then(of).or_else(|| of(text))?.try_into().ok()
 }
 
 fn sampling(defaults: &GenerationDefaults, metadata: &mut Metadata) {

@@ -3,13 +3,14 @@
 mod shared;
 mod tiny;
 
-use std::{path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use paguro_model::{
     LoadOptions, Model, ModelFile,
     gguf::{TensorInfo, Writer},
     tokenizer::SpecialTokens,
 };
+use serde_json::{Map, Value, json};
 use tiny::{
     models::{self, VOCAB},
     run,
@@ -56,12 +57,35 @@ fn check(name: &str, folder: &Path, tokens: &[u32]) {
     assert_eq!(model.defaults.temperature, converted.defaults.temperature, "{name}");
 }
 
+/// A tokenizer of bytes, as GPT-2 writes them.
+fn byte_level() -> Value {
+    let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let mut others = 256..;
+    let bytes = (0..256).map(|byte| if printable(byte) { byte } else { others.next().unwrap() });
+    let special = ["<unk>", "<s>", "</s>"].map(str::to_owned);
+    let names = special.into_iter().chain(bytes.map(|char| char::from_u32(char).unwrap().to_string()));
+    let mut names: Vec<String> = names.collect();
+    names.extend((names.len()..VOCAB).map(|id| format!("piece {id}")));
+    let vocab: Map<_, _> = names.into_iter().enumerate().map(|(id, name)| (name, json!(id))).collect();
+    let added = ["<unk>", "<s>", "</s>"].iter().enumerate().map(|(id, name)| {
+        json!({"id": id, "content": name, "special": true, "single_word": false, "lstrip": false,
+               "rstrip": false, "normalized": false})
+    });
+    let level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    json!({
+        "version": "1.0", "added_tokens": added.collect::<Vec<_>>(), "pre_tokenizer": level, "decoder": level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    })
+}
+
 #[test]
 fn tiny_models_are_the_same_afterwards() {
     let tokens: Vec<u32> = (0..40).map(|i| 3 + (i * i * 31 + 7 * i) % (VOCAB as u32 - 3)).collect();
     for model in models::all() {
         let folder = tempfile::tempdir().unwrap();
         model.write_hf(folder.path());
+        fs::write(folder.path().join("tokenizer.json"), byte_level().to_string()).unwrap();
         check(model.name, folder.path(), &tokens);
     }
 }

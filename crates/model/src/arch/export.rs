@@ -16,6 +16,9 @@ use crate::{
     tensor::{DType, Tensor},
 };
 
+/// A context that is longer than those of all models.
+pub(crate) const LONGEST: usize = 1 << 30;
+
 /// Parts of a model, and of a layer, that are one tensor in both kinds of files.
 const MODEL_PARTS: [Part; 3] = [Part::Embedding, Part::OutputNorm, Part::Head];
 const LAYER_PARTS: [Part; 21] = [
@@ -44,13 +47,14 @@ const LAYER_PARTS: [Part; 21] = [
 const EXPERT_PARTS: [Part; 3] = [Part::ExpertGate, Part::ExpertUp, Part::ExpertDown];
 
 /// Converts a folder. `long` is its configuration for the longest context, `short` for the shortest; they differ in longrope's
-/// factors alone.
+/// factors alone, which change beyond `original` tokens.
 ///
 /// # Errors
 /// [`ModelError::Unsupported`] for models that a GGUF file would not have as they are.
 pub(crate) fn export(
     long: &Config,
     short: &Config,
+    original: Option<usize>,
     names: &Names,
     tensors: &[Tensor],
 ) -> Result<Contents, ModelError> {
@@ -69,7 +73,7 @@ pub(crate) fn export(
         return Err(unsupported(config));
     }
     let mut export = Export { config, names, gguf: Names::gguf(definition), metadata: Metadata::default() };
-    export.keys(short)?;
+    export.keys(short, original)?;
     let mut converted = export.tensors(tensors)?;
     converted.extend(export.rope_factors(short));
     let contents = Contents { metadata: export.metadata, tensors: converted };
@@ -84,7 +88,7 @@ fn unsupported(config: &Config) -> ModelError {
 /// Reads the file back and compares it with the folder's configuration.
 fn check(config: &Config, contents: &Contents) -> Result<(), ModelError> {
     let mut tensors = Tensors::new(config.definition.gguf, &WeightFormat::ALL, &contents.tensors);
-    let read = super::config_from_gguf(&contents.metadata, &mut tensors, Some(config.context_length))?;
+    let read = super::config_from_gguf(&contents.metadata, &mut tensors, Some(LONGEST))?;
     let lost = |what: &str| {
         let name = config.definition.gguf;
         Err(ModelError::unsupported(format!(
@@ -158,7 +162,7 @@ impl Export<'_> {
         self.set(key, Value::F32(number as f32));
     }
 
-    fn keys(&mut self, short: &Config) -> Result<(), ModelError> {
+    fn keys(&mut self, short: &Config, original: Option<usize>) -> Result<(), ModelError> {
         let config = self.config;
         let architecture = config.definition.gguf;
         self.metadata.set("general.architecture", Value::String(architecture.to_owned()));
@@ -177,7 +181,7 @@ impl Export<'_> {
         self.number(eps, config.norm_eps.into());
         self.windows();
         self.experts();
-        self.rope(short)?;
+        self.rope(short, original)?;
         let known = |key: &str| config.definition.gguf_keys.contains(&key);
         let divides = architecture.starts_with("granite");
         let scales = [
@@ -241,7 +245,7 @@ impl Export<'_> {
         self.size("expert_gating_func", function);
     }
 
-    fn rope(&mut self, short: &Config) -> Result<(), ModelError> {
+    fn rope(&mut self, short: &Config, original: Option<usize>) -> Result<(), ModelError> {
         let config = self.config;
         let Some(rope) = config.ropes.first() else { return Ok(()) };
         self.size("rope.dimension_count", rope.dims);
@@ -262,6 +266,7 @@ impl Export<'_> {
                 return Err(unsupported(config));
             }
             self.set("rope.scaling.type", Value::String("longrope".to_owned()));
+            self.size("rope.scaling.original_context_length", original.unwrap_or(config.context_length));
             self.number("rope.scaling.attn_factor", rope.magnitude);
         } else if rope.factor != 1.0 {
             self.set("rope.scaling.type", Value::String("linear".to_owned()));
