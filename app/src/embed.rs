@@ -39,7 +39,7 @@ pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) ->
     let texts = read(&args.files, args.whole_files)?;
     let model = load::model(&source, None)?;
     let pooling = model.pooling.clone().map_err(|error| Failure::from_error(&error))?;
-    let width = model.program.hidden;
+    let width = model.head.width(model.program.hidden);
     let dimensions = args.dimensions.unwrap_or(width);
     if dimensions > width {
         return Err(Failure::usage(format!(
@@ -84,7 +84,7 @@ pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) ->
                 let place = names.clone().nth(index).map(Text::place).unwrap_or_default();
                 Failure::new(format!("{place}: {error}"))
             })?;
-            let mut vector = embedded.values;
+            let mut vector = model.head.embedding(embedded.values);
             vector.truncate(dimensions);
             if !args.no_normalize {
                 normalize(&mut vector);

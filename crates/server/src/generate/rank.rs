@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use paguro_engine::Request;
-use paguro_model::{Judge, Pooling};
+use paguro_model::{Judge, Model, Pooling, tokenizer::Cut};
 
 use super::{
     Caller, Prompt,
@@ -110,18 +110,71 @@ pub async fn score(
 }
 
 /// The way in which a model scores pairs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Ranker {
     /// A chat model that answers with yes or no.
     Judge(Arc<Judge>),
+    /// A model that reads both texts, and has a classifier whose label of this index is the score.
+    Classifier(usize, Pooling),
 }
 
 impl Ranker {
     /// The way of this model; `None` if it is no reranker.
     fn of(lease: &Lease) -> Result<Option<Self>, ApiError> {
-        let judge = Judge::of(&lease.model, &lease.entry.name);
-        let judge = judge.map_err(|problem| ApiError::invalid("model", problem))?;
-        Ok(judge.map(|judge| Self::Judge(judge.into())))
+        let invalid = |problem: String| ApiError::invalid("model", problem);
+        if let Some(judge) = Judge::of(&lease.model, &lease.entry.name).map_err(invalid)? {
+            return Ok(Some(Self::Judge(judge.into())));
+        }
+        // A classifier with several labels does not say which of them is the score.
+        match &lease.model.head.classifier {
+            Some(classifier) if classifier.labels.len() == 1 => {
+                let pooling = lease.model.pooling.clone().map_err(|error| invalid(error.to_string()))?;
+                Ok(Some(Self::Classifier(0, pooling)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn pooling(&self) -> Pooling {
+        match self {
+            Self::Judge(_) => Pooling::Last,
+            Self::Classifier(_, pooling) => *pooling,
+        }
+    }
+
+    /// The tokens of a pair, at most `most`.
+    ///
+    /// # Errors
+    /// The number of tokens, if they are more and must not be cut.
+    fn prompt(
+        &self,
+        model: &Model,
+        (query, document): (&str, &str),
+        instruction: Option<&str>,
+        most: usize,
+        cut: Option<Cut>,
+    ) -> Result<Vec<u32>, usize> {
+        match self {
+            Self::Judge(judge) => judge.prompt(&model.tokenizer, (query, document), instruction, most, cut),
+            Self::Classifier(..) => {
+                let limit = if cut.is_some() { most } else { usize::MAX };
+                let ids = model.encode_pair(query, document, limit).unwrap_or_default();
+                if ids.is_empty() || ids.len() > most { Err(ids.len()) } else { Ok(ids) }
+            }
+        }
+    }
+
+    /// The score of a pair, from its pooled vector.
+    fn score(&self, model: &Model, pooled: &[f32], raw: bool) -> f32 {
+        match (self, &model.head.classifier) {
+            (Self::Judge(judge), _) if raw => judge.logit(pooled),
+            (Self::Judge(judge), _) => judge.score(pooled),
+            (Self::Classifier(label, _), Some(classifier)) => {
+                let scores = if raw { classifier.logits(pooled) } else { classifier.scores(pooled) };
+                scores[*label]
+            }
+            (Self::Classifier(..), None) => f32::NAN,
+        }
     }
 }
 
@@ -141,8 +194,18 @@ async fn rank_with(
         Truncation::Cut { at, tokens: None } => (most, Some(at)),
         Truncation::Cut { at, tokens: Some((count, param)) } => (count.within(1..=most, param)?, Some(at)),
     };
-    let Ranker::Judge(judge) = ranker;
-    let reader = judge.clone();
+    if let Ranker::Classifier(..) = ranker {
+        if cut == Some(Cut::Start) {
+            let message = "this reranker cuts the ends of texts only; `truncate: true` does so";
+            return Err(ApiError::invalid("truncate", message));
+        }
+        if instruction.is_some() {
+            caller
+                .tolerance
+                .leave_out("instruction", "this reranker reads only the query and the document")?;
+        }
+    }
+    let reader = ranker.clone();
     let work = off_thread(state, caller, &lease, move |model, is_wanted| {
         let question = |(index, (query, document)): (usize, (Arc<str>, String))| {
             let param = field.at(index);
@@ -163,7 +226,7 @@ async fn rank_with(
                 }
             }
             let pair = (&*query, document.as_str());
-            let prompt = reader.prompt(&model.tokenizer, pair, instruction.as_deref(), most, cut);
+            let prompt = reader.prompt(model, pair, instruction.as_deref(), most, cut);
             prompt.map_err(|tokens| too_long(tokens, true))
         };
         let pairs = pairs.into_iter().enumerate().take_while(|_| is_wanted());
@@ -171,9 +234,9 @@ async fn rank_with(
     });
     let prompts = caller.in_time(work).await?;
     let tokens = prompts.iter().map(Vec::len).sum();
-    let template = Request { embedding: Some(Pooling::Last), ..embed::template(state, caller) };
+    let template = Request { embedding: Some(ranker.pooling()), ..embed::template(state, caller) };
     let scores = embed::run(state, &lease, template, prompts, field, received, |hidden| {
-        if raw { judge.logit(&hidden) } else { judge.score(&hidden) }
+        ranker.score(&lease.model, &hidden, raw)
     })
     .await?;
     Ok(Ranked { model: lease.entry.name.clone(), scores, tokens, lease })
