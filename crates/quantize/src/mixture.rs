@@ -516,7 +516,8 @@ mod tests {
     fn parts_have_rules_of_their_own() {
         let grouped = [("block_count", 16), ("attention.head_count", 8), ("attention.head_count_kv", 2)];
         let eight = [("block_count", 16), ("expert_count", 8)];
-        let cases: [(Mixture, &[(&str, u32)], bool, &str, &[usize], WeightFormat); 17] = [
+        type Case<'a> = (Mixture, &'a [(&'a str, u32)], bool, &'a str, &'a [usize], WeightFormat);
+        let cases: [Case<'_>; 17] = [
             (Mixture::Q4_K_M, &[], false, "output.weight", &[9, 256], Q6_K),
             (Mixture::Q8_0, &[], false, "output.weight", &[9, 256], Q8_0),
             (Mixture::Q4_K_M, &[], false, "token_embd.weight", &[9, 256], Q4_K),

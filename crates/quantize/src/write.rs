@@ -209,6 +209,9 @@ pub fn quantize(
     Ok(report)
 }
 
+/// Takes portions of a tensor: the number of elements, and their bytes.
+type Sink<'a> = dyn FnMut(u64, &[u8]) -> Result<(), QuantizeError> + 'a;
+
 /// Chooses the formats, in the order in which tensors are written: by layer, then by name.
 fn plan<'a>(job: Job<'a>, report: &mut Report) -> Result<Vec<Planned<'a>>, QuantizeError> {
     let Contents { metadata, tensors } = job.contents;
@@ -318,7 +321,7 @@ impl Planned<'_> {
         job: Job<'_>,
         encoder: Option<&Encoder>,
         importance: Option<&[f32]>,
-        step: &mut dyn FnMut(u64, &[u8]) -> Result<(), QuantizeError>,
+        step: &mut Sink<'_>,
     ) -> Result<(), QuantizeError> {
         let (tensor, cols, rows) = (self.tensor, self.cols(), self.rows());
         let threads = job.threads.max(1);
