@@ -180,6 +180,12 @@ fn summary(
             if model.judge_template.is_some() {
                 row("reranks", "by the probability of `yes` as the answer (Qwen3-Reranker)".to_owned())?;
             }
+            if let Some(classifier) = &model.head.classifier {
+                match &classifier.labels[..] {
+                    [_] => row("reranks", "by its classifier".to_owned())?,
+                    labels => row("classifies", labels.join(", "))?,
+                }
+            }
             for (name, text) in &model.prompts.named {
                 row("prompt", format!("{name} = {text:?}"))?;
             }

@@ -290,6 +290,16 @@ impl ModelFile {
         }
     }
 
+    /// True if rows attend in both directions, so that the model writes no text.
+    pub fn is_encoder(&self) -> bool {
+        let name = self.architecture().unwrap_or_default();
+        let definition = match &self.source {
+            Source::Gguf(_) => Definition::from_gguf(name),
+            Source::Hf(_) => Definition::from_hf(name),
+        };
+        definition.is_ok_and(Definition::is_encoder)
+    }
+
     /// The files with weights; none for a model in memory.
     pub fn files(&self) -> &[PathBuf] {
         match &self.source {
@@ -541,6 +551,14 @@ impl ModelFile {
             Source::Gguf(gguf) => TextHead::from_gguf(&gguf.metadata, architecture, &gguf.tensors),
             Source::Hf(folder) => TextHead::from_hf(folder, architecture, &folder.pooling()?.0),
         }
+    }
+
+    /// True if the model scores pairs of texts by a classifier with one label.
+    ///
+    /// # Errors
+    /// [`ModelError`], for a classifier that cannot be read.
+    pub fn has_scores(&self) -> Result<bool, ModelError> {
+        Ok(self.text_head()?.classifier.is_some_and(|classifier| classifier.labels.len() == 1))
     }
 
     /// True if the model judges documents by its files or by `name`: see [`Judge`](crate::Judge).

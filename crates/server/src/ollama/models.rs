@@ -297,12 +297,12 @@ pub async fn version() -> Json<Version> {
 
 /// Returns the capabilities of the server with a model.
 pub fn capabilities(file: &ModelFile, name: &str, template: &str, tool_template: &str) -> Vec<&'static str> {
-    let reranks = matches!(file.is_judge(name), Ok(true));
+    let reranks = matches!(file.is_judge(name), Ok(true)) || matches!(file.has_scores(), Ok(true));
     // Templates without support for tools get them as text, so only the call format matters.
     let takes_tools = !template.is_empty() && Format::detect(tool_template).calls().is_ok();
     let embeds = !reranks && matches!(file.pooling(), Ok(Ok(_)));
     let all = [
-        ("completion", true),
+        ("completion", !file.is_encoder()),
         ("tools", takes_tools),
         ("thinking", Format::detect(template).reasons()),
         ("embedding", embeds),
