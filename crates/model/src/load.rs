@@ -478,7 +478,11 @@ impl ModelFile {
             Source::Hf(folder) => {
                 let of = |config: &Map<String, Value>| config.get("max_position_embeddings")?.as_u64();
                 let text = || of(folder.config.get("text_config")?.as_object()?);
-                of(&folder.config).or_else(text)?.try_into().ok()
+                match hf_config(folder, None) {
+                    // Some positions of RoBERTa's are of no use, and sentence-transformers may read shorter texts.
+                    Ok(config) => Some(config.context_length),
+                    Err(_) => of(&folder.config).or_else(text)?.try_into().ok(),
+                }
             }
         }
     }
@@ -680,10 +684,7 @@ impl ModelFile {
                 (config, Names::gguf(definition), tensors)
             }
             Source::Hf(folder) => {
-                let mut config = arch::config_from_hf(&folder.config, tensors.len(), max_context)?;
-                if let Some(longest) = folder.longest_text()?.filter(|_| config.block.bidirectional) {
-                    config.context_length = config.context_length.min(longest);
-                }
+                let config = hf_config(folder, max_context)?;
                 resolved = self.usable_tensors()?;
                 let formats: &[WeightFormat] = match &resolved {
                     Cow::Borrowed(_) => &arch::FLOATS,
@@ -698,6 +699,15 @@ impl ModelFile {
         let (program, weights) = arch::lower(&config, &names, tensors, max_context)?;
         Ok((config, program, weights))
     }
+}
+
+/// Reads the hyperparameters of a folder. Texts of encoders are not longer than sentence-transformers reads them.
+fn hf_config(folder: &HfFolder, max_context: Option<usize>) -> Result<Config, ModelError> {
+    let mut config = arch::config_from_hf(&folder.config, folder.tensors.len(), max_context)?;
+    if let Some(longest) = folder.longest_text()?.filter(|_| config.block.bidirectional) {
+        config.context_length = config.context_length.min(longest);
+    }
+    Ok(config)
 }
 
 fn name_of(path: &Path) -> String {
