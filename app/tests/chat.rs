@@ -106,7 +106,7 @@ fn a_chat_remembers_and_forgets() {
     chat.say("/save chat.json");
     chat.wait_for("2 messages saved");
     chat.say("/cl");
-    chat.wait_for("is forgotten");
+    chat.wait_for("is cleared");
     chat.say("/show");
     chat.wait_for("0 messages");
     chat.say("/re");

@@ -351,7 +351,7 @@ fn words_of_other_programs_get_an_answer() {
     check(
         &["list", "x"],
         expect![[r#"
-        error: `paguro list` takes no further word, and there is `x`
+        error: `paguro list` takes no further argument: `x`
         hint: `paguro list --help` lists the arguments; put texts with spaces into quotes
         exit 2"#]],
     );

@@ -263,10 +263,6 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
     (&["launch"], "start `paguro serve` and point the program at http://127.0.0.1:11434/v1"),
     (&["update", "upgrade"], "`paguro pull NAME` updates a model; update the program as you installed it"),
-    (
-        &["quantize", "convert"],
-        "models are not converted; `paguro pull NAME:Q4_K_M` downloads another quantization",
-    ),
     (&["perplexity", "ppl"], "`paguro eval -m MODEL -f TEXT` measures perplexity"),
     (&["server", "api"], "`paguro serve` starts the server"),
     (
@@ -438,6 +434,7 @@ mod tests {
             ("paguro run -fa on hi", "paguro run hi"),
             ("paguro run -fa hi", "paguro run hi"),
             ("paguro run -ctk q8_0 -ctv q8_0 hi", "paguro run --kv-dtype=q8 hi"),
+            ("paguro run -ctk q4_0 hi", "paguro run --kv-dtype=q4 hi"),
             ("paguro run --format json hi", "paguro run --json-schema={\"type\": \"object\"} hi"),
             ("paguro run -no-cnv hi", "paguro run --raw hi"),
             ("paguro run --mlock -tb 4 hi", "paguro run hi"),
@@ -455,7 +452,7 @@ mod tests {
         }
         assert_eq!(translate(words("paguro run -ngl 99 hi")).unwrap().notes.len(), 1);
         assert!(translate(words("paguro serve --temp 0.2")).is_err());
-        for refused in ["--lora x", "-md x", "-ctk q4_0", "--mirostat 2", "-ngl", "--rope-scaling=yarn"] {
+        for refused in ["--lora x", "-md x", "-ctk iq4_nl", "--mirostat 2", "-ngl", "--rope-scaling=yarn"] {
             assert!(translate(words(&format!("paguro run {refused}"))).is_err(), "{refused}");
         }
     }

@@ -492,6 +492,9 @@ impl ModelSource for Shelf {
         };
         let started = devices::with(&self.on, self.threads, &notice, start);
         let (engine, memory, device) = started.map_err(failed)?;
+        if let Err(problem) = model.find_judge(&wanted.name) {
+            tracing::warn!(model = &*wanted.name, problem, "cannot rerank");
+        }
         // The device has its own copy. These handles would keep the file open and its disk space in use.
         model.weights = Weights::default();
         let is_own = !matches!(source, Source::Library { .. });

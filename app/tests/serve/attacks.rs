@@ -60,7 +60,7 @@ fn numbers_names_and_schemas_that_ask_for_too_much_are_refused() {
         (chat.0, with(chat.1.clone(), json!({"stop_token_ids": vec![1; 100_000]})), "stop_token_ids"),
         (ollama.0, with(ollama.1.clone(), json!({"keep_alive": huge})), "keep_alive"),
         ("/v1/embeddings", json!({"model": "tales", "input": "a", "dimensions": huge}), "dimensions"),
-        ("/api/embed", json!({"model": "tales", "input": vec![""; 5000]}), "input"),
+        ("/api/embed", json!({"model": "tales", "input": vec![""; 100_001]}), "input"),
         (
             chat.0,
             with(chat.1.clone(), json!({"messages": [{"role": "user", "content": "a ".repeat(2_000_000)}]})),

@@ -161,7 +161,7 @@ fn what_cannot_be_embedded_is_refused_by_name() {
         "400 invalid_request_error/context_length_exceeded",
         "32",
     );
-    refused(json!({"model": "encoder", "input": "a"}), invalid, "encoder (`bert`)");
+    refused(json!({"model": "encoder", "input": "a"}), invalid, "`t5encoder`");
     let texts_only = Server::start(&["--refuse-token-ids"]);
     for (path, field) in [("/v1/embeddings", "input"), ("/v1/completions", "prompt")] {
         let body = |value: Value| json!({"model": "tales", field: value, "max_tokens": 1});
@@ -190,7 +190,7 @@ fn encoder_file() -> Vec<u8> {
         1u64.to_le_bytes().to_vec(),
         text("general.architecture"),
         8u32.to_le_bytes().to_vec(),
-        text("bert"),
+        text("t5encoder"),
     ]
     .concat()
 }

@@ -291,7 +291,7 @@ fn tools_at_an_address_are_called_and_lost_sessions_renewed() {
     assert_eq!(states, ["ready", "failed", "failed"]);
     assert!(!server.get("/ui/v1/tools").body.contains("fox"), "keys stay here");
     let problem = |index: usize| list[index]["problem"].as_str().unwrap().to_owned();
-    assert!(problem(1).contains("status 401: it wants a key"), "{}", problem(1));
+    assert!(problem(1).contains("status 401: it requires a key"), "{}", problem(1));
     assert!(problem(2).contains("cannot be reached"), "{}", problem(2));
     assert_eq!(list[0]["tools"][0]["function"], "add");
     assert_eq!(told(&call(&server, "web", "add", json!({"a": 20, "b": 3}))), ("23".into(), false));

@@ -31,7 +31,7 @@ fn settings_that_make_no_sense_are_named() {
     }
     assert!(stderr(&[], "port = 80000").contains("invalid value"));
     assert!(stderr(&[], "keep-alive = \"soon\"").contains("must be a time"));
-    assert!(stderr(&[], "kv-dtype = \"q4\"").contains("unknown variant `q4`"));
+    assert!(stderr(&[], "kv-dtype = \"q3\"").contains("unknown variant `q3`"));
     assert!(stderr(&["--memory", "lots"], "").contains("must be a number of bytes"));
     assert!(stderr(&["no-such-model.gguf"], "").contains("there is no model"));
     assert!(stderr(&["--log", "what=ever=now"], "").contains("log filter"));

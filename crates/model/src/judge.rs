@@ -68,7 +68,7 @@ impl Judge {
     ///
     /// # Errors
     /// A head that cannot be read, or a vocabulary without the two words.
-    pub fn of(model: &Model, name: &str) -> Result<Option<Self>, String> {
+    pub(crate) fn of(model: &Model, name: &str) -> Result<Option<Self>, String> {
         let template = model.judge_template.clone();
         let Some(template) = template.or_else(|| template_of([name].into_iter(), &[])) else {
             return Ok(None);

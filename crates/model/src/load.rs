@@ -20,7 +20,7 @@ use crate::{
         HfFolder,
         quantized::{self, Scheme},
     },
-    judge,
+    judge::{self, Judge},
     pooling::{self, Pooling, PoolingError},
     prompts::Prompts,
     tensor::{DType, Tensor},
@@ -65,6 +65,8 @@ pub struct Model {
     pub prompts: Prompts,
     /// The question about a document, if the files say that the model is a [`Judge`](crate::Judge).
     pub judge_template: Option<String>,
+    /// The judge, once [`Model::find_judge`] has read it from the weights.
+    pub judge: Option<Judge>,
 }
 
 /// Choices at opening.
@@ -189,6 +191,15 @@ impl Model {
     /// True if the model only reads texts: its rows attend in both directions, so that it cannot go on from a text.
     pub fn is_encoder(&self) -> bool {
         self.program.bidirectional
+    }
+
+    /// Reads the [`Judge`] that the model is, if it is one by its files or by `name`. Needs the weights.
+    ///
+    /// # Errors
+    /// A head that cannot be read, or a vocabulary without the two words.
+    pub fn find_judge(&mut self, name: &str) -> Result<(), String> {
+        self.judge = Judge::of(self, name)?;
+        Ok(())
     }
 
     /// Returns a pair of texts as the ids of a prompt of at most `limit` tokens, for a model that reads both at once, such as
@@ -530,6 +541,7 @@ impl ModelFile {
             head,
             prompts: self.prompts()?,
             judge_template: self.judge_template(&sources),
+            judge: None,
         })
     }
 

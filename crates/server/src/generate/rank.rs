@@ -122,8 +122,8 @@ impl Ranker {
     /// The way of this model; `None` if it is no reranker.
     fn of(lease: &Lease) -> Result<Option<Self>, ApiError> {
         let invalid = |problem: String| ApiError::invalid("model", problem);
-        if let Some(judge) = Judge::of(&lease.model, &lease.entry.name).map_err(invalid)? {
-            return Ok(Some(Self::Judge(judge.into())));
+        if let Some(judge) = &lease.model.judge {
+            return Ok(Some(Self::Judge(judge.clone().into())));
         }
         // A classifier with several labels does not say which of them is the score.
         match &lease.model.head.classifier {
