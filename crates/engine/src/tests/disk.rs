@@ -224,7 +224,7 @@ fn a_load_that_is_slower_than_computing_is_not_done() {
 }
 
 /// Waits until everything is on disk.
-fn wait_until_written(handle: &Handle) {
+pub(super) fn wait_until_written(handle: &Handle) {
     let end = Instant::now() + Duration::from_secs(30);
     while !handle.stats().disk.has_caught_up() {
         assert!(Instant::now() < end, "{:?}", handle.stats().disk);

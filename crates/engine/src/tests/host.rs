@@ -7,7 +7,7 @@ use paguro_backend_conformance::Rng;
 use tempfile::TempDir;
 
 use super::{
-    disk::{answer, cache, start_with, store},
+    disk::{answer, cache, start_with, store, wait_until_written},
     real::{Answer, model_of},
 };
 use crate::{Engine, HostMemory, ModelParts};
@@ -117,6 +117,7 @@ fn a_prefix_comes_from_both_tiers() {
             assert_eq!(&tokens, expected);
             assert!(round == 0 || usage.cached_tokens == 76, "round {round}: {usage:?}");
             assert!(usage.host_tokens + usage.disk_tokens <= usage.cached_tokens);
+            wait_until_written(&handle);
         }
     }
     crowd(&engine, &expected);
