@@ -162,7 +162,7 @@ fn rerankers_score_as_the_reference_in_every_form() {
     // Refusals name the document.
     let long = "word ".repeat(400);
     for (more, words) in [
-        (json!({"documents": []}), "`documents` is an empty list"),
+        (json!({"documents": []}), "documents: give at least one document"),
         (json!({"documents": ["a", ""]}), "`documents[1]` is an empty text"),
         (json!({"documents": ["a", 1]}), "`documents[1]`"),
         (json!({"documents": ["a", long]}), "`documents[1]` has 2"),

@@ -220,6 +220,11 @@ impl Models {
         }
     }
 
+    /// Unloads a model unless it is in use. Returns true if it was loaded.
+    pub async fn unload(&self, name: &str) -> bool {
+        self.unload_one(|resident| resident.entry.name == name).await
+    }
+
     /// Unloads all models, also those in use, and waits for their engines.
     pub async fn unload_all(&self) {
         let slots: Vec<_> = self.slots().drain().collect();

@@ -402,7 +402,10 @@ pub async fn delete(State(state): State<AppState>, Json(body): Json<DeleteParams
     let name = given(body.model, body.name)?;
     refuse_outside(&state, &name)?;
     let removed = library(&state)?.run(move |library| library.registry.remove(&name)).await?;
-    state.models.forget(removed.record.name.short());
+    let name = removed.record.name.short();
+    // Its engine has prefixes in memory, which nobody shall find again. An engine in use goes on.
+    state.models.unload(&name).await;
+    state.models.forget(name);
     Ok(())
 }
 

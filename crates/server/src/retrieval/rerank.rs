@@ -213,6 +213,7 @@ async fn rerank(
             (documents.into_iter().map(text).collect(), Field::list("documents"), false)
         }
         (None, Some(texts)) => (texts, Field::list("texts"), true),
+        (None, None) => return Err(ApiError::invalid("documents", "give at least one document")),
         _ => return Err(ApiError::invalid("documents", "give either `documents` or `texts`")),
     };
     check_texts(&documents, field)?;
