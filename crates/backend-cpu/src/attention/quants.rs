@@ -220,9 +220,9 @@ fn quantize_weights<S: Simd, const BITS: usize, const Q: usize>(
         let inverse = s.splat(if largest > 1e-35 { MOST / largest } else { 0.0 });
         let mut sum = s.splat_i32(0);
         for (i, quants) in out.quants[q].as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            let rounded = s.to_i32(s.mul(products[i], inverse));
-            s.store_i8(rounded, quants);
-            sum = s.add_i32(sum, rounded);
+            // Of a slot that is not in use the product may be no number. Its quant is zero, whatever its other bits are.
+            s.store_i8(s.to_i32(s.mul(products[i], inverse)), quants);
+            sum = s.add_i32(sum, s.from_i8(quants));
         }
         if BITS == 4 {
             out.starts[q] = -i32::from(Q4_OFFSET) * s.reduce_sum_i32(sum);
