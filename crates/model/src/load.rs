@@ -63,7 +63,7 @@ pub struct Model {
     pub head: TextHead,
     /// Texts that it wants before texts to embed, by name.
     pub prompts: Prompts,
-    /// The question about a document, if the files say that the model is a [`Judge`](crate::Judge).
+    /// The question about a document, if the files say that the model is a [`Judge`].
     pub judge_template: Option<String>,
     /// The judge, once [`Model::find_judge`] has read it from the weights.
     pub judge: Option<Judge>,
@@ -577,7 +577,7 @@ impl ModelFile {
         Ok(self.text_head()?.classifier.is_some_and(|classifier| classifier.labels.len() == 1))
     }
 
-    /// True if the model judges documents by its files or by `name`: see [`Judge`](crate::Judge).
+    /// True if the model judges documents by its files or by `name`: see [`Judge`].
     ///
     /// # Errors
     /// [`ModelError`], for files of a folder that cannot be read.
