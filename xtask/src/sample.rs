@@ -33,7 +33,7 @@ pub struct LeftOut {
     pub test: String,
 }
 
-const VARIANTS: [Variants; 4] = [
+const VARIANTS: [Variants; 5] = [
     Variants {
         package: "paguro-backend-cpu",
         target: "conformance",
@@ -131,6 +131,28 @@ const VARIANTS: [Variants; 4] = [
             "experts_beside",
             "layer_embeds",
             "unreadable_tables",
+        ],
+        one_in: 4,
+    },
+    Variants {
+        package: "paguro-backend-wgpu",
+        target: "conformance",
+        modules: &["q4"],
+        cases: &[
+            "attention_gates",
+            "exact_from_outside",
+            "exact_geometry",
+            "exact_in_chunks",
+            "exact_in_company",
+            "exact_latent",
+            "everything",
+            "head_dims",
+            "latent_attention",
+            "lengths",
+            "long_context",
+            "many_rows",
+            "shared_kv",
+            "unusual_head_dims",
         ],
         one_in: 4,
     },
