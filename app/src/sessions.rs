@@ -116,6 +116,8 @@ fn list(settings: &LibrarySettings, terminal: Terminal, as_json: bool) -> Outcom
         let path = messages(&folder);
         let (model, count) = match saved::load_with_model(&path) {
             Ok((model, conversation)) => (model, Some(conversation.len())),
+            // Its first answer was interrupted.
+            Err(_) if !path.exists() => (String::new(), Some(0)),
             Err(_) => (String::new(), None),
         };
         let bytes = Store::size(&cache(&folder));
