@@ -66,7 +66,7 @@ pub(super) fn company(subject: &Subject) -> Verdict {
         let alone = alone(subject, &model, &plan.sequences)?;
         same(&format!("company ({format})"), &together, &alone)?;
     }
-    // Matmuls with so many inputs that any division among threads takes several rounds.
+    // Each thread takes several rounds of these inputs, however they are divided.
     for format in drawn(subject, "many inputs", &SOME, 1) {
         let [few, many] = if format.block_len() > 32 { [256, 3328] } else { [64, 3296] };
         for (hidden, ffn) in [(few, many), (many, few)] {

@@ -53,7 +53,7 @@ pub enum ApiError {
         param: String,
         /// Its tokens.
         tokens: usize,
-        /// False if it has at least so many.
+        /// False if `tokens` is a lower bound.
         is_exact: bool,
         /// Most tokens of a text.
         limit: usize,

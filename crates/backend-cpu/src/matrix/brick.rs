@@ -60,8 +60,8 @@ impl<S: Simd> Brick<S> {
         (if const { F::LAYOUT.has_super() } { s.mul(self.d, scales) } else { scales }, minimums)
     }
 
-    /// Like [`Brick::scales`], but for formats with super-blocks the scales must still be multiplied by [`Brick::d`];
-    /// they are integers there, except with [`Scales::E4m3`].
+    /// Like [`Brick::scales`], without the factor [`Brick::d`] of formats with super-blocks. Such scales are integers, except
+    /// with [`Scales::E4m3`].
     ///
     /// # Safety
     /// See [`Brick`].

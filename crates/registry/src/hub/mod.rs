@@ -101,7 +101,7 @@ pub(crate) enum Check {
 }
 
 impl RemoteFile {
-    /// Returns the name in the library: the file's own, without folders, but for files of modules.
+    /// Returns the name in the library: the file's own without folders. Names of module files keep their folder.
     pub(crate) fn name(&self) -> String {
         let own = || self.path.rsplit('/').next().unwrap_or_default().to_owned();
         crate::import::module_file(&self.path).unwrap_or_else(own)

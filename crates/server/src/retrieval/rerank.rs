@@ -33,7 +33,7 @@ pub struct RerankRequest {
     pub texts: Option<Vec<String>>,
     /// Number of documents in the answer, the best ones; all if absent or 0.
     pub top_n: Option<ClientCount>,
-    /// Whether the answer has the documents' texts; true if absent, but for `/v2/rerank`.
+    /// Whether the answer has the documents' texts; if absent, false for `/v2/rerank` and true otherwise.
     pub return_documents: Option<bool>,
     /// Whether the answer has the texts, with `texts`; false if absent.
     pub return_text: Option<bool>,
