@@ -1,8 +1,6 @@
 //! The chat on a terminal.
 #![cfg(unix)]
 
-mod common;
-
 use std::{
     fs::File,
     io::{Read, Write},
@@ -12,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::paguro;
+use crate::common::paguro;
 
 /// Timeout, also for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,10 +1,8 @@
 //! Errors are one clear line and a hint, with the correct exit code: 1 for failures, 2 for a wrong command line.
 
-mod common;
-
 use std::fs;
 
-use common::{paguro, run};
+use crate::common::{self, paguro, run};
 use expect_test::{Expect, expect};
 
 /// Runs in a folder with something of everything.

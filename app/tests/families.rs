@@ -1,15 +1,12 @@
 //! Small trained models of architectures beyond Llama, against the float32 runs of transformers that come with them: four
 //! greedy texts with the five best logits of every step.
 
-mod common;
-#[path = "families/folders.rs"]
 mod folders;
-#[path = "families/turns.rs"]
 mod turns;
 
 use std::{fs, path::Path};
 
-use common::shared;
+use crate::common::shared;
 use paguro_backend::{
     AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, StateId, Step, StepOutput,
     StepSequence, Want, reference::Reference,
@@ -242,7 +239,8 @@ fn dsv3_tells_its_stories_from_a_folder() {
 /// The models on this machine's first GPU, which may be a software driver.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {
-    use super::{common::gpu, *};
+    use super::*;
+    use crate::common::gpu;
 
     fn check_on_gpu(file: &str, reference: &str, tolerance: f32, flips: f32) {
         let (Some(gpu), Some(file)) = (gpu(), shared(file)) else { return };

@@ -1,8 +1,6 @@
 //! `--json-schema`, `--regex` and `--grammar` on the command line.
 
-mod common;
-
-use common::{Ran, run};
+use crate::common::{Ran, run};
 use serde_json::Value;
 
 const SCHEMA: &str = r#"{"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "minimum": 1, "maximum": 99}}, "required": ["name", "age"], "additionalProperties": false}"#;

@@ -1,10 +1,8 @@
 //! `paguro bench`, `paguro eval` and `paguro quantize`.
 
-mod common;
-
 use std::{fs, path::Path};
 
-use common::{run, shared};
+use crate::common::{run, shared};
 use serde_json::{Value, json};
 
 #[test]

@@ -1,11 +1,9 @@
 //! The backends against the float32 reference of the embedded model's recipe: `reference.json` has 20 greedy runs
 //! on the F16 weights with the five best logits of every step.
 
-mod common;
-
 use std::fs;
 
-use common::shared;
+use crate::common::shared;
 use paguro_backend::{
     AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Runner, Step, StepOutput, StepSequence,
     Want,

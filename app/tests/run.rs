@@ -1,14 +1,12 @@
 //! `paguro run` with a prompt, on the model inside the binary.
 
-mod common;
-
 use std::{
     io::{BufRead, BufReader, Read},
     process::Stdio,
     thread,
 };
 
-use common::{STORY, greedy, paguro, run, run_with_input, shared};
+use crate::common::{self, STORY, greedy, paguro, run, run_with_input, shared};
 use serde_json::json;
 
 #[test]

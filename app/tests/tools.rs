@@ -1,8 +1,6 @@
 //! `paguro tokenize`, `embed`, `inspect` and `devices`.
 
-mod common;
-
-use common::{run, run_with_input, shared};
+use crate::common::{run, run_with_input, shared};
 use serde_json::{Value, json};
 
 fn tokenized(args: &[&str]) -> Value {

@@ -19,6 +19,7 @@ struct Variants {
     package: &'static str,
     /// The test target, as in `tests/{target}.rs`.
     target: &'static str,
+    /// Modules of the target; `""` is the whole.
     modules: &'static [&'static str],
     cases: &'static [&'static str],
     /// One of this many is drawn on average, and at least one in total.
@@ -33,7 +34,7 @@ pub struct LeftOut {
     pub test: String,
 }
 
-const VARIANTS: [Variants; 5] = [
+const VARIANTS: [Variants; 7] = [
     Variants {
         package: "paguro-backend-cpu",
         target: "conformance",
@@ -118,7 +119,6 @@ const VARIANTS: [Variants; 5] = [
             "routers",
             "expert_formats",
             "scans",
-            "exact_in_chunks",
             "exact_in_company",
             "exact_in_long_chunks",
             "exact_embeddings",
@@ -126,7 +126,6 @@ const VARIANTS: [Variants; 5] = [
             "exact_states",
             "exact_scans",
             "exact_latent",
-            "exact_geometry",
             "expert_groups",
             "experts_beside",
             "layer_embeds",
@@ -141,8 +140,6 @@ const VARIANTS: [Variants; 5] = [
         cases: &[
             "attention_gates",
             "exact_from_outside",
-            "exact_geometry",
-            "exact_in_chunks",
             "exact_in_company",
             "exact_latent",
             "everything",
@@ -156,7 +153,33 @@ const VARIANTS: [Variants; 5] = [
         ],
         one_in: 4,
     },
+    // The slowest cases, which need most kernels: at least one kind of pages or matrices in each run.
+    Variants {
+        package: "paguro-backend-wgpu",
+        target: "conformance",
+        modules: &["", "cooperative", "q8", "q4"],
+        cases: &["exact_geometry"],
+        one_in: 8,
+    },
+    Variants {
+        package: "paguro-backend-wgpu",
+        target: "conformance",
+        modules: &["", "cooperative", "q8", "q4"],
+        cases: &["exact_in_chunks"],
+        one_in: 8,
+    },
 ];
+
+impl Variants {
+    /// Names of all of them.
+    fn tests(&self) -> Vec<String> {
+        let name = |module: &str, case: &str| match module {
+            "" => case.to_owned(),
+            _ => format!("{module}::{case}"),
+        };
+        self.modules.iter().flat_map(|module| self.cases.iter().map(move |case| name(module, case))).collect()
+    }
+}
 
 impl Sample {
     /// A sample by the time of day.
@@ -168,10 +191,9 @@ impl Sample {
     /// The tests that this run leaves out, and the number of slow variants that there are.
     pub fn left_out(self) -> (Vec<LeftOut>, usize) {
         let (mut left_out, mut count) = (Vec::new(), 0);
-        for Variants { package, target, modules, cases, one_in } in VARIANTS {
-            let tests =
-                modules.iter().flat_map(|module| cases.iter().map(move |case| format!("{module}::{case}")));
-            let tests: Vec<String> = tests.collect();
+        for variants in VARIANTS {
+            let Variants { package, target, one_in, .. } = variants;
+            let tests = variants.tests();
             count += tests.len();
             let Self::Seed(seed) = self else { continue };
             // The smallest hash is drawn in any case.
@@ -211,13 +233,13 @@ mod tests {
             assert!(left_out.len() > count / 2, "{seed}: {} of {count} are left out", left_out.len());
             let names: HashSet<String> =
                 left_out.into_iter().map(|test| test.package.to_owned() + &test.test).collect();
-            for Variants { package, modules, cases, .. } in VARIANTS {
-                let drawn = modules
-                    .iter()
-                    .flat_map(|module| cases.iter().map(move |case| format!("{package}{module}::{case}")));
+            for variants in VARIANTS {
+                let is_drawn = |test: &String| !names.contains(&(variants.package.to_owned() + test));
                 assert!(
-                    drawn.into_iter().any(|test| !names.contains(&test)),
-                    "{seed}: {package} {modules:?}"
+                    variants.tests().iter().any(is_drawn),
+                    "{seed}: {} {:?}",
+                    variants.package,
+                    variants.modules
                 );
             }
             always_left_out = Some(match always_left_out {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the files that app/tests/architectures.rs reads: tiny random models, and llama.cpp's logits for them.
+"""Writes the files that app/tests/architectures/mod.rs reads: tiny random models, and llama.cpp's logits for them.
 
 usage: make.py LOGITS_PROGRAM [CASE...]
 

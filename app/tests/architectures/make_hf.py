@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the folders that app/tests/architectures/main.rs reads: tiny random models of the classes of Hugging Face's
+"""Writes the folders that app/tests/architectures/mod.rs reads: tiny random models of the classes of Hugging Face's
 transformers, and the logits that these classes compute for them in float32.
 
 usage: make_hf.py [CASE...]

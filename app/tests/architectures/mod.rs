@@ -4,8 +4,6 @@
 //! than the sliding windows, and run here in chunks over scattered pages.
 
 #[cfg(any(feature = "gpu", target_os = "macos"))]
-#[path = "../common/mod.rs"]
-mod common;
 mod hf;
 mod weights;
 
@@ -245,10 +243,8 @@ fn distance(actual: &[f32], expected: &[f32]) -> f32 {
 /// The cases on this machine's first GPU, which may be a software driver.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {
-    use super::{
-        common::{draw, gpu, shared},
-        *,
-    };
+    use super::*;
+    use crate::common::{draw, gpu, shared};
 
     #[test]
     fn logits_on_a_gpu_equal_those_of_llama_cpp() {

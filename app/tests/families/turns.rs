@@ -7,7 +7,8 @@ use paguro_engine::{Engine, EngineOptions, Event, PageBudget, Request};
 use paguro_model::{LoadOptions, Model, chat::ChatInput};
 use serde_json::{Value, json};
 
-use crate::{common::shared, cpu};
+use super::cpu;
+use crate::common::shared;
 
 const TURNS: usize = 20;
 const ANSWER: usize = 20;

@@ -1,7 +1,5 @@
 //! The model library from the command line: the built binary, a hub on loopback, real files.
 
-#[path = "../common/mod.rs"]
-mod common;
 #[cfg(unix)]
 mod kills;
 #[path = "../../../crates/registry/tests/common/mod.rs"]
@@ -17,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::Ran;
+use crate::common::{self, Ran};
 use expect_test::expect;
 use library_common::{Fixture, check, count_files, hub::Fault};
 use paguro_registry::{Pruned, Registry};

@@ -1,16 +1,14 @@
 //! Each architecture, from both file formats.
 
-mod tiny;
-
 use std::fs;
 
-use expect_test::{Expect, expect};
-use paguro_backend::{FeedForward, Mixer};
-use paguro_model::{LoadOptions, Model, ModelFile};
-use tiny::{
+use crate::tiny::{
     models::{self, Tiny, VOCAB},
     run,
 };
+use expect_test::{Expect, expect};
+use paguro_backend::{FeedForward, Mixer};
+use paguro_model::{LoadOptions, Model, ModelFile};
 
 fn open_gguf(model: &Tiny, options: &LoadOptions) -> Model {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,5 @@
 //! Prompts of chats: only the template writes control tokens, and no message is refused or lost.
 
-mod shared;
-
 use std::fs;
 
 use paguro_model::{
@@ -10,6 +8,8 @@ use paguro_model::{
     tokenizer::{SpecialTokens, Tokenizer},
 };
 use serde_json::json;
+
+use crate::shared;
 
 const CONTROL: [&str; 8] =
     ["<s>", "</s>", "<|user|>", "<|end|>", "[INST]", "<｜User｜>", "<|im_start|>", "<|im_end|>"];

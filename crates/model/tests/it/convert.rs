@@ -1,20 +1,20 @@
 //! Folders as GGUF files: the same logits, tokens and templates.
 
-mod shared;
-mod tiny;
-
 use std::{fs, path::Path, sync::Arc};
 
+use crate::{
+    shared,
+    tiny::{
+        models::{self, VOCAB},
+        run,
+    },
+};
 use paguro_model::{
     LoadOptions, Model, ModelFile,
     gguf::{TensorInfo, Writer},
     tokenizer::SpecialTokens,
 };
 use serde_json::{Map, Value, json};
-use tiny::{
-    models::{self, VOCAB},
-    run,
-};
 
 /// Writes a folder's contents as they are and opens them.
 fn convert(folder: &Path) -> Result<Model, String> {

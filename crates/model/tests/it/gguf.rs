@@ -1,18 +1,16 @@
 //! The GGUF reader: its results, and its errors for invalid files.
 
-mod tiny;
-
 use std::{fs, path::Path, sync::Arc};
 
+use crate::tiny::{
+    gguf::{RawTensor, Writer},
+    models,
+};
 use expect_test::{Expect, expect};
 use paguro_model::{
     LoadOptions, Model, ModelFile,
     chat::ChatInput,
     gguf::{Array, Gguf, Value},
-};
-use tiny::{
-    gguf::{RawTensor, Writer},
-    models,
 };
 
 fn read(bytes: Vec<u8>) -> Result<Gguf, String> {

@@ -1,16 +1,15 @@
 //! Hugging Face folders: results of reading them, and errors of invalid ones.
 
-mod tiny;
-
 use std::{fs, path::Path};
 
-use expect_test::{Expect, expect};
-use paguro_model::{LoadOptions, Model, ModelFile, chat::ChatTemplate};
-use serde_json::{Value, json};
-use tiny::{
+use crate::tiny::{
+    self,
     models::{self, Tiny},
     run, safetensors,
 };
+use expect_test::{Expect, expect};
+use paguro_model::{LoadOptions, Model, ModelFile, chat::ChatTemplate};
+use serde_json::{Value, json};
 
 fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
     let mut json = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();

@@ -2,8 +2,6 @@
 //! multiple of the file. Deterministic, and fast enough for every run; the fuzz targets beside this crate search
 //! further.
 
-mod tiny;
-
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     fs,
@@ -15,11 +13,11 @@ use std::{
     },
 };
 
+use crate::tiny::{Random, gguf::Writer, models, safetensors};
 use paguro_model::{
     LoadOptions, Model, ModelFile,
     gguf::{Array, Gguf, Value},
 };
-use tiny::{Random, gguf::Writer, models, safetensors};
 
 /// Counts the bytes that are allocated, and the most there have been since the last [`Counting::watch`].
 struct Counting {

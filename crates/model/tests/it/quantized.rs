@@ -1,16 +1,14 @@
 //! Quantized Hugging Face folders: matrices as the writers of each scheme pack them, against weights that
 //! `quantized/make.py` has computed.
 
-mod tiny;
-
 use std::{fs, path::Path};
 
+use crate::tiny::{models, run, safetensors};
 use half::f16;
 use paguro_backend::WeightFormat;
 use paguro_model::{LoadOptions, Model, ModelFile, tensor::DType};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
-use tiny::{models, run, safetensors};
 
 fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.chars().map(|digit| digit.to_digit(16).unwrap() as u8).collect();

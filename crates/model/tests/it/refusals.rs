@@ -1,17 +1,15 @@
 //! Errors of valid GGUF files that are not supported.
 
-mod tiny;
-
 use std::sync::Arc;
 
+use crate::tiny::{
+    gguf::{RawTensor, Writer},
+    models,
+};
 use expect_test::{Expect, expect};
 use paguro_model::{
     LoadOptions, ModelFile,
     gguf::{Array, Value},
-};
-use tiny::{
-    gguf::{RawTensor, Writer},
-    models,
 };
 
 /// Checks the error of loading a tiny model after a change.

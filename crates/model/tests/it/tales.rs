@@ -1,14 +1,12 @@
 //! The embedded model's files: their programs, and their results compared with the reference.
 
-#[path = "tiny/run.rs"]
-mod run;
-mod shared;
-
 use std::{fs, path::Path};
 
 use expect_test::{Expect, expect};
 use paguro_backend::{FeedForward, Layer, Mixer};
 use paguro_model::{LoadOptions, Model};
+
+use crate::{shared, tiny::run};
 
 fn open(path: &Path) -> Model {
     Model::open(path, &LoadOptions::default()).unwrap_or_else(|error| panic!("{error}"))

@@ -1,19 +1,19 @@
 //! Chat templates compared with Python's jinja2; `templates/expected.py` writes the expected texts.
 
-mod shared;
-
 use std::{fs, path::Path};
 
 use paguro_model::chat::{ChatInput, ChatTemplate, TemplateError, TemplateTokens, WallTime};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::shared;
+
 /// 2024-07-06 13:05:09, as in `expected.py`.
 const NOW: WallTime = WallTime { seconds: 1_720_271_109 };
 
 /// The expected texts; another file of them (for another folder of templates) may be named by an environment variable.
 fn expected() -> Value {
-    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/templates/expected.json");
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/templates/expected.json");
     let path = std::env::var("PAGURO_EXPECTED_TEXTS").unwrap_or_else(|_| own.to_owned());
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }

@@ -1,7 +1,5 @@
 //! Tokenizers made for the purpose, from GGUF metadata and from `tokenizer.json`.
 
-mod shared;
-
 use std::{fs, sync::Arc};
 
 use paguro_model::{
@@ -82,6 +80,8 @@ fn check(tokenizer: &Tokenizer, text: &str, special: SpecialTokens, expected: &s
 }
 
 use SpecialTokens::{AsText, Parse};
+
+use crate::shared;
 
 #[test]
 fn sentencepiece_merges_the_best_score_first() {

@@ -1,13 +1,13 @@
 //! Real vocabularies against the test vectors that come with them.
 
-mod shared;
-
 use std::{fs, path::Path};
 
 use paguro_model::{
     gguf::Gguf,
     tokenizer::{SpecialText, SpecialTokens, Tokenizer},
 };
+
+use crate::shared;
 
 fn tokenizer(path: &Path) -> Tokenizer {
     let gguf = Gguf::open(path).unwrap_or_else(|error| panic!("{error}"));

@@ -1,0 +1,18 @@
+//! The readers of model files, tokenizers and chat templates. All in one program: linking costs more than most of these tests.
+
+mod architectures;
+mod chat_prompt;
+mod convert;
+mod gguf;
+mod hf;
+mod hostile_templates;
+mod hostile_tokenizers;
+mod mutations;
+mod quantized;
+mod refusals;
+mod shared;
+mod tales;
+mod templates;
+mod tiny;
+mod tokenizer;
+mod vocabs;
