@@ -73,6 +73,7 @@ pub fn imatrix(args: &ImatrixArgs, library: &LibrarySettings, terminal: Terminal
     let squares = Arc::new(InputSquares::default());
     let cpu = devices::cpu_with_squares(args.threads.threads, squares.clone());
     let loaded = load::start_on(model.clone(), options, false, cpu, terminal)?;
+    squares.clear();
     let started = Instant::now();
     let count = windows.len();
     let (no_ppl, whole) = (args.no_ppl, args.process_output);

@@ -36,6 +36,14 @@ impl InputSquares {
         *self.lock() = matrices.collect();
     }
 
+    /// Sets all sums to zero again, such as after the steps by which an engine warms up.
+    pub fn clear(&self) {
+        for matrix in self.lock().iter_mut() {
+            matrix.sums.fill(0.0);
+            matrix.rows.fill(0);
+        }
+    }
+
     /// Adds rows that part `part` of a matrix multiplies. They begin `stride` floats apart; padding is not added.
     ///
     /// # Panics
