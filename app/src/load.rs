@@ -11,7 +11,7 @@ use paguro_model::{LoadOptions, Model, ModelError, ModelFile, gguf::GgufError, t
 
 use crate::{
     cli::RunOnArgs,
-    devices,
+    devices::{self, Chosen},
     failure::{Failure, Outcome},
     models::{EMBEDDED, EMBEDDED_FILE, Source},
     settings::Terminal,
@@ -79,25 +79,39 @@ pub fn start(
     on: &RunOnArgs,
     terminal: Terminal,
 ) -> Outcome<Loaded> {
+    let notice = |line: &str| terminal.note(line);
+    devices::with(on, threads, &notice, |device| {
+        start_on(model.clone(), options.clone(), may_shrink, device, terminal)
+    })
+}
+
+/// Starts an engine on an opened device, see [`start`].
+///
+/// # Errors
+/// As [`start`].
+pub fn start_on(
+    model: Arc<Model>,
+    options: EngineOptions,
+    may_shrink: bool,
+    device: Chosen,
+    terminal: Terminal,
+) -> Outcome<Loaded> {
     let started = Instant::now();
     let name = model.name.clone();
     let _spinner = terminal.spinner_with(move || match devices::compiling() {
         None => format!("loading {name}"),
         Some(compiling) => format!("loading {name}: {compiling}"),
     });
-    let notice = |line: &str| terminal.note(line);
-    devices::with(on, threads, &notice, |device| {
-        let options = fit_memory(device.backend.as_ref(), &model, options.clone(), may_shrink)?;
-        let engine = Engine::start(device.backend.as_ref(), &model, options)
-            .map_err(|error| Failure::from_error(&error))?;
-        Ok(Loaded {
-            model: model.clone(),
-            handle: engine.handle(),
-            device: device.backend.name().to_owned(),
-            threads: device.threads,
-            time: started.elapsed(),
-            _engine: engine,
-        })
+    let options = fit_memory(device.backend.as_ref(), &model, options, may_shrink)?;
+    let engine = Engine::start(device.backend.as_ref(), &model, options)
+        .map_err(|error| Failure::from_error(&error))?;
+    Ok(Loaded {
+        model,
+        handle: engine.handle(),
+        device: device.backend.name().to_owned(),
+        threads: device.threads,
+        time: started.elapsed(),
+        _engine: engine,
     })
 }
 

@@ -7,6 +7,7 @@ mod devices;
 mod embed;
 mod eval;
 mod failure;
+mod imatrix;
 mod inspect;
 mod interrupt;
 mod keys;
@@ -100,6 +101,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Embed(args) => embed::embed(args, library, terminal),
         Command::Tokenize(args) => tokenize::tokenize(args, library),
         Command::Inspect(args) => inspect::inspect(args, library, terminal),
+        Command::Imatrix(args) => imatrix::imatrix(args, library, terminal),
         Command::Convert(args) => quantize::convert(args, library, terminal),
         Command::Quantize(args) => quantize::quantize(args, library, terminal),
         Command::Pull(args) => library::pull(args, library, terminal),

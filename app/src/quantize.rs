@@ -57,13 +57,7 @@ fn write(
     args: &WriteArgs,
     terminal: Terminal,
 ) -> Outcome<()> {
-    if out.is_dir() {
-        return Err(Failure::usage(format!("`{}` is a folder", out.display())).hint("name the file to write"));
-    }
-    if out.exists() && !args.replace {
-        return Err(Failure::usage(format!("`{}` exists already", out.display()))
-            .hint("take another name, or add --replace"));
-    }
+    check_output(out, args.replace)?;
     let contents = load::file(source)?.contents().map_err(|error| Failure::from_error(&error))?;
     let started = Instant::now();
     let report = run(&contents, mixture, importance, out, args, terminal)?;
@@ -98,6 +92,25 @@ fn write(
     Ok(())
 }
 
+/// Checks that a file may be written there.
+///
+/// # Errors
+/// It is a folder, its folder does not exist, or it exists and shall not be replaced.
+pub fn check_output(out: &Path, replace: bool) -> Outcome<()> {
+    if out.is_dir() {
+        return Err(Failure::usage(format!("`{}` is a folder", out.display())).hint("name the file to write"));
+    }
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        return Err(Failure::usage(format!("there is no folder `{}`", folder.display())));
+    }
+    if out.exists() && !replace {
+        return Err(Failure::usage(format!("`{}` exists already", out.display()))
+            .hint("take another name, or add --replace"));
+    }
+    Ok(())
+}
+
 fn run(
     contents: &Contents,
     mixture: Option<Mixture>,
@@ -122,7 +135,7 @@ fn run(
     result.map_err(|error| match error {
         QuantizeError::Interrupted => Failure::interrupted(),
         QuantizeError::NeedsImportance { .. } => Failure::from_error(&error)
-            .hint("give one with --imatrix FILE; `llama-imatrix` makes it from a text"),
+            .hint("give one with --imatrix FILE; `paguro imatrix` makes it from a text"),
         error => Failure::from_error(&error),
     })
 }

@@ -32,7 +32,7 @@ pub use library::{
 };
 pub use model::ModelArg;
 pub use parse::parse;
-pub use quantize::{ConvertArgs, QuantizeArgs, WriteArgs};
+pub use quantize::{ConvertArgs, ImatrixArgs, QuantizeArgs, WriteArgs};
 pub use run::RunArgs;
 pub use sampling::{GrammarArgs, Limit, SamplingArgs};
 pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions, SharePrefixes, Time};
@@ -109,6 +109,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Write a model to a GGUF file in another weight format
     Quantize(QuantizeArgs),
+    /// Compute the importance matrix of a model over a text, for `quantize`
+    Imatrix(ImatrixArgs),
     /// Write a Hugging Face folder, or a split model, as one GGUF file
     Convert(ConvertArgs),
     /// Download a model from Hugging Face into the library

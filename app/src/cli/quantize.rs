@@ -1,11 +1,11 @@
-//! `paguro quantize` and `paguro convert`.
+//! `paguro quantize`, `paguro imatrix` and `paguro convert`.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use paguro_quantize::Mixture;
 
-use super::ThreadsArg;
+use super::{ThreadsArg, choices};
 
 /// `paguro quantize`.
 #[derive(Args, Debug)]
@@ -34,13 +34,79 @@ pub struct QuantizeArgs {
     #[arg(short, long, value_name = "NAME")]
     pub format: Mixture,
 
-    /// Weigh errors with an importance matrix, as `llama-imatrix` writes it
+    /// Weigh errors with an importance matrix, from `paguro imatrix` or `llama-imatrix`
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,
 
     /// See [`WriteArgs`].
     #[command(flatten)]
     pub write: WriteArgs,
+}
+
+/// `paguro imatrix`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+The text is cut into chunks of --ctx tokens, the first of which is replaced by BOS where the model puts one before every text. The \
+squares of all inputs of each matrix are added up, on the CPU. Quantization then keeps weights with large inputs more exactly. The \
+file is the one that llama-imatrix writes, and either program reads that of the other. A text of some hundred chunks is enough; it \
+should be like those that the model will read. Best is a model that was not quantized.
+
+Examples:
+  paguro imatrix MODEL-BF16.gguf text.txt
+  paguro imatrix -m MODEL-BF16.gguf -f text.txt -o imatrix.gguf --chunks 100
+  paguro quantize MODEL-BF16.gguf MODEL-IQ3_S.gguf --format IQ3_S --imatrix imatrix.gguf")]
+pub struct ImatrixArgs {
+    /// The model, unless -m gives it, and the file with the text, unless -f does
+    #[arg(value_name = "MODEL | FILE", num_args = 0..=2)]
+    pub words: Vec<PathBuf>,
+
+    /// The model [default: the one inside this binary]
+    #[arg(short, long, env = "PAGURO_MODEL", value_name = "MODEL")]
+    pub model: Option<String>,
+
+    /// The file with the text
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+
+    /// The file to write
+    #[arg(short, long = "output", visible_alias = "out", value_name = "OUT", default_value = "imatrix.gguf")]
+    pub out: PathBuf,
+
+    /// Tokens in a chunk
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "TOKENS", default_value_t = 512, value_parser = choices::window)]
+    pub ctx: usize,
+
+    /// Only this many chunks
+    #[arg(long, value_name = "N", value_parser = choices::positive)]
+    pub chunks: Option<usize>,
+
+    /// Leave out this many chunks at the beginning of the text
+    #[arg(long, visible_alias = "chunk", value_name = "N", default_value_t = 0)]
+    pub from_chunk: usize,
+
+    /// Add these importance matrices of the same model
+    #[arg(long, value_name = "FILE")]
+    pub in_file: Vec<PathBuf>,
+
+    /// Collect the inputs of the head as well
+    #[arg(long)]
+    pub process_output: bool,
+
+    /// Do not compute the perplexity, which is faster
+    #[arg(long)]
+    pub no_ppl: bool,
+
+    /// Replace OUT if it exists
+    #[arg(long)]
+    pub replace: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+
+    /// See [`ThreadsArg`].
+    #[command(flatten)]
+    pub threads: ThreadsArg,
 }
 
 /// `paguro convert`.

@@ -7,9 +7,13 @@ mod known_answer;
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod suite;
 
-use std::{fmt, path::PathBuf, sync::Once};
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{Arc, Once},
+};
 
-use paguro_backend::{Backend, Capacity};
+use paguro_backend::{Backend, Capacity, InputSquares};
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 use serde_json::json;
 
@@ -120,6 +124,13 @@ fn first_of<T>(
         notice(&format!("the GPU is not used, the CPU is: {}", reason.message()));
     }
     Ok(started)
+}
+
+/// Opens the CPU, which adds the squares of all inputs of matrices to `squares`.
+pub fn cpu_with_squares(threads: Option<usize>, squares: Arc<InputSquares>) -> Chosen {
+    let cpu = Cpu::new(CpuOptions { threads, squares: Some(squares), ..CpuOptions::default() });
+    let (threads, numerics) = (cpu.threads(), CPU_NUMERICS.to_owned());
+    Chosen { threads, backend: Box::new(cpu), numerics, is_fast: false }
 }
 
 /// Opens the device of the flags.

@@ -23,10 +23,11 @@ use crate::{
     settings::{LibrarySettings, Terminal},
     units,
 };
-use windows::{Plan, Tally, Window};
+use windows::Tally;
+pub use windows::{Plan, Window};
 
 /// Maximum tokens of concurrent windows: enough rows for full steps, few pages.
-const TOKENS_AT_ONCE: usize = 2048;
+pub const TOKENS_AT_ONCE: usize = 2048;
 
 /// Maximum memory of the logits of one step's scored rows.
 const LOGIT_BYTES: usize = 64 << 20;
@@ -36,7 +37,7 @@ const LOGIT_BYTES: usize = 64 << 20;
 /// # Errors
 /// The text cannot be read or is too short, or the engine fails.
 pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    let (model, file) = model_and_file(args)?;
+    let (model, file) = model_and_file(&args.words, args.model.as_deref(), args.file.as_deref())?;
     let source = Source::find(model.as_deref(), library)?;
     let text = read(file)?;
     let plan = args.stride.map_or(Plan::adjacent(args.ctx), |stride| Plan::strided(args.ctx, stride));
@@ -59,7 +60,7 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
         pages: PageBudget::Tokens(at_once * plan.window.next_multiple_of(defaults.block_size)),
         max_context: Some(plan.window),
         max_sequences: at_once,
-        max_scores: (LOGIT_BYTES / (4 * model.program.vocab)).clamp(16, 512),
+        max_scores: max_scores(model.program.vocab),
         prefix_cache: false,
         // No reader waits for steps.
         step_time: Duration::MAX,
@@ -70,7 +71,14 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
     let loaded = load::start(model.clone(), options, false, args.threads.threads, &args.on, terminal)?;
     let started = Instant::now();
     let count = windows.len();
-    let tally = score(&loaded.handle, windows, plan.scored(), at_once, terminal)?;
+    let scoring = Scoring { at_once, label: "scoring", scored: plan.scored() };
+    let request = |window: Window| Request {
+        // The window's last token is scored and predicts no other.
+        max_tokens: Some(0),
+        score_prompt_from: Some(window.score_from),
+        ..Request::new(window.tokens)
+    };
+    let tally = score(&loaded.handle, windows, &scoring, request, terminal)?;
     let seconds = started.elapsed().as_secs_f64();
 
     let mut out = Output::new();
@@ -103,18 +111,22 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
 }
 
 /// Returns the model, if named, and the file with the text: `MODEL FILE`, `FILE`, or flags.
-fn model_and_file(args: &EvalArgs) -> Outcome<(Option<Cow<'_, str>>, &Path)> {
+pub fn model_and_file<'a>(
+    words: &'a [PathBuf],
+    model: Option<&'a str>,
+    file: Option<&'a Path>,
+) -> Outcome<(Option<Cow<'a, str>>, &'a Path)> {
     let word = |path: &'_ PathBuf| path.to_string_lossy().into_owned();
-    let flag = args.model.as_deref().map(Cow::Borrowed);
-    match (&args.words[..], &args.file) {
+    let flag = model.map(Cow::Borrowed);
+    match (words, file) {
         ([], Some(file)) => Ok((flag, file)),
         ([model], Some(file)) => Ok((Some(word(model).into()), file)),
         ([file], None) => Ok((flag, file)),
         ([model, file], None) => Ok((Some(word(model).into()), file)),
-        ([], None) => Err(Failure::usage("there is no text to measure").hint("paguro eval MODEL FILE")),
-        _ => {
-            Err(Failure::usage("the text is given twice").hint("paguro eval MODEL FILE, or -m MODEL -f FILE"))
+        ([], None) => {
+            Err(Failure::usage("there is no text").hint("name the model, then the file with the text"))
         }
+        _ => Err(Failure::usage("the text is given twice").hint("MODEL FILE, or -m MODEL -f FILE")),
     }
 }
 
@@ -139,28 +151,50 @@ pub fn read(path: &Path) -> Outcome<String> {
 }
 
 /// Returns BOS, if prompts begin with it.
-fn first_of_every_text(tokenizer: &Tokenizer) -> Option<u32> {
+pub fn first_of_every_text(tokenizer: &Tokenizer) -> Option<u32> {
     tokenizer.bos().filter(|bos| tokenizer.encode_prompt("", SpecialTokens::AsText).first() == Some(bos))
 }
 
-/// Scores `expected` tokens of each window, with at most `at_once` concurrent windows.
-fn score(
+/// Returns the tokens that are scored in a step, of a vocabulary of this size.
+pub fn max_scores(vocab: usize) -> usize {
+    (LOGIT_BYTES / (4 * vocab)).clamp(16, 512)
+}
+
+/// Arrangement of the requests of windows.
+#[derive(Clone, Copy, Debug)]
+pub struct Scoring {
+    /// Maximum number of concurrent windows.
+    pub at_once: usize,
+    /// Word at the progress bar.
+    pub label: &'static str,
+    /// Tokens at the end of each window that are tallied.
+    pub scored: usize,
+}
+
+/// Submits the request of each window, and tallies the scores of its last tokens.
+///
+/// # Errors
+/// The engine fails.
+pub fn score(
     handle: &Handle,
     mut windows: impl ExactSizeIterator<Item = Window>,
-    expected: usize,
-    at_once: usize,
+    &Scoring { at_once, label, scored }: &Scoring,
+    request: impl Fn(Window) -> Request,
     terminal: Terminal,
 ) -> Outcome<Tally> {
-    let bar = terminal.bar(windows.len(), "scoring");
+    let bar = terminal.bar(windows.len(), label);
     let mut tally = Tally::default();
     let mut running = VecDeque::new();
     loop {
         while running.len() < at_once
             && let Some(window) = windows.next()
         {
-            running.push_back(submit(handle, window)?);
+            let request = request(window);
+            let expected = request.score_prompt_from.map_or(0, |from| request.prompt.len() - 1 - from);
+            let generation = handle.generate(request).map_err(|error| Failure::from_error(&error))?;
+            running.push_back((generation, expected));
         }
-        let Some(generation) = running.pop_front() else { break };
+        let Some((generation, expected)) = running.pop_front() else { break };
         let logprobs = scores(generation)?;
         if logprobs.len() != expected {
             return Err(Failure::new(format!(
@@ -168,22 +202,14 @@ fn score(
                 logprobs.len()
             )));
         }
-        tally.add(&logprobs);
-        bar.set_message(format!("PPL {:.4}", tally.perplexity()));
+        tally.add(&logprobs[expected.saturating_sub(scored)..]);
+        if scored > 0 {
+            bar.set_message(format!("PPL {:.4}", tally.perplexity()));
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();
     Ok(tally)
-}
-
-fn submit(handle: &Handle, window: Window) -> Outcome<Generation> {
-    let request = Request {
-        // The window's last token is scored and predicts no other.
-        max_tokens: Some(0),
-        score_prompt_from: Some(window.score_from),
-        ..Request::new(window.tokens)
-    };
-    handle.generate(request).map_err(|error| Failure::from_error(&error))
 }
 
 /// Returns the log-probabilities of a window's tokens.

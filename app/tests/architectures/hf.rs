@@ -2,7 +2,11 @@
 
 use std::{fs, path::Path};
 
-use paguro_model::{LoadOptions, Model, Pooling};
+use paguro_model::{
+    LoadOptions, Model, ModelFile, Pooling,
+    gguf::{TensorInfo, Writer},
+    tensor::Tensor,
+};
 use serde_json::{Map, Value, json};
 
 use super::{Backend, CHUNKS, ROUNDING, Want, distance, half_pages, run, weights};
@@ -51,6 +55,72 @@ pub fn compare(backends: &[(&dyn Backend, bool)]) {
                 failures
                     .push(format!("{name} on {}: {error:.1e}, more than {tolerance:.1e}", backend.name()));
             }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+/// Cases that a GGUF file has no keys for, with a part of the message; and a field of the configuration without which it has.
+const NOT_CONVERTED: [(&str, &str, &str); 2] = [
+    ("mamba2-bounds", "no key for its mixers with a state", "time_step_limit"),
+    ("falcon_h1-multipliers", "no key for its mixers with a state", "mamba_rms_norm"),
+];
+
+/// Writes each folder of a decoder as a GGUF file in memory, and compares its logits with those of transformers; or of the folder, where
+/// its configuration had to be changed.
+pub fn convert_all(backend: &dyn Backend) {
+    const CONTEXT: usize = 256;
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/hf");
+    let all: Value = serde_json::from_slice(&fs::read(folder.join("cases.json")).unwrap()).unwrap();
+    let positions: Vec<usize> =
+        all["positions"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap() as usize).collect();
+    let tokens = weights::tokens(positions[positions.len() - 1] + 1, all["vocab"].as_u64().unwrap());
+    let options = LoadOptions { max_context: Some(CONTEXT) };
+    let run = |model| run(backend, model, CONTEXT, &tokens, &CHUNKS, &positions, Want::Logits).unwrap();
+    let mut failures = Vec::new();
+    for case in all["cases"].as_array().unwrap() {
+        let name = case["name"].as_str().unwrap();
+        let mut path = write(name, case, &all["tokenizer"]);
+        if Model::open(&path, &options).unwrap().is_encoder() {
+            continue;
+        }
+        let logits = fs::read(folder.join(format!("{name}.logits"))).unwrap();
+        let mut expected: Vec<f32> =
+            logits.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        if let Some((_, message, field)) = NOT_CONVERTED.iter().find(|refused| refused.0 == name) {
+            let error = ModelFile::open(&path).unwrap().contents().map(drop).unwrap_err().to_string();
+            assert!(error.contains(message), "{name}: {error}");
+            let mut case = case.clone();
+            case["config"].as_object_mut().unwrap().remove(*field);
+            if *field == "mamba_rms_norm" {
+                let has_norm = |tensor: &Value| tensor[0].as_str().unwrap().ends_with("mamba.norm.weight");
+                case["tensors"].as_array_mut().unwrap().retain(|tensor| !has_norm(tensor));
+            }
+            path = write(name, &case, &all["tokenizer"]);
+            expected = run(Model::open(&path, &options).unwrap());
+        }
+        let contents = match ModelFile::open(&path).unwrap().contents() {
+            Ok(contents) => contents,
+            Err(error) => {
+                failures.push(format!("{name}: {error}"));
+                continue;
+            }
+        };
+        let info = |tensor: &Tensor| TensorInfo {
+            name: tensor.name.clone(),
+            ggml_type: tensor.dtype.ggml_type().unwrap(),
+            shape: tensor.shape.clone(),
+            bytes: tensor.bytes.len() as u64,
+        };
+        let infos: Vec<_> = contents.tensors.iter().map(info).collect();
+        let mut writer = Writer::new(Vec::new(), &contents.metadata, &infos).unwrap();
+        for tensor in &contents.tensors {
+            writer.write(&tensor.bytes.read().unwrap()).unwrap();
+        }
+        let error = distance(&run(super::load(name, writer.finish().unwrap(), CONTEXT)), &expected);
+        println!("{name:16} error {error:.1e} of {ROUNDING:.1e}");
+        if error.is_nan() || error > ROUNDING {
+            failures.push(format!("{name}: {error:.1e}, more than {ROUNDING:.1e}"));
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");

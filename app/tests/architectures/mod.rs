@@ -55,6 +55,11 @@ fn logits_equal_those_of_transformers() {
     hf::compare(&[(&reference, false), (&cpu, true)]);
 }
 
+#[test]
+fn converted_folders_compute_the_same() {
+    hf::convert_all(&Reference { poison: Some(7), ..Reference::default() });
+}
+
 /// A model, and llama.cpp's results.
 #[derive(Clone)]
 struct Case {

@@ -301,6 +301,9 @@ impl Pass<'_> {
         let ids = products.map(|(id, _)| id);
         let per_expert: usize = ids.iter().map(|&id| model.matrix(id).groups()).sum();
         let input = &self.buffers.experts.input;
+        for &expert in &grouping.experts {
+            self.add_squares(&ids, expert, input, grouping.slots_of(expert));
+        }
         let count = per_expert * grouping.experts.len();
         self.phase(Kernel::Products(&ids), count, Portions::Guided(4), |member, range| {
             for index in range.start / per_expert..range.end.div_ceil(per_expert) {

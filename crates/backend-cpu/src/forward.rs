@@ -25,13 +25,13 @@
 
 use std::{
     ops::Range,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
 
 use paguro_backend::{
-    Activation, AttentionMode, Branch, Dense, FeedForward, Head, Layer, Linear, Matrix, MatrixId, Mixer,
-    Norm, NormKind, Outcome, Program, Residual, Step, StepError, VectorId, sampling,
+    Activation, AttentionMode, Branch, Dense, FeedForward, Head, InputSquares, Layer, Linear, Matrix,
+    MatrixId, Mixer, Norm, NormKind, Outcome, Program, Residual, Step, StepError, VectorId, sampling,
 };
 
 use crate::{
@@ -76,6 +76,8 @@ pub struct Model {
     pub attend: AttentionKernels,
     /// Mixers with a state.
     pub delta: DeltaKernels,
+    /// Receives the squares of all inputs of matrices.
+    pub squares: Option<Arc<InputSquares>>,
 }
 
 impl Model {
@@ -453,6 +455,7 @@ impl Pass<'_> {
     /// list.
     pub fn multiply<const N: usize>(&mut self, count: usize, products: [(MatrixId, &Shared<f32>); N]) {
         let model = self.model;
+        self.add_squares(&products.map(|(id, _)| id), 0, &self.buffers.input, 0..count);
         let groups: usize = products.iter().map(|(id, _)| model.matrix(*id).groups()).sum();
         let ids = products.map(|(id, _)| id);
         let floats = ids.iter().any(|&id| model.matrix(id).row_kind() == RowKind::Float);
@@ -478,6 +481,15 @@ impl Pass<'_> {
                 matrix.multiply(&model.products, 0, rows, count, part, &out, &mut member.own.scratch);
             }
         });
+    }
+
+    /// Adds rows of part `part` of matrices to the [sums of squares](InputSquares), if they are collected. No phase is open.
+    pub fn add_squares(&self, ids: &[MatrixId], part: usize, input: &Input, rows: Range<usize>) {
+        let Some(squares) = &self.model.squares else { return };
+        let stride = input.float_stride;
+        // SAFETY: no phase is open, so nobody writes.
+        let values = unsafe { input.float.get(rows.start * stride..rows.end * stride) };
+        ids.iter().for_each(|&id| squares.add(id, part, values, stride));
     }
 
     /// A dense feed-forward network. Returns its output, `[rows, hidden]`.
@@ -669,6 +681,8 @@ impl Kinds {
 
     pub fn of(model: &Model, linears: &[Linear]) -> Self {
         let any = |kind| linears.iter().any(|linear| model.matrix(linear.matrix).row_kind() == kind);
-        Self { quantized: any(RowKind::Quantized), float: any(RowKind::Float) }
+        // Squares are those of rows before they are quantized.
+        let float = any(RowKind::Float) || model.squares.is_some();
+        Self { quantized: any(RowKind::Quantized), float }
     }
 }

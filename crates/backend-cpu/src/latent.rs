@@ -175,6 +175,9 @@ impl Pass<'_> {
         let own = &self.buffers.latent;
         let matrix = model.matrix(id);
         let (groups, width) = (matrix.groups(), matrix.rows());
+        for head in 0..heads {
+            self.add_squares(&[id], head, &own.input, head * rows..(head + 1) * rows);
+        }
         self.phase(Kernel::Products(&[id]), groups * heads, Portions::Guided(4), |member, range| {
             for head in range.start / groups..range.end.div_ceil(groups) {
                 let part = ops::part(&range, head * groups, groups);

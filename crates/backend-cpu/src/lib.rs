@@ -30,20 +30,24 @@ mod ssd;
 mod states;
 mod team;
 
-use paguro_backend::{Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights};
+use std::sync::Arc;
+
+use paguro_backend::{
+    Backend, Capacity, Held, InputSquares, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights,
+};
 
 pub use self::{isa::Isa, probe::read_bandwidth};
 use self::{matrix::PackedMatrix, pages::PageShape, runner::CpuRunner, states::States};
 pub use machine::memory_available;
 
 /// This machine's processor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Cpu {
     options: CpuOptions,
 }
 
 /// Options of the backend.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
     /// Number of threads; `None` for the number that the system permits this process.
     pub threads: Option<usize>,
@@ -51,6 +55,8 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// Fills new pages with large finite noise, so that reads of unwritten data are detected. For tests.
     pub poison: bool,
+    /// Receives the squares of all inputs of matrices; steps are slower then.
+    pub squares: Option<Arc<InputSquares>>,
 }
 
 impl Cpu {
@@ -110,8 +116,9 @@ impl Backend for Cpu {
         weights: Weights,
         limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        let runner =
-            CpuRunner::load(self.isa(), self.threads(), program, weights, limits, self.options.poison)?;
+        let CpuOptions { poison, squares, .. } = &self.options;
+        let (isa, threads, squares) = (self.isa(), self.threads(), squares.clone());
+        let runner = CpuRunner::load(isa, threads, program, weights, limits, *poison, squares)?;
         Ok(Box::new(runner))
     }
 }

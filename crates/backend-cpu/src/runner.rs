@@ -1,11 +1,11 @@
 //! A loaded model: the contract's [`Runner`].
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use paguro_backend::{
-    Activation, AttentionMode, FeedForward, KernelCount, Layer, Limits, LoadError, Mixer, Outcome,
-    PageContent, PageFormat, PageId, PageMove, Program, Residual, Runner, Step, StepError, StepOutput,
-    Ticket, Weights,
+    Activation, AttentionMode, FeedForward, InputSquares, KernelCount, Layer, Limits, LoadError, Mixer,
+    Outcome, PageContent, PageFormat, PageId, PageMove, Program, Residual, Runner, Step, StepError,
+    StepOutput, Ticket, Weights,
 };
 
 use crate::{
@@ -69,6 +69,7 @@ impl CpuRunner {
         weights: Weights,
         limits: Limits,
         poison: bool,
+        squares: Option<Arc<InputSquares>>,
     ) -> Result<Self, LoadError> {
         program.check(&weights)?;
         check_supported(program)?;
@@ -91,6 +92,9 @@ impl CpuRunner {
             matrices.push(packing.finish()?);
         }
         weights.check_unchanged()?;
+        if let Some(squares) = &squares {
+            squares.begin(&weights);
+        }
         let Weights { vectors, tables, .. } = weights;
         let mut arena = Arena::new(limits.pages, shapes)?;
         let mut states = States::new(&program.state, limits.states)?;
@@ -103,7 +107,8 @@ impl CpuRunner {
         let windows = program.kv.groups.iter().map(|group| group.window);
         let groups: Vec<_> = windows.zip(heads(program)?).collect();
         let plan = Plan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count);
-        let tail = tail(program).filter(|_| limits.attention == AttentionMode::Paged);
+        let needs_all = limits.attention != AttentionMode::Paged || squares.is_some();
+        let tail = tail(program).filter(|_| !needs_all);
         let tail = tail.map(|first| {
             (first, Plan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count))
         });
@@ -138,6 +143,7 @@ impl CpuRunner {
                 rows: RowKernels::new(isa),
                 attend: AttentionKernels::new(isa),
                 delta: DeltaKernels::new(isa),
+                squares,
             },
             team,
             limits,

@@ -7,7 +7,12 @@ use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
     Subject {
         backend: Box::new(move |threads| {
-            Box::new(Cpu::new(CpuOptions { threads: Some(threads), isa: Some(isa), poison: true }))
+            Box::new(Cpu::new(CpuOptions {
+                threads: Some(threads),
+                isa: Some(isa),
+                poison: true,
+                squares: None,
+            }))
         }),
         has_threads: true,
         exact_rows: 1,

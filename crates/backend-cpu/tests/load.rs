@@ -1,7 +1,13 @@
-//! Refusals of this backend at load with their messages, and its description of the machine.
+//! Refusals of this backend at load with their messages, its description of the machine, and the sums of squares that it collects.
 
-use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, LoadError, Mixer, WeightFormat};
-use paguro_backend_conformance::{ModelShape, RandomModel, Rng, random_matrix};
+use std::sync::Arc;
+
+use paguro_backend::{
+    AttentionMode, Backend, FeedForward, InputSquares, KvDtype, Limits, LoadError, Mixer, WeightFormat,
+};
+use paguro_backend_conformance::{
+    DriveOptions, Driver, ExpertsShape, ModelShape, RandomModel, Rng, random_matrix,
+};
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 
 const LIMITS: Limits = Limits {
@@ -72,4 +78,64 @@ fn capacity_names_the_machine() {
     }
     let one = Cpu::new(CpuOptions { threads: Some(0), ..CpuOptions::default() });
     assert_eq!(one.threads(), 1);
+}
+
+#[test]
+fn squares_are_those_of_all_rows_and_change_no_logit() {
+    let shape = ModelShape {
+        format: WeightFormat::Q8_0,
+        windows: vec![None; 4],
+        mixers: "alda",
+        rank: None,
+        experts: Some(ExpertsShape::default()),
+        ..ModelShape::default()
+    };
+    let model = shape.build(3);
+    let tokens: Vec<u32> = (0..50).map(|i| i * 7 % 131).collect();
+    let run = |squares: Option<Arc<InputSquares>>, threads, chunk| {
+        let cpu = Cpu::new(CpuOptions { threads: Some(threads), squares, ..CpuOptions::default() });
+        let mut driver = Driver::new(&cpu, &model, &DriveOptions::default()).unwrap();
+        let sequence = driver.start(&tokens);
+        driver.run(sequence, chunk).unwrap();
+        driver.logits(sequence).1.to_vec()
+    };
+    let (one, other) = (Arc::new(InputSquares::default()), Arc::new(InputSquares::default()));
+    let logits = run(None, 2, 50);
+    assert_eq!(run(Some(one.clone()), 1, 50), logits);
+    assert_eq!(run(Some(other.clone()), 3, 7), logits);
+    let squares = one.get();
+    assert_eq!(squares, other.get());
+
+    // The first matrices read the norm of the embeddings.
+    let program = &model.program;
+    let Mixer::Attention(attention) = &program.layers[0].mixer else { panic!("no attention") };
+    let norm = attention.norm.unwrap();
+    let (weight, mut expected) = (model.weights.vector(norm.weight), vec![0.0; program.hidden]);
+    for &token in &tokens {
+        let mut row = vec![0.0; program.hidden];
+        let table = model.weights.matrix(program.embed.table);
+        table.decode_row(token as usize, &mut Vec::new(), &mut row).unwrap();
+        row.iter_mut().for_each(|x| *x *= program.embed.scale);
+        let mean = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / row.len() as f64;
+        let scale = 1.0 / (mean + f64::from(norm.eps)).sqrt();
+        for ((sum, &x), &weight) in expected.iter_mut().zip(&row).zip(weight) {
+            *sum += (f64::from(x) * scale * f64::from(weight)).powi(2);
+        }
+    }
+    for id in [attention.q.matrix, attention.k.unwrap().matrix] {
+        let found = &squares[id.0 as usize];
+        assert_eq!(found.rows, [50]);
+        let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b;
+        assert!(found.sums.iter().zip(&expected).all(close), "{found:?}, not {expected:?}");
+    }
+
+    // The experts of a row read what its router reads.
+    let FeedForward::Experts(experts) = &program.layers[1].ffn else { panic!("no experts") };
+    let (router, up) =
+        (&squares[experts.router.linear.matrix.0 as usize], &squares[experts.up.matrix.0 as usize]);
+    assert_eq!((router.rows[0], up.rows.len(), up.rows.iter().sum::<u64>()), (50, 8, 2 * 50));
+    for (input, &sum) in router.sums.iter().enumerate() {
+        let of_experts: f64 = up.sums.iter().skip(input).step_by(up.cols).sum();
+        assert!((of_experts - 2.0 * sum).abs() <= 1e-9 * sum, "{of_experts}, not twice {sum}");
+    }
 }

@@ -19,6 +19,7 @@ pub mod recurrent;
 pub mod reference;
 pub mod runner;
 pub mod sampling;
+pub mod squares;
 pub mod step;
 mod validate;
 pub mod weights;
@@ -44,6 +45,7 @@ pub use runner::{
     Ticket,
 };
 pub use sampling::{InvalidParam, SamplingParams};
+pub use squares::{InputSquares, MatrixSquares};
 pub use step::{
     Carried, Outcome, Output, PageId, SampleRequest, Sampled, Score, Step, StepOutput, StepSequence,
     TokenMask, Want,

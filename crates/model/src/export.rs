@@ -28,7 +28,7 @@ pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents,
     let (long, short) = (config(Some(arch::LONGEST))?, config(Some(1))?);
     let places = Tensors::new(long.definition.gguf, &[], &tensors);
     let names = Names::hf(long.definition, |name| places.has(name));
-    let mut contents = arch::export(&long, &short, original(&folder.config), &names, &tensors)?;
+    let mut contents = arch::export(&long, &short, &original(&folder.config), &names, &tensors)?;
     let metadata = &mut contents.metadata;
     metadata.set("general.name", Value::String(parts.name.to_owned()));
     if let Some(number) = crate::gguf::file_type_number(&parts.majority) {
@@ -67,12 +67,18 @@ pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents,
     Ok(contents)
 }
 
-/// The context of a model's first training, beyond which longrope has other factors.
-fn original(config: &Map<String, Json>) -> Option<usize> {
+/// Numbers of RoPE that only a GGUF file needs.
+fn original(config: &Map<String, Json>) -> arch::Original {
     let text = config.get("text_config").and_then(Json::as_object).unwrap_or(config);
     let scaling = ["rope_parameters", "rope_scaling"].iter().find_map(|key| text.get(*key)?.as_object());
     let of = |object: &Map<String, Json>| object.get("original_max_position_embeddings")?.as_u64();
-    scaling.and_then(of).or_else(|| of(text))?.try_into().ok()
+    let context = scaling.and_then(of).or_else(|| of(text)).and_then(|length| length.try_into().ok());
+    let sections = scaling.and_then(|scaling| scaling.get("mrope_section")?.as_array());
+    let sections = sections.and_then(|listed| {
+        let number = |number: &Json| i32::try_from(number.as_i64()?).ok();
+        listed.iter().take(4).map(number).collect()
+    });
+    arch::Original { context, sections }
 }
 
 fn sampling(defaults: &GenerationDefaults, metadata: &mut Metadata) {

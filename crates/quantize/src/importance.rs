@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{self, Write},
+    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
 };
 
@@ -15,6 +15,8 @@ use paguro_model::{
     gguf::{Array, Gguf, GgufError, Metadata, TensorInfo, Value, Writer},
     tensor::{DType, Tensor},
 };
+
+use crate::write::partial;
 
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
@@ -70,6 +72,11 @@ pub enum ImportanceError {
 }
 
 impl Importance {
+    /// An empty one, for pieces of text of `chunk_size` tokens.
+    pub fn new(chunk_size: u32) -> Self {
+        Self { chunk_size, ..Self::default() }
+    }
+
     /// Reads a file, in GGUF or in the older format.
     ///
     /// # Errors
@@ -99,7 +106,19 @@ impl Importance {
         }
     }
 
-    /// Writes a GGUF file.
+    /// Writes a GGUF file, which appears under its name when it is complete.
+    ///
+    /// # Errors
+    /// [`ImportanceError::Io`]; nothing is left behind then.
+    pub fn save(&self, path: &Path) -> Result<(), ImportanceError> {
+        let failed = |source| ImportanceError::Io { path: path.to_owned(), source };
+        let mut file = partial(path).map_err(failed)?;
+        self.write(BufWriter::new(file.as_file_mut())).map_err(failed)?;
+        file.as_file().sync_all().map_err(failed)?;
+        file.persist(path).map(drop).map_err(|error| failed(error.error))
+    }
+
+    /// Writes the content of a GGUF file.
     ///
     /// # Errors
     /// The system's error.
@@ -131,19 +150,50 @@ impl Importance {
         writer.finish().map(drop)
     }
 
-    /// Adds sums of squares of `rows` inputs of part `part` of a matrix with `parts` parts.
+    /// Adds sums of squares of the inputs of a matrix: `sums` is `[parts, cols]`, `counts` has the rows of each part.
     ///
-    /// # Panics
-    /// If the matrix had another shape before.
-    pub fn add(&mut self, name: &str, parts: usize, part: usize, sums: &[f32], rows: usize) {
-        let entry = self
-            .entries
-            .entry(name.to_owned())
-            .or_insert_with(|| Entry { sums: vec![0.0; parts * sums.len()], counts: vec![0.0; parts] });
-        assert!(entry.counts.len() == parts && entry.sums.len() == parts * sums.len(), "another shape");
-        let total = &mut entry.sums[part * sums.len()..][..sums.len()];
-        total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
-        entry.counts[part] += rows as f32;
+    /// # Errors
+    /// The reason, if the matrix had another shape before.
+    pub fn add(&mut self, name: &str, sums: &[f32], counts: &[f32]) -> Result<(), String> {
+        let empty = || Entry { sums: vec![0.0; sums.len()], counts: vec![0.0; counts.len()] };
+        let entry = self.entries.entry(name.to_owned()).or_insert_with(empty);
+        let shape = |sums: &[f32], counts: &[f32]| format!("{} sums and {} counts", sums.len(), counts.len());
+        if (entry.sums.len(), entry.counts.len()) != (sums.len(), counts.len()) {
+            let (one, other) = (shape(&entry.sums, &entry.counts), shape(sums, counts));
+            return Err(format!("`{name}` has {one} in one and {other} in another"));
+        }
+        for (totals, added) in [(&mut entry.sums, sums), (&mut entry.counts, counts)] {
+            totals.iter_mut().zip(added).for_each(|(total, added)| *total += added);
+        }
+        Ok(())
+    }
+
+    /// Adds another importance matrix of the same model. One in the older format counts pieces of text, which have as many tokens
+    /// as those of `self`.
+    ///
+    /// # Errors
+    /// The reason, if it is of another model.
+    pub fn merge(&mut self, other: &Self) -> Result<(), String> {
+        let scale = if other.chunk_size == 0 { self.chunk_size as f32 } else { 1.0 };
+        let scaled = |values: &[f32]| values.iter().map(|value| value * scale).collect::<Vec<_>>();
+        for (name, Entry { sums, counts }) in &other.entries {
+            self.add(name, &scaled(sums), &scaled(counts))?;
+        }
+        self.datasets.extend(other.datasets.iter().cloned());
+        Ok(())
+    }
+
+    /// Matrices of which some parts have no inputs, with the share that has some.
+    pub fn partial(&self) -> impl Iterator<Item = (&str, f32)> {
+        self.entries.iter().filter_map(|(name, Entry { counts, .. })| {
+            let known = counts.iter().filter(|&&count| count > 0.0).count();
+            (known < counts.len()).then(|| (name.as_str(), known as f32 / counts.len() as f32))
+        })
+    }
+
+    /// Largest number of rows of a part.
+    pub fn most_rows(&self) -> f32 {
+        self.entries.values().flat_map(|entry| &entry.counts).copied().fold(0.0, f32::max)
     }
 
     /// Number of matrices.
@@ -231,16 +281,29 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut importance = Importance { chunks: 3, chunk_size: 512, ..Importance::default() };
         importance.datasets.push("text.txt".into());
-        importance.add("blk.0.attn_q.weight", 1, 0, &[1.0, 4.0], 2);
-        importance.add("blk.0.ffn_up_exps.weight", 2, 1, &[9.0, 3.0], 3);
+        importance.add("blk.0.attn_q.weight", &[1.0, 4.0], &[2.0]).unwrap();
+        importance.add("blk.0.ffn_up_exps.weight", &[0.0, 0.0, 9.0, 3.0], &[0.0, 3.0]).unwrap();
+        assert!(importance.add("blk.0.attn_q.weight", &[1.0, 4.0, 9.0], &[2.0]).is_err());
         let path = folder.path().join("importance.gguf");
-        importance.write(fs::File::create(&path).unwrap()).unwrap();
+        importance.save(&path).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let read = Importance::read(&path).unwrap();
         assert_eq!(read, importance);
         assert_eq!(read.means("blk.0.attn_q.weight"), Some(vec![0.5, 2.0]));
         // The first expert was never chosen.
         assert_eq!(read.means("blk.0.ffn_up_exps.weight"), Some(vec![1.0, 1.0, 3.0, 1.0]));
         assert_eq!(read.means("blk.1.attn_q.weight"), None);
+        assert_eq!(read.partial().collect::<Vec<_>>(), [("blk.0.ffn_up_exps.weight", 0.5)]);
+        // Twice the rows have the same means.
+        let mut twice = read.clone();
+        twice.merge(&read).unwrap();
+        assert_eq!((twice.means("blk.0.attn_q.weight"), twice.most_rows()), (Some(vec![0.5, 2.0]), 6.0));
+        assert_eq!(twice.datasets, ["text.txt", "text.txt"]);
+        // A file of the older format counts pieces of text.
+        let mut old = Importance::default();
+        old.add("blk.0.attn_q.weight", &[1.0, 1.0], &[2.0]).unwrap();
+        twice.merge(&old).unwrap();
+        assert_eq!(twice.most_rows(), 4.0 + 2.0 * 512.0);
     }
 
     #[test]

@@ -156,16 +156,7 @@ pub fn quantize(
     let mut report = Report::default();
     let plan = plan(job, &mut report)?;
     let written = |source| QuantizeError::Write { path: path.to_owned(), source };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".paguro-").suffix(".partial");
-    #[cfg(unix)]
-    {
-        // As any new file, and not for the owner alone.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    let mut file = builder.tempfile_in(folder).map_err(written)?;
+    let mut file = partial(path).map_err(written)?;
 
     let mut metadata = job.contents.metadata.clone();
     if let Some(mixture) = job.mixture {
@@ -207,6 +198,20 @@ pub fn quantize(
     file.as_file().sync_all().map_err(written)?;
     file.persist(path).map_err(|error| written(error.error))?;
     Ok(report)
+}
+
+/// Creates the temporary file that becomes `path`, in the same folder.
+pub(crate) fn partial(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".paguro-").suffix(".partial");
+    #[cfg(unix)]
+    {
+        // As any new file, and not for the owner alone.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder)
 }
 
 /// Takes portions of a tensor: the number of elements, and their bytes.

@@ -110,8 +110,8 @@ fn importance_is_for_one_model() {
     let (path, contents) = (folder.path().join("out.gguf"), contents());
     let stop = AtomicBool::new(false);
     let mut importance = Importance::default();
-    importance.add("blk.0.ffn_up_exps.weight", 2, 1, &[4.0; 256], 2);
-    importance.add("blk.0.ffn_down.weight", 1, 0, &[1.0; 512], 2);
+    importance.add("blk.0.ffn_up_exps.weight", &[[0.0; 256], [4.0; 256]].concat(), &[0.0, 2.0]).unwrap();
+    importance.add("blk.0.ffn_down.weight", &[1.0; 512], &[2.0]).unwrap();
     let write = |importance: &Importance| {
         let importance = Some(importance);
         let job =
@@ -122,7 +122,7 @@ fn importance_is_for_one_model() {
     // Also in the file.
     assert_eq!(Gguf::open(&path).unwrap().metadata.u32("quantize.imatrix.entries_count"), Some(2));
     assert_eq!(report.unweighted, ["blk.0.attn_k.weight", "blk.0.attn_q.weight"]);
-    importance.add("blk.0.attn_k.weight", 1, 0, &[1.0; 128], 2);
+    importance.add("blk.0.attn_k.weight", &[1.0; 128], &[2.0]).unwrap();
     let error = write(&importance).unwrap_err().to_string();
     assert!(error.contains("128 values for `blk.0.attn_k.weight`, expected 256"), "{error}");
 }

@@ -58,7 +58,7 @@ use paguro_backend::RopeStyle;
 
 pub(crate) use self::{
     config::{Block, Config, DeltaFiles, ExpertsConfig, Multipliers, Recurrent, SsdConfig, SsdNorm},
-    export::{LONGEST, export},
+    export::{LONGEST, Original, export},
     gguf::config as config_from_gguf,
     hf::config as config_from_hf,
     lower::lower,

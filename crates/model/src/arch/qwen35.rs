@@ -20,9 +20,9 @@ pub(super) const DENSE: Definition = Definition {
     hf: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
     block: BLOCK,
     gguf_keys: GGUF_KEYS,
-    from_gguf: |keys, config| from_gguf(keys, config, DeltaFiles { alternating: true }),
+    from_gguf: |keys, config| from_gguf(keys, config, ALTERNATING),
     hf_defaults: |_| DEFAULTS,
-    from_hf,
+    from_hf: |fields, config| from_hf(fields, config, ALTERNATING),
     gguf_names: GGUF_NAMES,
     hf_ignored: HF_IGNORED,
     ..Definition::LLAMA
@@ -35,7 +35,7 @@ pub(super) const MOE: Definition = Definition {
     hf_defaults: |_| Defaults { kv_heads: Some(2), ..DEFAULTS },
     from_hf: |fields, config| {
         config.experts.iter_mut().for_each(|experts| experts.renormalize = true);
-        from_hf(fields, config)
+        from_hf(fields, config, ALTERNATING)
     },
     hf_names: HF_NAMES,
     ..DENSE
@@ -45,15 +45,18 @@ pub(super) const NEXT: Definition = Definition {
     gguf: "qwen3next",
     hf: &["Qwen3NextForCausalLM"],
     experts: Some(EXPERTS),
-    from_gguf: |keys, config| from_gguf(keys, config, DeltaFiles { alternating: false }),
+    from_gguf: |keys, config| from_gguf(keys, config, CONSECUTIVE),
     hf_defaults: |_| Defaults { kv_heads: Some(2), ..DEFAULTS },
     from_hf: |fields, config| {
         (super::qwen2moe::DEF.from_hf)(fields, config)?;
-        from_hf(fields, config)
+        from_hf(fields, config, CONSECUTIVE)
     },
     hf_names: HF_NAMES,
     ..DENSE
 };
+
+const ALTERNATING: DeltaFiles = DeltaFiles { alternating: true };
+const CONSECUTIVE: DeltaFiles = DeltaFiles { alternating: false };
 
 const DEFAULTS: Defaults = Defaults {
     kv_heads: Some(4),
@@ -113,7 +116,7 @@ fn from_gguf(keys: &mut Keys<'_, '_>, config: &mut Config, files: DeltaFiles) ->
     Ok(())
 }
 
-fn from_hf(fields: &Fields<'_>, config: &mut Config) -> Result<(), ModelError> {
+fn from_hf(fields: &Fields<'_>, config: &mut Config, files: DeltaFiles) -> Result<(), ModelError> {
     config.norm_offset = 1.0;
     let shape = DeltaShape {
         key_heads: fields.size("linear_num_key_heads", Some(16))?,
@@ -122,7 +125,6 @@ fn from_hf(fields: &Fields<'_>, config: &mut Config) -> Result<(), ModelError> {
         value_dim: fields.size("linear_value_head_dim", Some(128))?,
     };
     let taps = fields.size("linear_conv_kernel_dim", Some(4))?;
-    let files = DeltaFiles { alternating: false };
     config.recurrent = Some(Recurrent::Delta { taps, shape, files });
     match fields.layer_types(config.layers.len(), &["full_attention", "linear_attention"])? {
         Some(types) => {

@@ -95,9 +95,9 @@ fn architectures_and_features_that_are_missing_are_named() {
         expect!["the model's configuration is not usable: config.json does not name its `architectures`"],
     );
     check_config(
-        |config| config["quantization_config"] = json!({"quant_method": "bitsandbytes"}),
+        |config| config["quantization_config"] = json!({"quant_method": "hqq"}),
         expect![
-            "a quantized Hugging Face model (bitsandbytes) is not supported (supported: awq, gptq, fp8, compressed-tensors, modelopt with NVFP4 or FP8, mxfp4 of gpt-oss, and MLX's affine; quantized models as GGUF)"
+            "a quantized Hugging Face model (hqq) is not supported (supported: awq, gptq, fp8, bitsandbytes, compressed-tensors, modelopt with NVFP4 or FP8, mxfp4 of gpt-oss, and MLX's affine; quantized models as GGUF)"
         ],
     );
     check_config(

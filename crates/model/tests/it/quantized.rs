@@ -114,10 +114,7 @@ fn tensors_that_do_not_fit_are_refused() {
 #[test]
 fn schemes_that_are_not_read_are_named() {
     for (quantization, expected) in [
-        (
-            json!({"quant_method": "bitsandbytes", "load_in_4bit": true}),
-            "a quantized Hugging Face model (bitsandbytes)",
-        ),
+        (json!({"quant_method": "hqq", "nbits": 4}), "a quantized Hugging Face model (hqq)"),
         (json!({"quant_method": "aqlm"}), "a quantized Hugging Face model (aqlm)"),
         (json!({}), "a quantized Hugging Face model (unknown method)"),
         (json!({"quant_method": "gptq", "bits": 3}), "quantization to 3 bits"),

@@ -9,11 +9,14 @@
 //! | MLX, 2 to 4 bits | Q4_1 | none |
 //! | MLX, 5 bits | Q5_1 | none |
 //! | MLX, 6 and 8 bits; `gptq` in act-order, or of 8 bits with zero points | F16 or BF16 | products are rounded |
+//! | `bitsandbytes` in NF4 and FP4 | the type before | none |
+//! | `bitsandbytes` in int8 | Q8_0 | scales are rounded |
 //! | NVFP4 of `modelopt` and `compressed-tensors` | NVFP4_SCALED | none |
 //! | `fp8`, `compressed-tensors` and `modelopt` in FP8 | BF16 | products are rounded |
 //!
 //! "None" applies to scales that f16 can represent, such as those in f16, and those in bf16 unless they are tiny.
 
+mod codebook;
 mod columns;
 mod rows;
 mod scheme;
@@ -125,6 +128,7 @@ impl<'a> Folder<'a> {
             Scheme::Columns(scheme) => columns::matrix(self, scheme, base, tensor, cache).map(Some),
             Scheme::Packed(scheme) => rows::packed(self, scheme, base, tensor).map(Some),
             Scheme::Bytes => rows::bytes(self, base, tensor),
+            Scheme::Codebook => codebook::matrix(self, base, tensor),
             Scheme::Mlx { group } => rows::mlx(self, *group, base, tensor),
             Scheme::Nvfp4 { global, divides } => rows::nvfp4(self, base, tensor, global, *divides),
         }

@@ -12,18 +12,18 @@ use crate::{
 };
 
 /// Rows that are converted while they are read.
-struct ByRows<F> {
-    rows: usize,
-    row_bytes: usize,
-    sources: Vec<Bytes>,
-    /// Appends some rows.
-    convert: F,
+pub(super) struct ByRows<F> {
+    pub(super) rows: usize,
+    pub(super) row_bytes: usize,
+    pub(super) sources: Vec<Bytes>,
+    /// Returns some rows.
+    pub(super) convert: F,
 }
 
-type Converted = io::Result<Vec<u8>>;
+pub(super) type Converted = io::Result<Vec<u8>>;
 
 impl<F: Fn(Range<usize>) -> Converted + Send + Sync + 'static> ByRows<F> {
-    fn found(self, format: WeightFormat, cols: usize, used: Vec<String>) -> Found {
+    pub(super) fn found(self, format: WeightFormat, cols: usize, used: Vec<String>) -> Found {
         let (rows, len) = (self.rows, self.rows * self.row_bytes);
         Found { format, rows, cols, bytes: Bytes::new(Arc::new(self), 0, len), used }
     }
@@ -54,9 +54,9 @@ impl<F: Fn(Range<usize>) -> Converted + Send + Sync> ByteSource for ByRows<F> {
 
 /// Rows of a tensor, which has `rows` in all.
 #[derive(Clone)]
-struct Rows {
-    bytes: Bytes,
-    stride: usize,
+pub(super) struct Rows {
+    pub(super) bytes: Bytes,
+    pub(super) stride: usize,
 }
 
 impl Rows {
@@ -64,7 +64,7 @@ impl Rows {
         Self { bytes: tensor.bytes.clone(), stride: tensor.bytes.len() / rows }
     }
 
-    fn read(&self, rows: Range<usize>) -> Converted {
+    pub(super) fn read(&self, rows: Range<usize>) -> Converted {
         let mut bytes = vec![0; rows.len() * self.stride];
         self.bytes.read_at(rows.start * self.stride, &mut bytes)?;
         Ok(bytes)
@@ -148,7 +148,7 @@ pub(super) fn packed(
 }
 
 /// `weight` of one byte each; scales of the matrix, of rows, of groups of inputs or of blocks `[height, width]`, as
-/// `weight_scale` or `weight_scale_inv`: both are multiplied.
+/// `weight_scale` or `weight_scale_inv`: both are multiplied. bitsandbytes' int8 has the largest value of each row, `SCB`, instead.
 pub(super) fn bytes(folder: &Folder<'_>, base: &str, tensor: &Tensor) -> Result<Option<Found>, ModelError> {
     let is_float = match &tensor.dtype {
         DType::Other(name) if name == "F8_E4M3" => true,
@@ -157,10 +157,11 @@ pub(super) fn bytes(folder: &Folder<'_>, base: &str, tensor: &Tensor) -> Result<
         DType::Weight(_) => return Ok(None),
     };
     let [rows, cols] = dims(tensor)?;
-    let names = [format!("{base}.weight_scale_inv"), format!("{base}.weight_scale")];
-    let scales = match folder.get(&names[0]) {
+    let names = ["weight_scale_inv", "SCB", "weight_scale"].map(|part| format!("{base}.{part}"));
+    let is_largest = folder.get(&names[1]).is_some();
+    let scales = match names.iter().find_map(|name| folder.get(name)) {
         Some(scales) => scales,
-        None => folder.require(&names[1])?,
+        None => folder.require(&names[2])?,
     };
     let scale_format = float(scales)?;
     let [down, across] = match scales.shape[..] {
@@ -183,7 +184,16 @@ pub(super) fn bytes(folder: &Folder<'_>, base: &str, tensor: &Tensor) -> Result<
         false if width.is_multiple_of(BLOCK) && cols.is_multiple_of(BLOCK) => WeightFormat::Q8_0,
         _ => WeightFormat::BF16,
     };
-    let used = vec![tensor.name.clone(), scales.name.clone()];
+    let mut used = vec![tensor.name.clone(), scales.name.clone()];
+    if is_largest {
+        // Other numbers are arrangements for some GPUs.
+        let arrangement = folder.require(&format!("{base}.weight_format"))?;
+        check(arrangement, &["U8"], &[])?;
+        if arrangement.bytes.read().map_or(1, |bytes| bytes[0]) != 0 {
+            return Err(ModelError::unsupported(format!("`{}` that is not 0", arrangement.name)));
+        }
+        used.push(arrangement.name.clone());
+    }
     let (quants, scales) = (Rows::of(tensor, rows), Rows::of(scales, down));
     let sources = vec![quants.bytes.clone(), scales.bytes.clone()];
     let row_bytes = format.row_bytes(cols);
@@ -191,7 +201,10 @@ pub(super) fn bytes(folder: &Folder<'_>, base: &str, tensor: &Tensor) -> Result<
         let mut out = Vec::with_capacity(range.len() * row_bytes);
         let bytes = quants.read(range.clone())?;
         let first_scale = range.start / height;
-        let scales = scales.floats(scale_format, first_scale..range.end.div_ceil(height))?;
+        let mut scales = scales.floats(scale_format, first_scale..range.end.div_ceil(height))?;
+        if is_largest {
+            scales.iter_mut().for_each(|scale| *scale *= 1.0 / 127.0);
+        }
         for (row, bytes) in range.zip(bytes.chunks_exact(cols)) {
             let scales = &scales[(row / height - first_scale) * across..][..across];
             if format == WeightFormat::Q8_0 {

@@ -13,6 +13,8 @@ pub(crate) enum Scheme {
     Packed(Packed),
     /// One byte per weight, FP8 or int8, and `weight_scale` or `weight_scale_inv`.
     Bytes,
+    /// bitsandbytes with four bits: `weight`, `weight.absmax`, `weight.quant_map`.
+    Codebook,
     /// MLX: `weight`, `scales`, `biases`.
     Mlx {
         /// Inputs that share a scale.
@@ -46,7 +48,7 @@ pub(crate) struct Packed {
     pub(crate) symmetric: bool,
 }
 
-const SUPPORTED: &str = "awq, gptq, fp8, compressed-tensors, modelopt with NVFP4 or FP8, mxfp4 of gpt-oss, and MLX's \
+const SUPPORTED: &str = "awq, gptq, fp8, bitsandbytes, compressed-tensors, modelopt with NVFP4 or FP8, mxfp4 of gpt-oss, and MLX's \
                          affine; quantized models as GGUF";
 
 impl Scheme {
@@ -88,6 +90,10 @@ impl Scheme {
                 "e4m3" => Self::Bytes,
                 other => return refuse(format!("FP8 in `{other}`")),
             },
+            Some("bitsandbytes") => match found.get("load_in_8bit").and_then(Value::as_bool) {
+                Some(true) => Self::Bytes,
+                _ => Self::Codebook,
+            },
             Some("compressed-tensors") => compressed(found)?,
             Some("modelopt") => {
                 let quantization = found.get("quantization");
@@ -124,7 +130,7 @@ impl Scheme {
         match self {
             Self::Columns(_) => ".qweight",
             Self::Packed(_) => ".weight_packed",
-            Self::Bytes | Self::Mlx { .. } => ".weight",
+            Self::Bytes | Self::Codebook | Self::Mlx { .. } => ".weight",
             Self::Nvfp4 { global, .. } => global[0],
         }
     }
@@ -150,6 +156,7 @@ impl Scheme {
             Self::Columns(Columns { bits, .. }) => format!("GPTQ {bits}-bit"),
             Self::Packed(Packed { bits, .. }) => format!("W{bits}A16"),
             Self::Bytes => "8-bit".to_owned(),
+            Self::Codebook => "bitsandbytes 4-bit".to_owned(),
             Self::Mlx { .. } => "MLX".to_owned(),
             Self::Nvfp4 { .. } => "NVFP4".to_owned(),
         }

@@ -151,5 +151,33 @@ for bits, group, dtype in [(2, 64, F16), (3, 32, F16), (4, 32, F16), (4, 64, BF1
     add(f"mlx-{bits}-{group}", {"group_size": group, "bits": bits}, {"m.weight": stream(q, bits), "m.scales": s, "m.biases": b},
         weights, dtype if bits in (6, 8) else None)
 
+# bitsandbytes: flattened matrices in blocks of 64, the first number of a byte in its high half; scales as floats, or again as bytes.
+NF4 = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+                -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+                0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0], np.float32)
+for nested, dtype in [(False, BF16), (True, F16)]:
+    rows, cols, block = 24, 160, 64
+    q = rng.integers(0, 16, rows * cols)
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": dtype.__name__, "shape": [rows, cols]}
+    tensors = {"m.weight": (q[::2] << 4 | q[1::2]).astype(np.uint8)[:, None], "m.weight.quant_map": NF4}
+    if nested:
+        values, offset = np.linspace(-1, 1, 256).astype(np.float32), 0.0625
+        byte = rng.integers(0, 256, rows * cols // block).astype(np.uint8)
+        factors = rng.uniform(0.01, 0.05, (len(byte) + 31) // 32).astype(np.float32)
+        absmax = values[byte] * np.repeat(factors, 32)[:len(byte)] + np.float32(offset)
+        state |= {"nested_blocksize": 32, "nested_dtype": "float32", "nested_offset": offset}
+        tensors |= {"m.weight.absmax": byte, "m.weight.nested_quant_map": values, "m.weight.nested_absmax": factors}
+    else:
+        absmax = rng.uniform(0.01, 0.1, rows * cols // block).astype(np.float32)
+        tensors["m.weight.absmax"] = absmax
+    tensors["m.weight.quant_state.bitsandbytes__nf4"] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    add(f"bitsandbytes-nf4{'-nested' if nested else ''}",
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4"}, tensors,
+        (NF4[q] * np.repeat(absmax, block)).reshape(rows, cols), dtype)
+q, largest = rng.integers(-127, 128, (ROWS, COLS)).astype(np.int8), rng.uniform(0.1, 2, ROWS).astype(np.float32)
+add("bitsandbytes-int8", {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True},
+    {"m.weight": q, "m.SCB": largest, "m.weight_format": np.array(0, np.uint8)},
+    (largest * np.float32(1 / 127)).astype(F16).astype(np.float32)[:, None] * q)
+
 with open("cases.json", "w") as file:
     file.write("[\n" + ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases) + "\n]\n")
