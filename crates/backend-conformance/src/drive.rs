@@ -53,7 +53,7 @@ impl Default for DriveOptions {
 }
 
 /// Sequences in a step.
-const MAX_SEQUENCES: usize = 8;
+const MAX_SEQUENCES: usize = 24;
 /// Slots for states: one per sequence, one per sequence whose state moves, and one for unused rows.
 const STATES: usize = 2 * MAX_SEQUENCES + 1;
 
@@ -111,13 +111,14 @@ impl Driver {
     /// The backend's error.
     pub fn new(backend: &dyn Backend, model: &RandomModel, options: &DriveOptions) -> Result<Self, String> {
         let spare = options.least_rows.div_ceil(options.block_size) * model.program.kv.groups.len();
+        let longest = options.max_context.max(options.least_rows);
         let limits = Limits {
             block_size: options.block_size,
             pages: options.pages + spare,
-            max_rows: options.max_context,
+            max_rows: longest,
             max_sequences: MAX_SEQUENCES,
-            max_outputs: options.max_context,
-            max_context: options.max_context,
+            max_outputs: longest,
+            max_context: longest,
             states: if model.program.state.is_empty() { 0 } else { STATES },
             kv_dtype: options.kv_dtype,
             attention: options.attention,

@@ -228,6 +228,7 @@ pub const CASES: &[Case] = &[
     Case { name: "format_nvfp4_scaled", run: |subject| numbers::format(subject, WeightFormat::NVFP4_SCALED) },
     Case { name: "mixed_formats", run: numbers::mixed_formats },
     Case { name: "grouped_heads", run: numbers::grouped_heads },
+    Case { name: "crowd", run: numbers::crowd },
     Case { name: "head_dims", run: numbers::head_dims },
     Case { name: "unusual_head_dims", run: numbers::unusual_head_dims },
     Case { name: "biases", run: numbers::biases },

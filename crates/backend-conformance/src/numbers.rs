@@ -68,6 +68,20 @@ pub(super) fn grouped_heads(subject: &Subject) -> Verdict {
     Ok(())
 }
 
+/// Many sequences with one row each beside a prompt: attention of steps with cooperative matrices has a kernel of its own
+/// for these.
+pub(super) fn crowd(subject: &Subject) -> Verdict {
+    let shape = ModelShape::default();
+    let (singles, prompt) = (20, 120);
+    let mut rng = Rng::new(9);
+    let mut sequences: Vec<_> = (0..singles).map(|index| rng.tokens(3 + index % 5, shape.vocab)).collect();
+    sequences.push(rng.tokens(prompt, shape.vocab));
+    let first = (0..singles).map(|index| (index, 2 + index % 5)).collect();
+    let last = (0..singles).map(|index| (index, 1)).chain([(singles, prompt)]).collect();
+    let plan = Plan { sequences, steps: vec![first, last] };
+    agrees_on(subject, &plan, &shape, &subject.options())
+}
+
 /// The head widths of common models.
 pub(super) fn head_dims(subject: &Subject) -> Verdict {
     [64, 80, 96, 128, 256]

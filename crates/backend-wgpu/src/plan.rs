@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{AttentionMode, Limits, Sampled, StateUse, Step, Want};
+use paguro_backend::{AttentionMode, Limits, Sampled, StateUse, Step, StepSequence, Want};
 
 use crate::ops::KvLayout;
 
@@ -17,6 +17,9 @@ pub const COARSE_FROM: usize = 512;
 pub const RUN: usize = 4;
 /// Marks a token that only the device knows (`embed.wgsl`).
 const CARRIED: u32 = 1 << 31;
+/// Sequences with one row from which on a wide step computes them without cooperative matrices: 16 rows of a matrix for
+/// one query leave memory idle. The border is another batch-size class.
+const SINGLES: usize = 16;
 /// More splits than any context has: such a part is a whole result.
 const WHOLE: usize = u32::MAX as usize;
 
@@ -358,6 +361,7 @@ impl Plan {
         let lengths = LENGTHS.into_iter().filter(|&length| wide.is_none() || length > 1);
         let common = lengths.min_by_key(|&length| time(seen_by_all(), length, workgroups, busy));
         let common = common.unwrap_or(WHOLE);
+        let singles = step.sequences.iter().filter(|sequence| sequence.rows.len() == 1).count();
 
         cut.parts = self.words.len() as u32;
         self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
@@ -365,14 +369,15 @@ impl Plan {
         cut.whole = cut.tiling.emits && !cut.tiling.always_merges;
         for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
             let begin = self.words.len();
-            let of = |rows: usize| match (rows, wide) {
+            let of = |rows: usize, sequence: &StepSequence| match (rows, wide) {
+                (1, Some(_)) if singles >= SINGLES && sequence.rows.len() == 1 => Tile::Row,
                 (1, None) => Tile::Row,
                 (_, None) => Tile::Rows,
                 (1, Some(_)) => Tile::WideRow,
                 (_, Some(_)) => Tile::WideRows,
             };
             // The last rows of a prompt have the most splits, so they are first.
-            let own = tiles().rev().filter(|(_, rows, ..)| of(*rows) == tile);
+            let own = tiles().rev().filter(|(_, rows, _, sequence)| of(*rows, sequence) == tile);
             for (first, rows, position, sequence) in own {
                 let needed: usize = (0..rows).map(|row| parts(&seen(position + row, 1), common).len()).sum();
                 let length = if next + needed + left - rows > most { WHOLE } else { common };

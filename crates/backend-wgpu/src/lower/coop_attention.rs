@@ -158,7 +158,7 @@ pub(super) fn wide(device: &Device, program: &Program, of: &KvGroup, limits: &Li
     device.cooperative?;
     let tiles = |groups: usize| wide_tiles(of, limits, device.subgroup, groups);
     let wide = GROUPS.into_iter().filter(|&groups| fits(groups)).find_map(tiles)?;
-    Some(Wide { from: kernels::exact_rows(device), ..wide })
+    Some(Wide { from: kernels::wide_rows(device), ..wide })
 }
 
 /// Bytes of its workgroup memory: K and V of a block; and for each query scores, and weights in half precision.

@@ -29,12 +29,14 @@ use crate::{
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
-    When,
-    kernels::{self, FEW_ROWS},
+    When, kernels,
     launch::ExpertTiles,
     products::{Inputs, NO_EXPERT, Places, decoder, planes},
     wgsl,
 };
+
+/// Fewest rows of a step with tiles of cooperative matrices.
+const TILED_ROWS: usize = 17;
 
 /// Room for the mixtures of experts of a program: of each kind of buffer, that of the one that needs most.
 #[derive(Clone, Copy, Debug, Default)]
@@ -95,8 +97,8 @@ impl Shares {
         // With fewer than two rows for each expert, a tile is mostly empty.
         let tiled_from = (2 * count / used).max(2);
         let tiled_from = match device.cooperative {
-            // All tiles have cooperative matrices, and steps of few rows have none.
-            Some(_) => tiled_from.max(FEW_ROWS as usize + 1),
+            // All tiles have cooperative matrices, which take more time than few rows save.
+            Some(_) => tiled_from.max(TILED_ROWS),
             None => tiled_from,
         };
         let [short, long] = kernels::tile_rows(device, limits.max_rows * used / count);

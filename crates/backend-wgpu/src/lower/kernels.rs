@@ -43,16 +43,24 @@ const FEW: Kind = Vectors { rows: VECTOR_ROWS, outputs: 3, threads: 128, memory:
 const WIDE: u32 = 8192;
 /// Number of tiles of 64 rows and 64 outputs that occupy a device.
 const BUSY_TILES: u32 = 128;
-/// Maximum rows of matmuls without cooperative matrices: the border of a batch-size class.
-pub const FEW_ROWS: u32 = 16;
-/// Maximum rows for which workgroups split the inputs of an output among teams.
-const SPLIT_ROWS: u32 = 128;
+/// Maximum rows for which no matmul uses cooperative matrices. From the next row on, activations have copies in half
+/// precision.
+pub const FEW_ROWS: u32 = 4;
 /// Blocks of a stage of those.
 const SPLIT_DEEP: u32 = 2;
 /// Maximum rows for which longer tiles would leave too few workgroups.
 const SHORT_ROWS: u32 = 1024;
 /// Rows of the longest tile of cooperative matrices.
 pub const MOST_ROWS: usize = 256;
+/// Processors of a GPU that cooperative matrices are tuned for: devices do not report how many workgroups run side by side.
+const PROCESSORS: u32 = 132;
+
+/// Borders of the batch-size classes of a device with cooperative matrices: maximum rows for which workgroups split the
+/// inputs of an output among teams, and for which those with few outputs still do. The suite computes whole steps of the
+/// next class, so emulated ones have fewer rows.
+fn class_rows(device: &Device) -> [u32; 2] {
+    if device.emulated { [48, 64] } else { [128, 256] }
+}
 
 /// Kernels of a matmul with the given outputs and blocks of inputs, by number of rows. `cooperative` is the side of the matrices that
 /// it may use.
@@ -86,9 +94,14 @@ pub fn products(
             products.extend([of(most_rows, several), of(u32::MAX, tiles)]);
         }
         Some(side) => {
-            products.push(of(FEW_ROWS, several));
-            products.extend(split(side, device, outputs, blocks as u32));
-            products.extend(tall(side));
+            let few = few_rows(layout);
+            let [split_rows, team_rows] = class_rows(device);
+            products.push(of(few, several));
+            let splits = split(side, device, [few, split_rows], outputs, blocks as u32);
+            products.extend(splits);
+            let teams = tall_teams(side, outputs);
+            let tall = tall(side, team_rows, teams);
+            products.extend(if fits(device, &tall[0]) && teams > 1 { &tall[..] } else { &tall[1..] });
         }
     }
     products
@@ -115,34 +128,50 @@ pub fn has_room(device: &Device, layout: Layout, blocks: usize) -> bool {
 pub fn exact_rows(device: &Device) -> usize {
     match device.cooperative {
         None => 1,
-        Some(_) => 1 + SPLIT_ROWS as usize,
+        Some(_) => 1 + class_rows(device)[1] as usize,
     }
 }
 
+/// Returns the number of rows from which steps use attention with cooperative matrices.
+pub fn wide_rows(device: &Device) -> usize {
+    1 + class_rows(device)[0] as usize
+}
+
+/// Maximum rows of a matmul without cooperative matrices. Dot products of bytes are cheap, conversions to half precision
+/// are not: least so where quants have few bits.
+fn few_rows(layout: Layout) -> u32 {
+    match layout {
+        Layout::F32 | Layout::F16 | Layout::Bf16 => FEW_ROWS,
+        Layout::Q8 => 12,
+        Layout::Q2 | Layout::Q3 | Layout::Q4 | Layout::Q5 | Layout::Q6 => 8,
+    }
+}
+
+/// Returns true if a workgroup of cooperative matrices has room on the device.
+fn fits(device: &Device, product: &Product) -> bool {
+    product.shared_bytes() <= device.memory_beside_matrices()
+        && product.threads(device) <= device.limits.max_compute_invocations_per_workgroup
+}
+
 /// Returns the kernels with cooperative matrices whose workgroups split inputs among teams, or have several adjacent
-/// tiles of outputs, with as many subgroups as fit.
-fn split(side: u32, device: &Device, outputs: u32, blocks: u32) -> Vec<Product> {
-    let limits = &device.limits;
-    let fits = |product: &Product| {
-        product.shared_bytes() <= device.memory_beside_matrices()
-            && product.threads(device) <= limits.max_compute_invocations_per_workgroup
-    };
+/// tiles of outputs, with as many subgroups as fit, for more rows than the first number up to the second.
+fn split(side: u32, device: &Device, rows: [u32; 2], outputs: u32, blocks: u32) -> Vec<Product> {
     let of = |most: u32| {
         let [columns, teams] = shares(outputs.div_ceil(2 * side), blocks.div_ceil(SPLIT_DEEP), most);
-        splits(side, columns, teams)
+        splits(side, rows, columns, teams)
     };
     let most = of(8);
-    if most.iter().all(fits) { most } else { of(4) }
+    if most.iter().all(|product| fits(device, product)) { most } else { of(4) }
 }
 
 /// Returns the faster split of `most` subgroups of a workgroup: the number of adjacent tiles, and the number of teams
 /// that share the inputs of each. Both occupy a processor equally, but adjacent tiles read activations once, and teams
-/// have more workgroups. Devices do not report how many workgroups run concurrently; an H200's 132 processors run one
-/// each. The work before and after the stages takes as long as about two and a half stages.
+/// have more workgroups. A processor runs one workgroup. The work before and after the stages takes as long as about two
+/// and a half stages.
 fn shares(tiles: u32, stages: u32, most: u32) -> [u32; 2] {
     let teams = |columns: u32| 1 << (most / columns).ilog2();
     let time = |&columns: &u32| {
-        let rounds = tiles.div_ceil(columns).div_ceil(132);
+        let rounds = tiles.div_ceil(columns).div_ceil(PROCESSORS);
         // Stages are longer where more subgroups wait for each other's memory.
         rounds * (2 * stages.div_ceil(teams(columns)) + 5) * (6 + columns * teams(columns))
     };
@@ -150,9 +179,10 @@ fn shares(tiles: u32, stages: u32, most: u32) -> [u32; 2] {
     [columns, teams(columns)]
 }
 
-/// Returns the kernels with `columns` adjacent tiles and `teams` teams, for shorter and longer tiles.
-fn splits(side: u32, columns: u32, teams: u32) -> Vec<Product> {
-    let tiles = [(32, 2), (SPLIT_ROWS, 4)].into_iter().filter(|&(most_rows, _)| most_rows > FEW_ROWS);
+/// Returns the kernels with `columns` adjacent tiles and `teams` teams, whose tiles have 16, 32 and 64 rows with matrices
+/// of 16, for more rows than `few` up to `most`.
+fn splits(side: u32, [few, most]: [u32; 2], columns: u32, teams: u32) -> Vec<Product> {
+    let tiles = [(16, 1), (32, 2), (most, 4)].into_iter().filter(|&(most_rows, _)| most_rows > few);
     let product = |(most_rows, rows)| Product {
         most_rows,
         kind: Cooperative { side, columns, teams, groups: 1, matrices: [rows, 2], deep: SPLIT_DEEP },
@@ -160,11 +190,18 @@ fn splits(side: u32, columns: u32, teams: u32) -> Vec<Product> {
     tiles.map(product).collect()
 }
 
-/// The kernels with cooperative matrices of this side that do not: of shorter and of longer tiles.
-fn tall(side: u32) -> [Product; 2] {
-    [(SHORT_ROWS, 2), (u32::MAX, 4)].map(|(most_rows, rows)| Product {
+/// Returns the number of teams of longer tiles in steps of up to two of them: two, if tiles are too few to occupy the
+/// device with one.
+fn tall_teams(side: u32, outputs: u32) -> u32 {
+    if 2 * outputs.div_ceil(4 * side) <= PROCESSORS { 2 } else { 1 }
+}
+
+/// The kernels with cooperative matrices of this side that have four subgroups along rows: of shorter tiles, for up to
+/// `team_rows` rows with `teams` teams, and of shorter and of longer tiles without teams.
+fn tall(side: u32, team_rows: u32, teams: u32) -> [Product; 3] {
+    [(team_rows, 2, teams), (SHORT_ROWS, 2, 1), (u32::MAX, 4, 1)].map(|(most_rows, rows, teams)| Product {
         most_rows,
-        kind: Cooperative { side, columns: 1, teams: 1, groups: 4, matrices: [rows, 4], deep: 2 },
+        kind: Cooperative { side, columns: 1, teams, groups: 4, matrices: [rows, 4], deep: 2 },
     })
 }
 
@@ -209,7 +246,10 @@ pub fn of_cooperative_tiles(side: u32, tile: u32) -> Product {
 /// All kernels with cooperative matrices of this side.
 pub fn all_cooperative(side: u32) -> Vec<Product> {
     let shared = [[1, 4], [1, 8], [2, 4], [7, 1]].into_iter();
-    shared.flat_map(|[columns, teams]| splits(side, columns, teams)).chain(tall(side)).collect()
+    shared
+        .flat_map(|[columns, teams]| splits(side, [FEW_ROWS, 128], columns, teams))
+        .chain(tall(side, 256, 2))
+        .collect()
 }
 
 /// Returns the kernel of a matmul for a step of `all` rows, and its workgroups for `rows` of them. Rows are along x, so

@@ -61,6 +61,7 @@ fn plan(
 /// Every row gets each of its splits once, and each of its partials has its own place, for any division.
 fn covers(wide: Option<Wide>, parts: usize, busy: usize, lengths: &[(usize, usize)]) {
     let rows = lengths.iter().map(|(_, rows)| rows).sum();
+    let singles = lengths.iter().filter(|(_, rows)| *rows == 1).count();
     let (plan, sequences) = plan(wide, parts, busy, lengths);
     for (group, window) in [(0, usize::MAX), (1, WINDOW as usize)] {
         let cut = &plan.cuts[group];
@@ -72,7 +73,7 @@ fn covers(wide: Option<Wide>, parts: usize, busy: usize, lengths: &[(usize, usiz
                 let [first, rows, _, _, _, split, splits, _] = plan.words[at..at + 8] else { unreachable!() };
                 assert!(
                     splits > 0
-                        && is_wide == wide.is_some()
+                        && is_wide == (wide.is_some() && !(tile == Tile::Row && singles >= SINGLES))
                         && (rows == 1) == matches!(tile, Tile::Row | Tile::WideRow)
                 );
                 for row in first..first + rows {
@@ -105,7 +106,9 @@ fn covers(wide: Option<Wide>, parts: usize, busy: usize, lengths: &[(usize, usiz
 #[test]
 fn attention_is_cut_without_gaps() {
     let wide = Wide { from: 3, groups: 8, rows: 32, heads: 4, workgroups: 2, busy: 128 };
-    let steps: [&[(usize, usize)]; 7] = [
+    let many: Vec<_> = (0..20).map(|index| (1 + 200 * index, 1)).chain([(600, 65), (0, 33)]).collect();
+    let steps: [&[(usize, usize)]; 8] = [
+        &many,
         &[(0, 200), (5000, 1), (300, 1), (1500, 70)],
         &[(7000, 100)],
         &[(0, 512), (0, 512)],
