@@ -67,6 +67,23 @@ pub fn model(source: &Source, context: Option<usize>) -> Outcome<Arc<Model>> {
     Ok(Arc::new(model))
 }
 
+/// Opens a model that writes text, like [`model`].
+///
+/// # Errors
+/// The model is an encoder, invalid or not supported.
+pub fn writer(source: &Source, context: Option<usize>) -> Outcome<Arc<Model>> {
+    let file = file(source)?;
+    if file.is_encoder() {
+        let name = source.short_name();
+        return Err(Failure::new(format!(
+            "the model `{name}` is an encoder: it reads texts and writes none"
+        ))
+        .hint("`paguro embed` computes vectors with it, and `paguro serve` offers them at /v1/embeddings"));
+    }
+    let model = file.load(&LoadOptions { max_context: context }).map_err(failure)?;
+    Ok(Arc::new(model))
+}
+
 /// Starts an engine on the chosen device. If memory is short and `may_shrink` is true, it gets fewer pages.
 ///
 /// # Errors

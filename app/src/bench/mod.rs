@@ -84,7 +84,7 @@ pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) ->
             let like = like.map_err(|error| Failure::from_error(&error))?;
             Arc::new(shape::model(name, args.format, like, context))
         }
-        None => load::model(&Source::find(args.model.name.as_deref(), library)?, Some(context))?,
+        None => load::writer(&Source::find(args.model.name.as_deref(), library)?, Some(context))?,
     };
     if context > model.context_length {
         let trained = model.context_length;

@@ -41,7 +41,7 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
     let source = Source::find(model.as_deref(), library)?;
     let text = read(file)?;
     let plan = args.stride.map_or(Plan::adjacent(args.ctx), |stride| Plan::strided(args.ctx, stride));
-    let model = load::model(&source, Some(plan.window))?;
+    let model = load::writer(&source, Some(plan.window))?;
     let tokens = model.tokenizer.encode_prompt(&text, SpecialTokens::AsText);
     let windows = plan
         .cut(&tokens, first_of_every_text(&model.tokenizer), args.chunks)

@@ -186,7 +186,7 @@ impl Asked<'_> {
         }
         let context = Some(self.args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0);
         let weights = self.session.and_then(|session| session.weights(source));
-        let model = load::model(source, context)?;
+        let model = load::writer(source, context)?;
         let style = Style::new(&model, self.args.raw, self.args.system.as_deref())?;
         if self.session.is_some() && matches!(style, Style::Raw(_)) {
             let failure = Failure::usage("the model has no chat template, so it has no conversations");

@@ -1,4 +1,4 @@
-//! Rerankers, scores, prompts by name, and embeddings in the forms of Cohere and TEI.
+//! Rerankers, scores, labels, prompts by name, and embeddings in the forms of Cohere and TEI.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use paguro_engine::{Engine, EngineOptions, Event, Request};
 use paguro_model::{LoadOptions, Model, tokenizer::SpecialTokens};
 use serde_json::{Map, Value, json};
 
-use super::http::Server;
+use super::{common::run, http::Server};
 
 #[path = "../architectures/weights.rs"]
 #[allow(dead_code)] // the tests of architectures use the rest
@@ -23,32 +23,44 @@ const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages 
 
 /// Writes a random model of the architecture Qwen 3 whose name says that it is a reranker, with prompts.
 fn folder(parent: &Path) -> PathBuf {
-    let folder = parent.join("Qwen3-Reranker-tiny");
+    let folder = write_folder(parent, "Qwen3-Reranker-tiny", "qwen3", |config, tokenizer| {
+        config["max_position_embeddings"] = 1024.into();
+        let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+        let names = ["yes", "no", "<|im_start|>", "<|im_end|>"];
+        let mut added = Vec::new();
+        for (name, id) in names.into_iter().zip(297..) {
+            vocab.remove(&format!("<|extra_{id}|>"));
+            vocab.insert(name.into(), id.into());
+            if name.starts_with('<') {
+                added.push(json!({
+                    "id": id, "content": name, "special": true,
+                    "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                }));
+            }
+        }
+        tokenizer["added_tokens"] = added.into();
+    });
+    let prompts = json!({"prompts": {"query": "Q: ", "clustering": ""}, "default_prompt_name": "query"});
+    fs::write(folder.join("config_sentence_transformers.json"), prompts.to_string()).unwrap();
+    folder
+}
+
+/// Writes the random model of a case of the architectures' tests, with a changed configuration and tokenizer.
+fn write_folder(
+    parent: &Path,
+    name: &str,
+    case: &str,
+    change: impl FnOnce(&mut Value, &mut Value),
+) -> PathBuf {
+    let folder = parent.join(name);
     fs::create_dir(&folder).unwrap();
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/hf/cases.json");
     let mut cases: Value = serde_json::from_slice(&fs::read(cases).unwrap()).unwrap();
     let mut tokenizer = cases["tokenizer"].take();
-    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
-    let names = ["yes", "no", "<|im_start|>", "<|im_end|>"];
-    let mut added = Vec::new();
-    for (name, id) in names.into_iter().zip(297..) {
-        vocab.remove(&format!("<|extra_{id}|>"));
-        vocab.insert(name.into(), id.into());
-        if name.starts_with('<') {
-            added.push(json!({
-                "id": id, "content": name, "special": true,
-                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-            }));
-        }
-    }
-    tokenizer["added_tokens"] = added.into();
+    let case = cases["cases"].as_array_mut().unwrap().iter_mut().find(|other| other["name"] == case).unwrap();
+    change(&mut case["config"], &mut tokenizer);
     fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let case =
-        cases["cases"].as_array_mut().unwrap().iter_mut().find(|case| case["name"] == "qwen3").unwrap();
-    case["config"]["max_position_embeddings"] = 1024.into();
     fs::write(folder.join("config.json"), case["config"].to_string()).unwrap();
-    let prompts = json!({"prompts": {"query": "Q: ", "clustering": ""}, "default_prompt_name": "query"});
-    fs::write(folder.join("config_sentence_transformers.json"), prompts.to_string()).unwrap();
     let (mut header, mut data) = (Map::new(), Vec::new());
     for tensor in case["tensors"].as_array().unwrap() {
         let (name, center, spread) =
@@ -287,4 +299,102 @@ fn prompts_and_formats_are_chosen_by_requests() {
     assert_eq!(cut(json!({"truncate": true})).1, 1025);
     let error = server.post("/v1/embeddings", &json!({"model": name, "input": vec!["a"; 100_001]})).error();
     assert!(error.contains("`input` has 100001 elements"), "{error}");
+}
+
+/// The logits of a classifier by the naive reference.
+fn logits(model: &Model, engine: &Engine, tokens: Vec<u32>) -> Vec<f64> {
+    let pooling = model.pooling.clone().unwrap();
+    let request = Request { embedding: Some(pooling), max_tokens: Some(0), ..Request::new(tokens) };
+    let mut generation = engine.handle().generate(request).unwrap();
+    while let Some(event) = generation.next_blocking() {
+        if let Event::Embedding { values } = event {
+            let logits = model.head.classifier.as_ref().unwrap().logits(&values);
+            return logits.into_iter().map(f64::from).collect();
+        }
+    }
+    panic!("no embedding");
+}
+
+#[test]
+fn classifiers_score_labels_as_the_reference_in_every_form() {
+    let home = tempfile::tempdir().unwrap();
+    let labels = ["calm", "glad", "sad"];
+    let folder = write_folder(home.path(), "moods", "bert-classes", |config, _| {
+        config["id2label"] = json!({"0": labels[0], "1": labels[1], "2": labels[2]});
+    });
+    let server = Server::start(&[folder.to_str().unwrap()]);
+    let model = Model::open(&folder, &LoadOptions::default()).unwrap();
+    let backend = Reference { kv: KvRounding::F32, poison: None };
+    let engine = Engine::start(&backend, &model, EngineOptions::default()).unwrap();
+    let softmax = |logits: &[f64]| {
+        let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
+        logits.iter().map(|logit| logit.exp() / total).collect::<Vec<_>>()
+    };
+    let close = |found: &Value, expected: &[f64]| {
+        let found: Vec<f64> = found.as_array().unwrap().iter().map(score_of).collect();
+        let near = found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-3);
+        assert!(found.len() == expected.len() && near, "{found:?} {expected:?}");
+    };
+    let texts = ["A fox lost its key in the wood", "It rains", "é日本🦊 the sea"];
+    let of = |text: &str| logits(&model, &engine, model.tokenizer.encode_prompt(text, SpecialTokens::Parse));
+    let all: Vec<_> = texts.iter().map(|text| of(text)).collect();
+    let best = |logits: &[f64]| {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+        order
+    };
+
+    let answer = server.post("/v1/classify", &json!({"model": "moods", "input": texts})).ok();
+    assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!("moods")));
+    for (index, logits) in all.iter().enumerate() {
+        let result = &answer["data"][index];
+        close(&result["probs"], &softmax(logits));
+        assert_eq!((&result["index"], &result["num_classes"]), (&json!(index), &json!(3)));
+        assert_eq!(result["label"], labels[best(logits)[0]]);
+    }
+    let raw = json!({"input": texts[1], "use_activation": false});
+    close(&server.post("/classify", &raw).ok()["data"][0]["probs"], &all[1]);
+
+    // TEI sorts labels by score, and reads two texts as a pair.
+    let predictions = |found: &Value, scores: &[f64]| {
+        let expected = best(scores);
+        for (prediction, &label) in found.as_array().unwrap().iter().zip(&expected) {
+            assert_eq!(prediction["label"], labels[label], "{found} {scores:?}");
+            assert!((score_of(&prediction["score"]) - scores[label]).abs() < 1e-3, "{found} {scores:?}");
+        }
+        assert_eq!(found.as_array().unwrap().len(), 3);
+    };
+    let predict = |body: Value| server.post("/predict", &body).ok();
+    predictions(&predict(json!({"inputs": texts[0]})), &softmax(&all[0]));
+    let pair = logits(&model, &engine, model.encode_pair(texts[0], texts[1], usize::MAX).unwrap());
+    predictions(&predict(json!({"inputs": [texts[0], texts[1]], "raw_scores": true})), &pair);
+    let many = predict(json!({"inputs": [[texts[2]], [texts[0], texts[1]]]}));
+    predictions(&many[0], &softmax(&all[2]));
+    predictions(&many[1], &softmax(&pair));
+
+    let long = "word ".repeat(400);
+    for (path, body, words) in [
+        ("/v1/classify", json!({"input": []}), "`input` is an empty list"),
+        ("/v1/classify", json!({"input": ["a", ""]}), "`input[1]` is an empty text"),
+        ("/v1/classify", json!({"input": ["a", long]}), "`input[1]` has"),
+        ("/v1/classify", json!({"input": "a", "model": "tales"}), "`tales` has no classifier"),
+        ("/predict", json!({"inputs": [["a"], ["a", "b", "c"]]}), "`inputs[1]` is a list of 3 texts"),
+        ("/predict", json!({"inputs": [["a"], ["a", long]]}), "`inputs[1]` has"),
+        ("/predict", json!({"inputs": ["a", long], "truncate": "START"}), "cuts the ends of pairs"),
+        ("/v1/rerank", json!({"query": "a", "documents": ["b"]}), "`moods` is no reranker"),
+        (
+            "/v1/chat/completions",
+            json!({"model": "moods", "messages": [{"role": "user", "content": "a"}]}),
+            "the model is an encoder",
+        ),
+    ] {
+        let error = server.post(path, &body).error();
+        assert!(error.starts_with("400 ") && error.contains(words), "{path} {words}: {error}");
+    }
+    for command in ["run", "bench"] {
+        let ran = run(&[command, folder.to_str().unwrap()]);
+        assert!(ran.code != Some(0) && ran.err.contains("`moods` is an encoder"), "{command}: {}", ran.err);
+    }
+    let cut = predict(json!({"inputs": ["a", long], "truncate": true}));
+    assert!((0.0..=1.0).contains(&score_of(&cut[2]["score"])), "{cut}");
 }

@@ -52,6 +52,8 @@ enum DenseActivation {
 pub struct Classifier {
     /// Names of the scores, in order. A reranker has one.
     pub labels: Vec<String>,
+    /// True if a text may have several labels at once.
+    is_multi_label: bool,
     layers: Vec<DenseLayer>,
 }
 
@@ -102,7 +104,7 @@ impl TextHead {
         }
         layers.extend(file.layer("cls.output", DenseActivation::Identity)?);
         let labels = metadata.strings(&format!("{architecture}.classifier.output_labels"));
-        let classifier = Classifier::new(layers, labels.unwrap_or_default().to_vec());
+        let classifier = Classifier::new(layers, labels.unwrap_or_default().to_vec(), false);
         Ok(Self { dense, normalize: true, classifier })
     }
 
@@ -139,18 +141,20 @@ impl TextHead {
         if layers.len() < 2 {
             return Err(ModelError::Config(format!("{class} without the tensors of its classifier")));
         }
-        head.classifier = Classifier::new(layers, labels(&folder.config));
+        let problem = folder.config.get("problem_type").and_then(Value::as_str);
+        let is_multi_label = problem == Some("multi_label_classification");
+        head.classifier = Classifier::new(layers, labels(&folder.config), is_multi_label);
         Ok(head)
     }
 }
 
 impl Classifier {
-    fn new(layers: Vec<DenseLayer>, mut labels: Vec<String>) -> Option<Self> {
+    fn new(layers: Vec<DenseLayer>, mut labels: Vec<String>, is_multi_label: bool) -> Option<Self> {
         let outputs = layers.last()?.outputs();
         labels.truncate(outputs);
         let unnamed = labels.len()..outputs;
         labels.extend(unnamed.map(|label| format!("LABEL_{label}")));
-        Some(Self { labels, layers })
+        Some(Self { labels, is_multi_label, layers })
     }
 
     /// Returns the numbers of the labels as the last layer computes them.
@@ -158,11 +162,12 @@ impl Classifier {
         self.layers.iter().fold(pooled.to_vec(), |x, layer| layer.apply(&x))
     }
 
-    /// Returns the scores of the labels, between 0 and 1: a sigmoid of one, a softmax of several.
+    /// Returns the scores of the labels, between 0 and 1: the sigmoid of each if there is one or a text may have several,
+    /// otherwise a softmax.
     pub fn scores(&self, pooled: &[f32]) -> Vec<f32> {
         let logits: Vec<f64> = self.logits(pooled).into_iter().map(f64::from).collect();
-        if let [logit] = logits[..] {
-            return vec![(1.0 / (1.0 + (-logit).exp())) as f32];
+        if self.is_multi_label || logits.len() == 1 {
+            return logits.into_iter().map(|logit| (1.0 / (1.0 + (-logit).exp())) as f32).collect();
         }
         let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let total: f64 = logits.iter().map(|logit| (logit - largest).exp()).sum();
@@ -306,14 +311,18 @@ mod tests {
 
     #[test]
     fn scores_are_a_sigmoid_or_a_softmax() {
-        let one =
-            Classifier::new(vec![layer(&[1.0, 1.0], 2, DenseActivation::Identity)], Vec::new()).unwrap();
+        let layers = vec![layer(&[1.0, 1.0], 2, DenseActivation::Identity)];
+        let one = Classifier::new(layers, Vec::new(), false).unwrap();
         assert_eq!(one.labels, ["LABEL_0"]);
         assert_eq!((one.logits(&[1.0, -1.0]), one.scores(&[1.0, -1.0])), (vec![0.0], vec![0.5]));
         let layers = vec![layer(&[1.0, 0.0, 0.0, 1.0], 2, DenseActivation::Tanh)];
-        let two = Classifier::new(layers, vec!["no".into(), "yes".into(), "more".into()]).unwrap();
+        let names = vec!["no".into(), "yes".into(), "more".into()];
+        let two = Classifier::new(layers.clone(), names, false).unwrap();
         assert_eq!(two.labels, ["no", "yes"]);
         assert_eq!(two.scores(&[3.0, 3.0]), [0.5, 0.5]);
+        let each = Classifier::new(layers, Vec::new(), true).unwrap();
+        assert_eq!(each.scores(&[0.0, 0.0]), [0.5, 0.5]);
+        assert!(each.scores(&[3.0, -3.0]).iter().sum::<f32>() > 0.99 && each.scores(&[3.0, 3.0])[0] > 0.7);
     }
 
     #[test]

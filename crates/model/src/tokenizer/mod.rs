@@ -117,13 +117,20 @@ impl Tokenizer {
     }
 
     /// Returns the tokens of a whole prompt: those of [`Tokenizer::encode`], between the model's initial and final
-    /// tokens. They are not added twice.
+    /// tokens. They are not added twice, because clients that write a chat's template begin with the initial token. Models
+    /// with both read texts and not chats, and get all tokens of the text and their own, as transformers adds them.
     pub fn encode_prompt(&self, text: &str, special: SpecialTokens) -> Vec<u32> {
-        self.whole_prompt(|ids| self.encode_into(text, special, ids))
+        if self.prefix.is_empty() || self.suffix.is_empty() {
+            return self.whole_prompt(|ids| self.encode_into(text, special, ids));
+        }
+        let mut ids = self.prefix.clone();
+        self.encode_into(text, special, &mut ids);
+        ids.extend_from_slice(&self.suffix);
+        ids
     }
 
-    /// Returns the tokens of a chat, as [`Tokenizer::encode_prompt`]. Only names that the template wrote become control
-    /// tokens.
+    /// Returns the tokens of a chat between the model's initial and final tokens, which are not added twice. Only names that
+    /// the template wrote become control tokens.
     pub fn encode_chat(&self, prompt: &ChatPrompt) -> Vec<u32> {
         self.whole_prompt(|ids| self.encode_chat_into(prompt, ids))
     }

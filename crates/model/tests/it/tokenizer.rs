@@ -279,6 +279,8 @@ fn word_pieces_are_those_of_bert() {
     assert_eq!(words(&"a".repeat(100)).split(' ').count(), 100);
     assert_eq!(words(&"a".repeat(101)), "[UNK]");
     assert_eq!(names(&tokenizer, &tokenizer.encode_prompt("a", AsText)), "[CLS] a [SEP]");
+    let ids = tokenizer.encode_prompt("[CLS] a [SEP]", Parse);
+    assert_eq!(names(&tokenizer, &ids), "[CLS] [CLS] a [SEP] [SEP]", "as transformers has it");
     assert_eq!(
         tokenizer.decode(&tokenizer.encode("unaffable cafe", AsText), SpecialText::Hide),
         "unaffable cafe"

@@ -314,7 +314,7 @@ pub(super) struct TextReader<'m> {
 
 impl TextReader<'_> {
     /// Returns the tokens of the text at `index` with `before` before it.
-    fn tokens(&self, before: &str, input: Prompt, index: usize) -> Result<Vec<u32>, ApiError> {
+    pub fn tokens(&self, before: &str, input: Prompt, index: usize) -> Result<Vec<u32>, ApiError> {
         let tokenizer = &self.model.tokenizer;
         match input {
             Prompt::Tokens(mut tokens) => {

@@ -2,6 +2,7 @@
 //! engine's events into [`Piece`]s. The APIs only translate at both ends.
 
 mod caller;
+mod classify;
 mod constraint;
 mod defaults;
 mod dry;
@@ -23,6 +24,7 @@ use paguro_model::Model;
 use crate::{AppState, count::ClientCount, error::ApiError, models::Lease, prepare::Size};
 
 pub use caller::Caller;
+pub use classify::{Classified, ClassifyInput, ClassifyRequest, classify};
 use constraint::Compiler;
 pub use defaults::Defaults;
 pub use dry::DryOptions;

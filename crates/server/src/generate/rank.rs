@@ -142,28 +142,6 @@ impl Ranker {
         }
     }
 
-    /// The tokens of a pair, at most `most`.
-    ///
-    /// # Errors
-    /// The number of tokens, if they are more and must not be cut.
-    fn prompt(
-        &self,
-        model: &Model,
-        (query, document): (&str, &str),
-        instruction: Option<&str>,
-        most: usize,
-        cut: Option<Cut>,
-    ) -> Result<Vec<u32>, usize> {
-        match self {
-            Self::Judge(judge) => judge.prompt(&model.tokenizer, (query, document), instruction, most, cut),
-            Self::Classifier(..) => {
-                let limit = if cut.is_some() { most } else { usize::MAX };
-                let ids = model.encode_pair(query, document, limit).unwrap_or_default();
-                if ids.is_empty() || ids.len() > most { Err(ids.len()) } else { Ok(ids) }
-            }
-        }
-    }
-
     /// The score of a pair, from its pooled vector.
     fn score(&self, model: &Model, pooled: &[f32], raw: bool) -> f32 {
         match (self, &model.head.classifier) {
@@ -178,6 +156,75 @@ impl Ranker {
     }
 }
 
+/// Most tokens of a pair of texts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    most: usize,
+    /// The end of the document that loses tokens; `None` if pairs with more are refused.
+    cut: Option<Cut>,
+}
+
+impl Limit {
+    /// The limit of a model that reads `most` tokens.
+    fn new(truncation: Truncation, most: usize) -> Result<Self, ApiError> {
+        Ok(match truncation {
+            Truncation::Refuse => Self { most, cut: None },
+            Truncation::Cut { at, tokens: None } => Self { most, cut: Some(at) },
+            Truncation::Cut { at, tokens: Some((count, param)) } => {
+                Self { most: count.within(1..=most, param)?, cut: Some(at) }
+            }
+        })
+    }
+
+    /// The same for an encoder, which cuts the ends of pairs only.
+    pub fn of_classifier(truncation: Truncation, most: usize, has_pairs: bool) -> Result<Self, ApiError> {
+        let limit = Self::new(truncation, most)?;
+        if has_pairs && limit.cut == Some(Cut::Start) {
+            let message = "this model cuts the ends of pairs of texts only; `truncate: true` does so";
+            return Err(ApiError::invalid("truncate", message));
+        }
+        Ok(limit)
+    }
+
+    /// The error of the pair at `index`, which has `tokens`, or at least as many.
+    fn exceeded(self, tokens: usize, is_exact: bool, field: Field, index: usize) -> ApiError {
+        ApiError::InputTooLong { param: field.at(index), tokens, is_exact, limit: self.most }
+    }
+
+    /// Refuses a pair that is certainly too long, without tokenizing it. A second text that may be cut is not checked.
+    fn check(self, model: &Model, pair: (&str, &str), field: Field, index: usize) -> Result<(), ApiError> {
+        let second = Some(pair.1).filter(|_| self.cut.is_none());
+        for text in [Some(pair.0), second].into_iter().flatten() {
+            if let Err(ApiError::ContextTooLong { tokens, .. }) =
+                check_text(text, model, self.most.saturating_mul(2))
+            {
+                return Err(self.exceeded(tokens, false, field, index));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the tokens of the pair at `index`, as an encoder reads them.
+///
+/// # Errors
+/// There are too many.
+pub(super) fn encode_pair(
+    model: &Model,
+    pair: (&str, &str),
+    limit: Limit,
+    field: Field,
+    index: usize,
+) -> Result<Vec<u32>, ApiError> {
+    limit.check(model, pair, field, index)?;
+    let most = if limit.cut.is_some() { limit.most } else { usize::MAX };
+    let ids = model.encode_pair(pair.0, pair.1, most).unwrap_or_default();
+    if ids.is_empty() || ids.len() > limit.most {
+        return Err(limit.exceeded(ids.len(), true, field, index));
+    }
+    Ok(ids)
+}
+
 async fn rank_with(
     state: &AppState,
     caller: &Caller,
@@ -189,45 +236,23 @@ async fn rank_with(
     let RankRequest { pairs, field, instruction, truncation, raw } = request;
     check_length(pairs.len(), MAX_INPUTS, field.name)?;
     let most = lease.handle.max_context();
-    let (most, cut) = match truncation {
-        Truncation::Refuse => (most, None),
-        Truncation::Cut { at, tokens: None } => (most, Some(at)),
-        Truncation::Cut { at, tokens: Some((count, param)) } => (count.within(1..=most, param)?, Some(at)),
+    let limit = match &ranker {
+        Ranker::Judge(_) => Limit::new(truncation, most)?,
+        Ranker::Classifier(..) => Limit::of_classifier(truncation, most, true)?,
     };
-    if let Ranker::Classifier(..) = ranker {
-        if cut == Some(Cut::Start) {
-            let message = "this reranker cuts the ends of texts only; `truncate: true` does so";
-            return Err(ApiError::invalid("truncate", message));
-        }
-        if instruction.is_some() {
-            caller
-                .tolerance
-                .leave_out("instruction", "this reranker reads only the query and the document")?;
-        }
+    if matches!(ranker, Ranker::Classifier(..)) && instruction.is_some() {
+        caller.tolerance.leave_out("instruction", "this reranker reads only the query and the document")?;
     }
     let reader = ranker.clone();
     let work = off_thread(state, caller, &lease, move |model, is_wanted| {
-        let question = |(index, (query, document)): (usize, (Arc<str>, String))| {
-            let param = field.at(index);
-            let too_long = |tokens, is_exact| ApiError::InputTooLong {
-                param: param.clone(),
-                tokens,
-                is_exact,
-                limit: most,
-            };
-            // A text that is certainly too long is not tokenized. A document that may be cut is cut before.
-            for text in
-                [Some(&*query), Some(document.as_str()).filter(|_| cut.is_none())].into_iter().flatten()
-            {
-                if let Err(ApiError::ContextTooLong { tokens, .. }) =
-                    check_text(text, model, most.saturating_mul(2))
-                {
-                    return Err(too_long(tokens, false));
-                }
+        let question = |(index, (query, document)): (usize, (Arc<str>, String))| match &reader {
+            Ranker::Classifier(..) => encode_pair(model, (&query, &document), limit, field, index),
+            Ranker::Judge(judge) => {
+                limit.check(model, (&query, &document), field, index)?;
+                let (pair, task) = ((&*query, document.as_str()), instruction.as_deref());
+                let prompt = judge.prompt(&model.tokenizer, pair, task, limit.most, limit.cut);
+                prompt.map_err(|tokens| limit.exceeded(tokens, true, field, index))
             }
-            let pair = (&*query, document.as_str());
-            let prompt = reader.prompt(model, pair, instruction.as_deref(), most, cut);
-            prompt.map_err(|tokens| too_long(tokens, true))
         };
         let pairs = pairs.into_iter().enumerate().take_while(|_| is_wanted());
         pairs.map(question).collect::<Result<Vec<_>, _>>()

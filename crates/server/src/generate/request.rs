@@ -139,8 +139,14 @@ impl ChatRequest {
                 return Err(ApiError::invalid("model", format!("the model cannot chat: {problem}")));
             }
             (_, None, None) => {
-                let message =
-                    "the model has no chat template, so it cannot chat; /v1/completions continues text";
+                let message = match model.is_encoder() {
+                    true => {
+                        "the model is an encoder, which reads texts and writes none; /v1/embeddings has its vectors"
+                    }
+                    false => {
+                        "the model has no chat template, so it cannot chat; /v1/completions continues text"
+                    }
+                };
                 return Err(ApiError::invalid("model", message));
             }
         };

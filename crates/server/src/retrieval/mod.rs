@@ -1,6 +1,7 @@
-//! Embeddings and scores in the forms of Cohere, Jina, text-embeddings-inference (TEI) and vLLM. `/v1/embeddings` is in
+//! Embeddings, scores and labels in the forms of Cohere, Jina, text-embeddings-inference (TEI) and vLLM. `/v1/embeddings` is in
 //! [`crate::openai`].
 
+mod classify;
 mod cohere;
 mod params;
 mod rerank;
@@ -21,6 +22,9 @@ pub fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(rerank::short))
         .routes(routes!(score::v1))
         .routes(routes!(score::short))
+        .routes(routes!(classify::v1))
+        .routes(routes!(classify::short))
+        .routes(routes!(classify::predict))
         .routes(routes!(cohere::v1))
         .routes(routes!(cohere::v2))
         .routes(routes!(tei::embed))
@@ -32,6 +36,8 @@ pub fn routes() -> OpenApiRouter<AppState> {
 pub fn describe(document: &mut serde_json::Value) {
     wire::describe::<rerank::RerankRequest>(document);
     wire::describe::<score::ScoreRequest>(document);
+    wire::describe::<classify::ClassifyParams>(document);
+    wire::describe::<classify::PredictParams>(document);
     wire::describe::<cohere::EmbedParams>(document);
     wire::describe::<tei::EmbedParams>(document);
 }

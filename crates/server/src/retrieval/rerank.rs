@@ -45,16 +45,19 @@ pub struct RerankRequest {
     pub truncation: TruncationParams,
 }
 
-/// Known fields of requests for scores that have no implementation.
-pub const OTHERS: &[Other] = &[
+/// Known fields without an implementation that all requests for scores or labels share.
+pub const COMMON: [Other; 3] = [
     no_effect("user", "the server does not tell anybody about users"),
     left_out("priority", &["0"], "requests of a client are equal"),
     left_out("request_id", &[], "the server makes its own; the header `X-Request-Id` sets it"),
-    refused("use_activation", &["true"], "`raw_scores` returns logits"),
 ];
+
+/// Known fields of requests for scores that have no implementation.
+pub const OTHERS: &[Other] = &[refused("use_activation", &["true"], "`raw_scores` returns logits")];
 
 impl Body for RerankRequest {
     const OTHERS: &'static [&'static [Other]] = &[
+        &COMMON,
         OTHERS,
         &[
             refused("rank_fields", &["[\"text\"]"], "of documents that are objects, `text` is read"),

@@ -44,7 +44,7 @@ pub struct ScoreRequest {
 }
 
 impl Body for ScoreRequest {
-    const OTHERS: &'static [&'static [Other]] = &[rerank::OTHERS];
+    const OTHERS: &'static [&'static [Other]] = &[&rerank::COMMON, rerank::OTHERS];
 }
 
 /// Scores.
