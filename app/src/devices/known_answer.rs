@@ -10,7 +10,7 @@ use paguro_backend::{
 };
 
 /// Rows of the steps. In total they exceed one split of attention.
-const STEPS: [usize; 6] = [264, 136, 24, 4, 1, 1];
+const STEPS: [usize; 5] = [264, 24, 4, 1, 1];
 
 /// Maximum root mean square of the logits' errors, in units of their standard deviation. The devices round activations
 /// to eight bits or to half precision, which gives a few hundredths; uncorrelated numbers give 1.4.

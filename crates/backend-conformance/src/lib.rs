@@ -330,7 +330,7 @@ macro_rules! conformance {
             format_q2_k format_q3_k format_q4_k format_q5_k format_q6_k
             format_iq1_s format_iq1_m format_iq2_xxs format_iq2_xs format_iq2_s format_iq3_xxs format_iq3_s format_iq4_nl
             format_iq4_xs format_tq1_0 format_tq2_0 format_q1_0 format_q2_0 format_mxfp4 format_nvfp4 format_nvfp4_scaled
-            mixed_formats grouped_heads head_dims unusual_head_dims biases biases_everywhere large_keys qk_norms post_norms soft_caps
+            mixed_formats grouped_heads crowd head_dims unusual_head_dims biases biases_everywhere large_keys qk_norms post_norms soft_caps
             windows alternating_windows ropes tied_head gelu layer_norms norm_places activations ungated parallel
             qk_norm_kinds no_positions learned_positions position_scale sinks scales bidirectional encoder_blocks distance_biases exact_encoders kv_geometry
             shared_kv keys_as_values layer_embeds experts_beside unreadable_tables
