@@ -363,8 +363,8 @@ fn words_of_other_programs_get_an_answer() {
     check(
         &["eval"],
         expect![[r#"
-        error: there is no text to measure
-        hint: paguro eval MODEL FILE
+        error: there is no text
+        hint: name the model, then the file with the text
         exit 2"#]],
     );
     check(
