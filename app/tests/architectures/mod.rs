@@ -3,7 +3,6 @@
 //! `make.py` created tiny models with random weights and recorded llama.cpp's logits in `cases/`. Prompts are longer
 //! than the sliding windows, and run here in chunks over scattered pages.
 
-#[cfg(any(feature = "gpu", target_os = "macos"))]
 mod hf;
 mod weights;
 
