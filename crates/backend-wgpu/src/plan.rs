@@ -17,8 +17,8 @@ pub const COARSE_FROM: usize = 512;
 pub const RUN: usize = 4;
 /// Marks a token that only the device knows (`embed.wgsl`).
 const CARRIED: u32 = 1 << 31;
-/// Sequences with one row from which on a wide step computes them without cooperative matrices: 16 rows of a matrix for
-/// one query leave memory idle. The border is another batch-size class.
+/// Minimum number of sequences with one row whose attention a wide step computes without cooperative matrices. A matrix has
+/// 16 rows, and a tile of one row fills few of them. The border is another batch-size class.
 const SINGLES: usize = 16;
 /// More splits than any context has: such a part is a whole result.
 const WHOLE: usize = u32::MAX as usize;

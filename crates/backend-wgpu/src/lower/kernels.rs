@@ -52,7 +52,8 @@ const SPLIT_DEEP: u32 = 2;
 const SHORT_ROWS: u32 = 1024;
 /// Rows of the longest tile of cooperative matrices.
 pub const MOST_ROWS: usize = 256;
-/// Processors of a GPU that cooperative matrices are tuned for: devices do not report how many workgroups run side by side.
+/// Processors of the GPU that the tiles are tuned for, an H100 or H200. Devices do not report how many workgroups run side
+/// by side.
 const PROCESSORS: u32 = 132;
 
 /// Borders of the batch-size classes of a device with cooperative matrices: maximum rows for which workgroups split the
@@ -137,8 +138,8 @@ pub fn wide_rows(device: &Device) -> usize {
     1 + class_rows(device)[0] as usize
 }
 
-/// Maximum rows of a matmul without cooperative matrices. Dot products of bytes are cheap, conversions to half precision
-/// are not: least so where quants have few bits.
+/// Maximum rows of a matmul without cooperative matrices. Quants have fast dot products of bytes, so cooperative matrices
+/// pay later than for floats, and last for Q8, which has the most bytes to convert.
 fn few_rows(layout: Layout) -> u32 {
     match layout {
         Layout::F32 | Layout::F16 | Layout::Bf16 => FEW_ROWS,
@@ -154,7 +155,7 @@ fn fits(device: &Device, product: &Product) -> bool {
 }
 
 /// Returns the kernels with cooperative matrices whose workgroups split inputs among teams, or have several adjacent
-/// tiles of outputs, with as many subgroups as fit, for more rows than the first number up to the second.
+/// tiles of outputs, with as many subgroups as fit. They are for steps of more than `rows[0]` and up to `rows[1]` rows.
 fn split(side: u32, device: &Device, rows: [u32; 2], outputs: u32, blocks: u32) -> Vec<Product> {
     let of = |most: u32| {
         let [columns, teams] = shares(outputs.div_ceil(2 * side), blocks.div_ceil(SPLIT_DEEP), most);
