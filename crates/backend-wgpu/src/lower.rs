@@ -17,7 +17,9 @@ mod ssd;
 
 use std::{collections::HashMap, sync::Arc};
 
-use paguro_backend::{AttentionMode, KvSlot, Limits, Linear, LoadError, MatrixId, Norm, VectorId, Weights};
+use paguro_backend::{
+    Activation, AttentionMode, KvSlot, Limits, Linear, LoadError, MatrixId, Norm, VectorId, Weights,
+};
 
 use crate::ops::{KvGroup, Op, Program};
 
@@ -74,10 +76,24 @@ struct Store {
     scale: f32,
     cap: Option<f32>,
     adds: bool,
+    /// Replaces the other steps in matmuls with cooperative matrices.
+    gates: Option<Gates>,
+}
+
+/// Computes activations from the interleaved results of gate and up, for a matmul with cooperative matrices.
+#[derive(Clone, Copy)]
+struct Gates {
+    activation: Activation,
+    /// Layout of that matmul's weights.
+    down: Layout,
+    /// Elements of a row of activations.
+    width: usize,
+    /// Maximum rows of a step in which one of the two matmuls is without cooperative matrices.
+    few: u32,
 }
 
 impl Store {
-    const WRITE: Self = Self { scale: 1.0, cap: None, adds: false };
+    const WRITE: Self = Self { scale: 1.0, cap: None, adds: false, gates: None };
 
     fn add(scale: f32) -> Self {
         Self { scale, adds: true, ..Self::WRITE }

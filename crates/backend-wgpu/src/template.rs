@@ -41,6 +41,7 @@ pub const SHAPES: &[&str] = &[
     "EPS",
     "FACTOR",
     "FIRST_EXPERT",
+    "GATED_AT",
     "GATE_STRIDE",
     "GROUP",
     "GROUP_HEADS",

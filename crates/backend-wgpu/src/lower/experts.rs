@@ -302,12 +302,12 @@ impl Lowering<'_> {
             Some(gate) => {
                 let linears = [gate, &shared.up];
                 let groups = self.groups(linears, |_| Order::Joined);
-                let [gate, up] = self.products(linears, &groups, When::Always, body)?;
+                let [gate, up] = self.products(linears, &groups, Store::WRITE, When::Always, body)?;
                 (Some(gate), up)
             }
             None => {
                 let groups = self.groups([&shared.up], |_| Order::Joined);
-                let [up] = self.products([&shared.up], &groups, When::Always, body)?;
+                let [up] = self.products([&shared.up], &groups, Store::WRITE, When::Always, body)?;
                 (None, up)
             }
         };
@@ -332,12 +332,12 @@ impl Lowering<'_> {
         let (gate, up) = match gate {
             Some(gate) => {
                 let groups = self.groups([gate, up], |_| Order::Joined);
-                let [gate, up] = self.products([gate, up], &groups, When::Always, body)?;
+                let [gate, up] = self.products([gate, up], &groups, Store::WRITE, When::Always, body)?;
                 (Some(gate), up)
             }
             None => {
                 let groups = self.groups([up], |_| Order::Joined);
-                let [up] = self.products([up], &groups, When::Always, body)?;
+                let [up] = self.products([up], &groups, Store::WRITE, When::Always, body)?;
                 (None, up)
             }
         };

@@ -6,7 +6,7 @@ use paguro_backend::{KvDtype, Linear, LoadError, Norm, RopeStyle};
 use crate::ops::{self, NormGateUp, NormLogits, NormQkvRopeStore, Op, is_plain};
 
 use super::{
-    Acts, Before, Grid, Launch, Lowering, Place, Store,
+    Acts, Before, Gates, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
     When,
     hands::{self, Parts, Take},
@@ -95,15 +95,15 @@ impl Lowering<'_> {
             }
             finishes.push(finish);
         }
-        self.after_norm(linears, &groups, before.source(), finishes, Take::Down, body)
+        self.after_norm(linears, &groups, (before.source(), Store::WRITE), finishes, Take::Down, body)
     }
 
-    /// Adds matmuls with a norm's activations. In steps of one row, `finish` follows them, if there is one.
+    /// Adds matmuls with a norm's activations. In steps of one row, `finishes` replace `store`, if there are any.
     fn after_norm<const N: usize>(
         &mut self,
         linears: [&Linear; N],
         groups: &[(Group<'_>, Place)],
-        source: Source,
+        (source, store): (Source, Store),
         finishes: Vec<Finish>,
         take: Take,
         body: &mut Vec<Launch>,
@@ -118,12 +118,12 @@ impl Lowering<'_> {
                     acts: Acts::Normed,
                     in_order: false,
                 };
-                let finish = finishes.next().unwrap_or_else(|| store_finish(place, &Store::WRITE));
+                let finish = finishes.next().unwrap_or_else(|| store_finish(place, &store));
                 let take = matches!(source, Source::Normed(_)).then_some(take);
                 self.one_row(&inputs, source, finish, take, body)?;
             }
         }
-        self.products(linears, groups, When::unless_one_row(is_own), body)
+        self.products(linears, groups, store, When::unless_one_row(is_own), body)
     }
 
     /// Returns true if matmuls of a step of one row also apply RoPE and store K and V.
@@ -212,10 +212,17 @@ impl Lowering<'_> {
         let order = if gates { Order::InTurn } else { Order::Joined };
         let groups = self.groups(linears, |_| order);
         let finishes = if gates { vec![self.gate_finish(op)] } else { vec![] };
+        let fused = self.fused_gates(op, down).filter(|_| gates);
+        let store = Store { gates: fused, ..Store::WRITE };
+        let source = before.source();
         let [gate, up] =
-            self.after_norm(linears, &groups, before.source(), finishes, Take::Projected, body)?;
+            self.after_norm(linears, &groups, (source, store), finishes, Take::Projected, body)?;
         let launch = self.activate(op.activation, Some(&gate), &up, gates, down, Places::Rows)?;
-        body.push(Launch { when: When::unless_one_row(gates), ..launch });
+        let when = match fused {
+            Some(Gates { few, .. }) => When::Between(2, few as usize + 1),
+            None => When::unless_one_row(gates),
+        };
+        body.push(Launch { when, ..launch });
         Ok(gates)
     }
 
@@ -229,7 +236,8 @@ impl Lowering<'_> {
     ) -> Result<bool, LoadError> {
         let linears = [&op.up];
         let groups = self.groups(linears, |_| Order::Joined);
-        let [up] = self.after_norm(linears, &groups, before.source(), vec![], Take::Projected, body)?;
+        let source = (before.source(), Store::WRITE);
+        let [up] = self.after_norm(linears, &groups, source, vec![], Take::Projected, body)?;
         let launch = self.activate(op.activation, None, &up, false, down, Places::Rows)?;
         body.push(launch);
         Ok(false)
@@ -244,6 +252,14 @@ impl Lowering<'_> {
             && self.is_whole(&[gate, &op.up])
             && self.is_whole(&[down])
             && kernels::has_room(self.device, layout(down), op.width / BLOCK)
+    }
+
+    /// Returns the epilogue of gate and up in steps whose matmuls have cooperative matrices.
+    fn fused_gates(&self, op: &NormGateUp, down: &Linear) -> Option<Gates> {
+        let layouts = [&op.up, down].map(|linear| Layout::of(self.weights.matrix(linear.matrix).format));
+        let has = self.device.cooperative.is_some() && !layouts.contains(&Layout::F32);
+        let few = layouts.map(kernels::few_rows).into_iter().max()?;
+        has.then_some(Gates { activation: op.activation, down: layouts[1], width: op.width, few })
     }
 
     fn gate_finish(&self, op: &NormGateUp) -> Finish {

@@ -45,7 +45,7 @@ impl Lowering<'_> {
         let head_norm = self.launch("norm_outputs", NORM, constants, &buffers, Grid::Rows, 0)?;
         let mut head = Vec::new();
         let place = Place { buffer: logits.clone(), stride: vocab, first: 0 };
-        let store = Store { scale: op.scale, cap: op.soft_cap, adds: false };
+        let store = Store { scale: op.scale, cap: op.soft_cap, ..Store::WRITE };
         let inputs =
             Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed, in_order: false };
         self.product(&inputs, &place, store, When::Always, &mut head)?;

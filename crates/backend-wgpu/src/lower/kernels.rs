@@ -63,11 +63,11 @@ fn class_rows(device: &Device) -> [u32; 2] {
     if device.emulated { [48, 64] } else { [128, 256] }
 }
 
-/// Kernels of a matmul with the given outputs and blocks of inputs, by number of rows. `cooperative` is the side of the matrices that
-/// it may use.
+/// Kernels of a matmul with the given outputs and blocks of inputs, by number of rows. `cooperative` is the side of the
+/// matrices that it may use for more than `few` rows, or more if they pay later.
 pub fn products(
     device: &Device,
-    cooperative: Option<u32>,
+    (cooperative, few): (Option<u32>, u32),
     layout: Layout,
     outputs: u32,
     blocks: usize,
@@ -95,7 +95,7 @@ pub fn products(
             products.extend([of(most_rows, several), of(u32::MAX, tiles)]);
         }
         Some(side) => {
-            let few = few_rows(layout);
+            let few = few_rows(layout).max(few);
             let [split_rows, team_rows] = class_rows(device);
             products.push(of(few, several));
             let splits = split(side, device, [few, split_rows], outputs, blocks as u32);
@@ -114,7 +114,7 @@ fn vectors(rows: u32, outputs: u32) -> Kind {
 
 /// Returns the kernel of a matmul of one row, with `tile` outputs per workgroup if given.
 pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Product {
-    let Some(tile) = tile else { return products(device, None, layout, outputs, 1)[0] };
+    let Some(tile) = tile else { return products(device, (None, 0), layout, outputs, 1)[0] };
     let threads = (32 * tile).min(device.most_threads);
     Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads, memory: 0 } }
 }
@@ -140,7 +140,7 @@ pub fn wide_rows(device: &Device) -> usize {
 
 /// Maximum rows of a matmul without cooperative matrices. Quants have fast dot products of bytes, so cooperative matrices
 /// pay later than for floats, and last for Q8, which has the most bytes to convert.
-fn few_rows(layout: Layout) -> u32 {
+pub fn few_rows(layout: Layout) -> u32 {
     match layout {
         Layout::F32 | Layout::F16 | Layout::Bf16 => FEW_ROWS,
         Layout::Q8 => 12,
@@ -293,6 +293,11 @@ impl Product {
     fn groups(&self) -> u32 {
         let Cooperative { columns, teams, groups, .. } = self.kind else { return 0 };
         columns * teams * groups
+    }
+
+    /// Returns true if it uses cooperative matrices.
+    pub fn is_cooperative(&self) -> bool {
+        matches!(self.kind, Cooperative { .. })
     }
 
     /// Bytes of workgroup memory of cooperative matrices: a piece of weights in half precision for each team, and a matrix of each

@@ -7,7 +7,7 @@ use paguro_backend::{Activation, Linear, LoadError, MatrixId, Norm, NormKind};
 use crate::ops::{Add, Embed, is_plain};
 
 use super::{
-    Acts, Before, Grid, Launch, Lowering, Place, Product, Store,
+    Acts, Before, Gates, Grid, Launch, Lowering, Place, Product, Store,
     Value::{self, F, U},
     When,
     fused::row_scale,
@@ -249,6 +249,7 @@ impl Lowering<'_> {
         &mut self,
         linears: [&Linear; N],
         groups: &[(Group<'_>, Place)],
+        store: Store,
         when: When,
         body: &mut Vec<Launch>,
     ) -> Result<[Place; N], LoadError> {
@@ -264,7 +265,7 @@ impl Lowering<'_> {
             }
             let inputs =
                 Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed, in_order: false };
-            self.product(&inputs, place, Store::WRITE, when, body)?;
+            self.product(&inputs, place, store, when, body)?;
         }
         Ok(places.map(|place| place.expect("every product is in a group")))
     }
@@ -334,19 +335,27 @@ impl Lowering<'_> {
             common.push(("FACTORS", U(u32::from(inputs.acts == Acts::Normed))));
             common.extend(store.constants());
             let (mut compiled, mut counters) = (Vec::new(), Vec::new());
+            let gates = store.gates.map(|gates| self.gates_finish(gates));
+            if let Some((_, to_halves)) = &gates {
+                buffers.push(("to_halves", to_halves));
+            }
             let kernel = |product: &Product| {
                 let (files, mut constants) =
                     product.kernel(self.device, matrix.layout, matrix.blocks, self.halves_at(matrix.layout));
                 constants.extend(common.iter().copied());
-                (
-                    product.name(matrix.layout),
-                    [wgsl!("args"), decoder(matrix.layout), wgsl!("factor", "store"), files].concat(),
-                    constants,
-                )
+                let (mut name, mut finish) = (product.name(matrix.layout), &wgsl!("store")[..]);
+                if let Some((gates, _)) = gates.as_ref().filter(|_| product.is_cooperative()) {
+                    (name, finish) = (name + "_gate", wgsl!("activation", "store_activations"));
+                    constants.extend(gates.iter().copied());
+                }
+                let files = [wgsl!("args"), decoder(matrix.layout), wgsl!("factor"), finish, files].concat();
+                (name, files, constants)
             };
             let cooperative = self.device.cooperative.filter(|_| !inputs.in_order);
+            let few = store.gates.map_or(0, |gates| gates.few);
+            let from = (cooperative, few);
             let mut products =
-                kernels::products(self.device, cooperative, matrix.layout, outputs as u32, matrix.blocks);
+                kernels::products(self.device, from, matrix.layout, outputs as u32, matrix.blocks);
             products.retain(|product| when == When::Always || product.most_rows > 1);
             for product in &products {
                 let (name, files, constants) = kernel(product);
@@ -364,6 +373,17 @@ impl Lowering<'_> {
             body.push(Launch { when, kernels: compiled, grid, kv_group: 0, counter, timed_with: None });
         }
         Ok(())
+    }
+
+    /// Constants of the epilogue that stores activations, and its buffer.
+    fn gates_finish(&self, gates: Gates) -> (Constants, wgpu::Buffer) {
+        let mut constants = activation_constants(gates.activation);
+        constants.extend([
+            ("GATES", U(1)),
+            ("ACT_BLOCKS", U((gates.width / BLOCK) as u32)),
+            ("GATED_AT", U(2 * self.halves_at(gates.down))),
+        ]);
+        (constants, self.half_acts(Acts::Plain, gates.down))
     }
 
     pub(super) fn activate(

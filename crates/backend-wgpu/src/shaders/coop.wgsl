@@ -50,6 +50,13 @@ fn x_at(row: u32, input: u32) -> u32 {
   return ((row / 16u * 2u * BLOCKS + input / 16u) * 64u + row % 16u * 4u + input % 16u / 4u) * UNITS;
 }
 
+//% if GATES
+// Returns every second of eight sums.
+fn ends_quad(at: u32) -> vec4<f32> {
+  return vec4<f32>(ends[at], ends[at + 2u], ends[at + 4u], ends[at + 6u]);
+}
+
+//% end
 // Synchronizes a team. If a team is one subgroup, only that subgroup waits.
 fn meet() {
 //% if SHARED
@@ -163,16 +170,34 @@ fn main(
   workgroupBarrier();
   coopStoreT(sums_${r}_${o}, &ends[group * SIDE * SIDE], SIDE);
   workgroupBarrier();
+//% if GATES
+  // Eight sums of a row at a time, which are the gates and ups of four activations.
+  for (var i = group * SUBGROUP + lane; i < COLUMNS * TEAM_ENDS / 8u; i += THREADS) {
+    let at = 8u * i;
+    let from_ = at / TEAM_ENDS * K_GROUPS * TEAM_ENDS + at % TEAM_ENDS;
+    var gates = ends_quad(from_);
+    var ups = ends_quad(from_ + 1u);
+    for (var t = 1u; t < K_GROUPS; t++) {
+      gates += ends_quad(from_ + t * TEAM_ENDS);
+      ups += ends_quad(from_ + t * TEAM_ENDS + 1u);
+    }
+//% else
   for (var i = group * SUBGROUP + lane; i < COLUMNS * TEAM_ENDS; i += THREADS) {
+    let at = i;
     let from_ = i / TEAM_ENDS * K_GROUPS * TEAM_ENDS + i % TEAM_ENDS;
     var sum = ends[from_];
     for (var t = 1u; t < K_GROUPS; t++) { sum += ends[from_ + t * TEAM_ENDS]; }
-    let r = row + (i % TEAM_ENDS / (SIDE * SIDE) * ROWS + ${r}u) * SIDE + i / SIDE % SIDE;
-    let o = (wid.y * COLUMNS + i / TEAM_ENDS) * TILE_OUTS + ${o}u * SIDE + i % SIDE;
+//% end
+    let r = row + (at % TEAM_ENDS / (SIDE * SIDE) * ROWS + ${r}u) * SIDE + at / SIDE % SIDE;
+    let o = (wid.y * COLUMNS + at / TEAM_ENDS) * TILE_OUTS + ${o}u * SIDE + at % SIDE;
+//% if GATES
+    if (r < args.rows && o < OUTPUTS) { store_activations(r, o, gates, ups); }
+//% else
 //% if EXPERTS
     if (o < OUTPUTS) { store(r, o, sum, 1.0); }
 //% else
     if (r < args.rows && o < OUTPUTS) { store(r, o, sum, 1.0); }
+//% end
 //% end
   }
 //% end

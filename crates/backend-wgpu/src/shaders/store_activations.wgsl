@@ -1,0 +1,22 @@
+// Stores activations for a matmul with cooperative matrices, from interleaved results of gate and up.
+@group(0) @binding(5) var<storage, read_write> to_halves: array<vec2<u32>>; // see `put_halves` in emit.wgsl
+//% if BIAS
+@group(0) @binding(6) var<storage, read> bias: array<f32>; // [outputs]
+//% end
+
+// Stores the four activations whose gates and ups are the outputs from `output` on.
+fn store_activations(row: u32, output: u32, gates: vec4<f32>, ups: vec4<f32>) {
+  var x: vec4<f32>;
+//% for j in 0..4
+//% if BIAS
+  x[${j}] = activated(gates[${j}] + bias[output + 2 * ${j}], ups[${j}] + bias[output + 2 * ${j} + 1]);
+//% else
+  x[${j}] = activated(gates[${j}], ups[${j}]);
+//% end
+//% end
+  let most = vec4<f32>(65504.0);
+  let scaled = min(max(x * 0.125, -most), most);
+  let input = output / 2u;
+  let at = (row / 16u * 2u * ACT_BLOCKS + input / 16u) * 64u + row % 16u * 4u + input % 16u / 4u;
+  to_halves[GATED_AT + at] = vec2<u32>(pack2x16float(scaled.xz), pack2x16float(scaled.yw));
+}
