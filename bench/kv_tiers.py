@@ -213,8 +213,10 @@ def main():
     parser.add_argument("--conversations", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=384)
-    parser.add_argument("more", nargs="*", help="options of `paguro serve`, after --")
-    options = parser.parse_args()
+    # After options, argparse takes no more positional arguments.
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:end])
+    options.more = sys.argv[end + 1 :]
     options.tokens = options.tokens or (4000 if options.figure == "turns" else 8000)
     sys.exit(not {"restart": restart, "turns": turns, "cost": cost}[options.figure](options))
 
