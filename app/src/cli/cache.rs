@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 /// `paguro cache`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-`paguro serve` keeps what it has computed of long prompts on disk (--kv-disk), so that a conversation goes on at once after \
+`paguro serve` stores the KV cache of long prompts on disk (--kv-disk), so that a conversation continues at once after \
 a restart. The files are derived from prompts and answers, and only their owner can read them.
 
 Examples:

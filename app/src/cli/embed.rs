@@ -9,12 +9,12 @@ use super::{RunOnArgs, ThreadsArg, choices};
 /// `paguro embed`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Each line is a text, unless --whole-files is given. The output has one JSON object per text, in the order of the input: \
-its file, its line, its tokens and its vector. With --output, vectors go to a file: one array of NumPy if its name ends \
-with .npy, JSON lines otherwise.
+Each line is a text, unless --whole-files is given. The output has one JSON object per text, in the order of the input, \
+with the file, the line, the number of tokens and the vector. --output writes a file instead: a NumPy array if its name \
+ends with .npy, otherwise JSON lines.
 
 Examples:
-  paguro embed qwen3-embedding:0.6b notes.txt > vectors.jsonl
+  paguro embed Qwen/Qwen3-Embedding-0.6B-GGUF notes.txt > vectors.jsonl
   paguro embed MODEL.gguf --whole-files docs/*.md --output docs.npy
   echo \"Who lost a key?\" | paguro embed MODEL --prompt-name query")]
 pub struct EmbedArgs {

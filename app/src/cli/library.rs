@@ -13,12 +13,12 @@ use super::choices::KvDtype;
 A short name (`paguro search` lists them) is a well-known model: `qwen3:4b`, or `qwen3` for the usual size of it, or \
 `qwen3:4b-q8_0` for another quantization.
 
-A repository with GGUF files gives one of them: the one that is named after the colon, else Q4_K_M, else Q8_0, else the \
-nearest to these. Split models come whole. A repository without GGUF files gives its folder of safetensors; with both, \
-`:safetensors` asks for the folder. Addresses pasted from a browser are understood.
+Of a repository with GGUF files, one model is pulled: the one that is named after the colon, else Q4_K_M, else Q8_0, else \
+the nearest to these, with all files if it is split. Of a repository without GGUF files, the folder of safetensors is \
+pulled; with both, `:safetensors` selects the folder. Addresses pasted from a browser are accepted.
 
-Every file is checked against the hub's checksum before the model shows in the library. The same command resumes a pull \
-that was interrupted. Pulling a model again gets what is new.
+Every file is checked against the hub's checksum before the model is in the library. The same command resumes an \
+interrupted pull. Pulling a model again downloads what has changed.
 
 HF_ENDPOINT is the hub, https://huggingface.co unless set. HF_TOKEN opens private and gated models.
 
@@ -36,7 +36,7 @@ pub struct PullArgs {
     #[arg(long, value_name = "NAME")]
     pub name: Option<ModelName>,
 
-    /// Succeed also if this version cannot run the model
+    /// Succeed even if this version cannot run the model
     #[arg(long)]
     pub force: bool,
 }
@@ -44,13 +44,13 @@ pub struct PullArgs {
 /// `paguro import`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Without --copy the files stay where they are, and must not move; the library notices when they change. With --copy it \
-has its own, which other models share if they have the same content.
+Without --copy the files stay where they are and must not move; the library detects changes. With --copy the library \
+stores copies, which models with the same content share.
 
 Examples:
-  paguro import MODEL.gguf                   by its file's name
-  paguro import MODEL.gguf --name tiny       by another one
-  paguro import some/hf-folder --copy        a copy, so that the folder may go")]
+  paguro import MODEL.gguf                   under the file's name
+  paguro import MODEL.gguf --name tiny       under another name
+  paguro import some/hf-folder --copy        a copy; the folder can be deleted")]
 pub struct ImportArgs {
     /// A GGUF file (any one of a split model) or a Hugging Face folder
     #[arg(value_name = "FILE | FOLDER")]
@@ -64,11 +64,11 @@ pub struct ImportArgs {
     #[arg(long)]
     pub copy: bool,
 
-    /// Take the place of a model of that name
+    /// Replace a model of that name
     #[arg(long)]
     pub replace: bool,
 
-    /// Take it in also if this version cannot run it
+    /// Import even if this version cannot run the model
     #[arg(long)]
     pub force: bool,
 }
@@ -76,8 +76,8 @@ pub struct ImportArgs {
 /// `paguro search`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-The well-known models are a table inside this binary, so they are found without a network. Below them stand \
-repositories with GGUF files on Hugging Face (HF_ENDPOINT), the most downloaded first.
+The well-known models are a table inside this binary, so they are found without a network. Repositories \
+with GGUF files on Hugging Face (HF_ENDPOINT) follow, the most downloaded first.
 
 Examples:
   paguro search               all well-known models
@@ -128,7 +128,7 @@ pub struct RmArgs {
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<String>,
 
-    /// A model that is not there is no error
+    /// Do not fail if a model does not exist
     #[arg(short, long)]
     pub force: bool,
 }
@@ -144,7 +144,7 @@ pub struct CpArgs {
     #[arg(value_name = "NEW NAME")]
     pub to: ModelName,
 
-    /// Take the place of a model of that name
+    /// Replace a model of that name
     #[arg(long)]
     pub replace: bool,
 }
@@ -152,11 +152,11 @@ pub struct CpArgs {
 /// `paguro preset`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-A preset says how servers load a model, what its requests begin with, and by which other names it is found. It is kept \
-when the model is pulled again. A running server uses it from the next request on, and loads the model again where that \
-is necessary. Options are those of Ollama's API; requests that set them win. `paguro run` uses the aliases only.
+A preset has the settings with which servers load a model, defaults of its requests, and its aliases. It is kept when \
+the model is pulled again. A running server applies it from the next request on, and reloads the model if necessary. \
+Options are those of Ollama's API; values in a request take precedence. `paguro run` uses only the aliases.
 
-The file with a server's settings can have presets, too, also for models outside of the library; they are stronger:
+The settings file of a server can also have presets, even for models outside of the library; they take precedence:
 
   [preset.\"qwen3:4b\"]
   ctx = 32768
@@ -173,7 +173,7 @@ pub struct PresetArgs {
     #[arg(value_name = "NAME")]
     pub name: String,
 
-    /// Most tokens of prompt and answer; 0 is what the model was trained for
+    /// Maximum tokens of prompt and answer together; 0 for all the model was trained for
     #[arg(short = 'c', long, value_name = "TOKENS")]
     pub ctx: Option<usize>,
 
@@ -197,7 +197,7 @@ pub struct PresetArgs {
     #[arg(long = "alias", value_name = "NAME")]
     pub aliases: Vec<ModelName>,
 
-    /// Forget the preset first
+    /// Remove the preset first
     #[arg(long)]
     pub clear: bool,
 
@@ -221,7 +221,7 @@ impl PresetArgs {
 /// `paguro prune`.
 #[derive(Args, Debug)]
 pub struct PruneArgs {
-    /// Delete the models, too, that the catalogue has lost
+    /// Also delete models that the catalogue has lost
     #[arg(long)]
     pub force: bool,
 }
@@ -229,21 +229,21 @@ pub struct PruneArgs {
 /// `paguro verify`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Reads the files of models and compares them with their checksums. A damaged model is not run any more until it is \
-repaired: --repair gets its file again from the hub, or from where it was imported if that file is still the same. A \
-good file is never lost on the way.
+Reads the files of models and compares them with their checksums. A damaged model cannot run until it is repaired. \
+--repair restores its files from the hub, or from the place of their import if they are unchanged there. Intact files \
+are never lost.
 
-Exit status: 0 all is well or repaired, 1 something is damaged, 2 there is no such model, 130 stopped with Ctrl-C.
+Exit status: 0 all files are intact or repaired, 1 a file is damaged, 2 there is no such model, 130 stopped with Ctrl-C.
 
 Examples:
   paguro verify                      all of the library
-  paguro verify qwen3 --repair       one model; what is damaged is got again")]
+  paguro verify qwen3 --repair       one model, with repair of damaged files")]
 pub struct VerifyArgs {
-    /// The model [default: all, and what belongs to none]
+    /// The model [default: all models, and files of none]
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
 
-    /// Get damaged files again
+    /// Restore damaged files
     #[arg(long)]
     pub repair: bool,
 
@@ -255,9 +255,9 @@ pub struct VerifyArgs {
 /// `paguro rebuild`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Beside each model lies a small record of it. From these records the catalogue (library.db) is written anew where it is \
-lost, empty or damaged; the old one is kept under another name. To a catalogue that is whole, models are added that it \
-does not know. All files of restored models are read and checked.")]
+The library has a small record of each model. If the catalogue (library.db) is lost, empty or damaged, it is rebuilt from \
+these records; the old file is kept under another name. If the catalogue is intact, missing models are added. All files \
+of restored models are read and checked.")]
 pub struct RebuildArgs {
     /// Print one JSON object
     #[arg(long)]

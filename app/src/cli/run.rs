@@ -64,7 +64,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
-    /// Go on with the conversation of this name, or begin it: its messages and cache are kept (`paguro sessions`)
+    /// Continue or begin the conversation of this name; its messages and cache are kept (`paguro sessions`)
     #[arg(long, value_name = "NAME", conflicts_with_all = ["raw", "branches"])]
     pub session: Option<String>,
 

@@ -12,10 +12,10 @@ use crate::{mcp::McpOptions, presets::Preset};
 /// `paguro serve`.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = "\
-Serves the model inside this binary, `tales`, those that are named, and all of the library. Each is loaded when it is \
-first asked for, and unloaded when it was not used for a while or another model needs the memory. The port is \
-Ollama's, so its clients find the server by themselves. Point OpenAI clients at http://127.0.0.1:11434/v1 and \
-Anthropic clients at http://127.0.0.1:11434; any API key works until there are keys.
+Serves the model inside this binary, `tales`, the named models, and all models of the library. A model is loaded at its \
+first request, and unloaded if it is not used for a while or another model needs the memory. The port is Ollama's, so \
+its clients find the server. OpenAI clients need the address http://127.0.0.1:11434/v1, Anthropic clients need \
+http://127.0.0.1:11434; any API key works until there are keys.
 
   OpenAI     /v1/chat/completions, /v1/completions, /v1/responses,
              /v1/embeddings, /v1/models
@@ -27,14 +27,14 @@ Anthropic clients at http://127.0.0.1:11434; any API key works until there are k
              /docs, /openapi.json: all of it, with all fields
   operators  /health, /ready, /status, /metrics
 
-What is set here can also be set in a TOML file (--config, else `paguro/serve.toml` in the folder for configurations) \
-under the flags' names: `port = 8080`, `keep-alive = \"1h\"`; and by the environment (PAGURO_...). A flag is stronger \
-than the file, and that is stronger than the environment. An unknown key is an error.
+Every setting is also a key of a TOML file (--config, else `paguro/serve.toml` in the folder for configurations), such as \
+`port = 8080` and `keep-alive = \"1h\"`, and an environment variable (PAGURO_...). A flag takes precedence over the file, \
+and the file over the environment. An unknown key is an error.
 
-Everybody who can reach the address can use the server, as long as there are no keys (`paguro keys add`) and it listens \
-for this machine only. Requests from other machines always need a key.
+Without keys (`paguro keys add`), anyone who can reach the address can use the server if it listens for this machine \
+only. If it listens for other machines, requests always need a key.
 
-Sizes are bytes, with a unit if you like: 512MiB, 8GB. Times are seconds, or have a unit: 90s, 5m, 1h, forever.
+Sizes are bytes or have a unit: 512MiB, 8GB. Times are seconds or have a unit: 90s, 5m, 1h, forever.
 
 Examples:
   paguro serve

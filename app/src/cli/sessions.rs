@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 /// `paguro sessions`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-`paguro run --session NAME` goes on with a conversation. Its messages and what the model has computed of them are in the folder \
+`paguro run --session NAME` continues a conversation. Its messages and their KV cache are in the folder \
 `sessions` of the library, which only their owner can read.
 
 Examples:

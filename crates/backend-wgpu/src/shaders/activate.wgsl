@@ -1,11 +1,12 @@
-// g = activation(gate) * up, or activation(up), and the activations of the next matmul. One workgroup computes eight
-// blocks. Gates, or ups, are EACH apart.
+// Computes activation(gate) * up, or activation(up) without a gate, [rows, WIDTH], as activations of the next matmul
+// (emit.wgsl). One workgroup computes eight blocks of 32 of a row. Consecutive elements of `gate` and `up` are EACH
+// apart.
 //% if GATED
 @group(0) @binding(0) var<storage, read> gate: array<f32>; // [rows, GATE_STRIDE]
 //% end
 @group(0) @binding(1) var<storage, read> up: array<f32>;   // [rows, UP_STRIDE]
 //% if TILED
-@group(0) @binding(2) var<storage, read> tile_experts: array<u32>; // see route_tiles.wgsl
+@group(0) @binding(2) var<storage, read> tile_experts: array<u32>; // [rows / TILE], see route_tiles.wgsl
 //% end
 
 @compute @workgroup_size(64)

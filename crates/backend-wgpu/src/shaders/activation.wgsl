@@ -1,6 +1,6 @@
-// Activations of feed-forward networks.
+// Activation functions of feed-forward networks, for one element.
 //% if GELU_ERF
-// 1 - erf(x) of a number that is 0 or more (Abramowitz and Stegun, 7.1.26), within 1.5e-7.
+// Returns 1 - erf(x) for x >= 0, with an error of at most 1.5e-7 (Abramowitz and Stegun, 7.1.26).
 fn erfc_of(x: f32) -> f32 {
   let t = 1.0 / fma(0.3275911, x, 1.0);
   let p = fma(fma(fma(fma(1.061405429, t, -1.453152027), t, 1.421413741), t, -0.284496736), t, 0.254829592);
@@ -8,7 +8,7 @@ fn erfc_of(x: f32) -> f32 {
 }
 
 //% end
-// Of a gate, or of an input without a gate.
+// Returns the activation of a gate, or of an input without a gate.
 fn activation(x: f32) -> f32 {
 //% if GELU
   let inner = 0.7978845608028654 * fma(0.044715 * x * x, x, x);
@@ -28,7 +28,7 @@ fn activation(x: f32) -> f32 {
 //% end
 }
 
-// Activation of a gate, times its input.
+// Returns the activation of a gate times its input.
 fn activated(gate: f32, up: f32) -> f32 {
 //% if CLAMPED
   let x = min(gate, LIMIT);

@@ -1,4 +1,4 @@
-// Activations in single precision, in blocks of 32 as eight quads.
+// Loads activations in single precision, [rows, 8, BLOCKS]: a block of 32 is eight quads.
 //% if PRODUCT
 @group(0) @binding(3) var<storage, read> x_floats: array<vec4<f32>>; // [rows, 8, BLOCKS]
 //% end
@@ -20,7 +20,7 @@ fn load_acts(row: u32, block: u32) -> Acts {
 }
 //% end
 
-// In order, so that the sum is the same in every kernel.
+// Adds the products of a quad in order, so that the sum is the same in every kernel.
 fn add_quad(acc: f32, w: vec4<f32>, x: vec4<f32>) -> f32 {
   return fma(w.w, x.w, fma(w.z, x.z, fma(w.y, x.y, fma(w.x, x.x, acc))));
 }

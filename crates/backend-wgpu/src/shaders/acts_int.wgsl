@@ -1,4 +1,4 @@
-// Activations in eight bits: x[i] = scale * quants[i] for each block of 32.
+// Loads, receives or quantizes activations in eight bits: x[i] = scale * quants[i] for each block of 32.
 //% if OWN_ACTS
 //% if TAKES
 //% else
@@ -6,10 +6,10 @@
 //% end
 
 var<workgroup> x_quants: array<vec4<u32>, OWN_ACTS * 2>; // [2, BLOCKS]
-// [2, BLOCKS] the largest number of each half; then scale, sums.
+// [2, BLOCKS] First the largest magnitude of each half of a block; then the scales and the sums of blocks.
 var<workgroup> x_scales: array<u32, OWN_ACTS * 2>;
 
-// Makes them of a row of floats. A thread has half of a block, PARTS times.
+// Quantizes a row of floats. Each thread quantizes PARTS halves of blocks.
 fn make_acts(tid: u32) {
 //% for p in 0..PARTS
   let at_${p} = tid + ${p}u * THREADS;
@@ -84,7 +84,7 @@ fn scale_and_sums(row: u32, block: u32) -> vec2<u32> {
 }
 //% else
 //% if TAKES
-// Input by handoff: quants [2, BLOCKS] in fours, scales [BLOCKS], sums [BLOCKS], and further values.
+// Input by handoff: quants [2, BLOCKS] of four words, scales [BLOCKS], sums [BLOCKS], and further values.
 var<workgroup> taken: array<vec4<u32>, TAKES / 4u>;
 
 fn take_acts(tid: u32) {
@@ -122,7 +122,7 @@ fn scale_and_sums(row: u32, block: u32) -> vec2<u32> {
 //% else
 //% if PRODUCT
 @group(0) @binding(3) var<storage, read> x_quants: array<vec4<u32>>; // [rows, 2, BLOCKS]
-@group(0) @binding(4) var<storage, read> x_scales: array<vec2<u32>>; // [rows, BLOCKS] scale, sums of both halves
+@group(0) @binding(4) var<storage, read> x_scales: array<vec2<u32>>; // [rows, BLOCKS] scale; sums of both halves
 
 fn quants_at(i: u32) -> vec4<u32> {
   return x_quants[i];
@@ -150,7 +150,8 @@ fn dot_half(a: vec4<u32>, b: vec4<u32>) -> i32 {
   return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
 }
 
-// Returns the products of quad `j` of a block. The layout defines its quants as bytes, and the weights.
+// Returns the four weights of quad `j` of a block. The layout defines `bytes`, their quants, and `line`, their scale
+// and offset.
 fn quad(w: Block, j: u32) -> vec4<f32> {
   let l = line(w, j);
   return fma(vec4<f32>(unpack4xU8(bytes(w, j) ^ SIGNS)), vec4<f32>(l.x), vec4<f32>(l.y));

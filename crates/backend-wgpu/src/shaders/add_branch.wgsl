@@ -1,4 +1,5 @@
-// x = (x + SCALE * norm(y)) * OUT_SCALE, one workgroup for each row; perhaps without the norm, without x, or without y.
+// Computes x = (x + SCALE * norm(y)) * OUT_SCALE, [rows, WIDTH], with one workgroup per row. Without NORMS, y is added
+// as it is; with WRITES, x = norm(y); without BRANCH, x is only scaled.
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;   // [rows, WIDTH]
 //% if BRANCH
 @group(0) @binding(1) var<storage, read> y: array<f32>;         // [rows, WIDTH]

@@ -1,9 +1,10 @@
-// The weighted sum of a row's experts, in ascending order, onto the shared expert's result; one thread for each element.
-@group(0) @binding(0) var<storage, read> results: array<f32>;      // [places, WIDTH]
-@group(0) @binding(1) var<storage, read> weights: array<f32>;      // [rows, USED]
+// Adds the weighted results of a row's experts, in ascending order of their ids, to the result of the shared expert:
+// out [rows, WIDTH]. One thread computes one element.
+@group(0) @binding(0) var<storage, read> results: array<f32>;      // [places, WIDTH] results of experts
+@group(0) @binding(1) var<storage, read> weights: array<f32>;      // [rows, USED] weights of experts
 @group(0) @binding(2) var<storage, read_write> out: array<f32>;    // [rows, WIDTH]
 //% if TILED
-@group(0) @binding(3) var<storage, read> places: array<u32>;       // [rows, USED]
+@group(0) @binding(3) var<storage, read> places: array<u32>;       // [rows, USED] see route_tiles.wgsl
 //% end
 //% if SHARED_EXPERT
 @group(0) @binding(4) var<storage, read> shared_out: array<f32>;   // [rows, WIDTH]

@@ -1,5 +1,5 @@
-// Bias and penalties of the tokens that have some, in place; one thread for each.
-@group(0) @binding(0) var<storage, read> edits: array<vec4<u32>>; // [edits] index, bias, repetition penalty, what is subtracted
+// Applies bias and penalties to the logits of single tokens, in place. One thread applies one edit.
+@group(0) @binding(0) var<storage, read> edits: array<vec4<u32>>; // [edits] index, bias, repetition and other penalties
 @group(0) @binding(1) var<storage, read_write> logits: array<f32>; // [rows, VOCAB]
 
 @compute @workgroup_size(256)
@@ -8,7 +8,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let edit = edits[id.x];
   let repetition = bitcast<f32>(edit.z);
   var logit = logits[edit.x] + bitcast<f32>(edit.y);
-  // A device may round a division by one.
+  // A device may round even a division by one.
   if (repetition != 1.0) {
     if (logit > 0.0) { logit /= repetition; } else { logit *= repetition; }
   }

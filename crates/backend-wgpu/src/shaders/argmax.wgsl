@@ -1,9 +1,10 @@
-// Most probable token of each sample among those that its mask allows; the lowest of equal ones. NaN is ignored, +inf
-// counts as the largest finite number. First the maximum of every 2048 tokens; then, with MERGE, the maximum of those.
+// Computes the most probable token of each sample among those that its mask allows. Among equal tokens it is the one
+// with the lowest id. NaN is ignored, and +inf counts as the largest finite number. The first launch computes the
+// maximum of every 2048 tokens; the second, with MERGE, the maximum of those.
 @group(0) @binding(0) var<storage, read> samples: array<vec4<u32>>; // [samples, 2] see sample.wgsl
 //% if MERGE
 @group(0) @binding(1) var<storage, read> best: array<vec2<u32>>;       // [samples, CHUNKS] value, token
-@group(0) @binding(2) var<storage, read_write> tokens: array<u32>;     // [samples]
+@group(0) @binding(2) var<storage, read_write> tokens: array<u32>;     // [samples] the token, or NONE
 //% else
 @group(0) @binding(1) var<storage, read_write> best: array<vec2<u32>>; // [samples, CHUNKS] value, token
 @group(0) @binding(2) var<storage, read> logits: array<f32>;           // [rows, VOCAB]

@@ -1,11 +1,17 @@
-// Paged attention: a tile of TILE_ROWS rows times TILE_HEADS query heads of one K/V head, so that K and V are read once
-// for all of them, over splits at fixed positions. A result depends only on its query and the tokens before it.
+// Computes attention over pages: partials of [rows, HEADS, DIM], or their sums as activations of the next matmul. A
+// workgroup computes a tile of TILE_ROWS rows times TILE_HEADS query heads of one K/V head over some splits, so that K
+// and V are read once for all of them. Splits are at fixed positions, so a result depends only on its query and the
+// tokens before it.
 //
-// A split has three phases. Scores: a thread computes four queries and whole tokens of K. Weights: exponentials of the
-// scores. V: a team of threads shares a token, each thread with four dimensions for all queries; each of TEAMS teams
-// reads every TEAMS-th group of UNROLL tokens. kv_f16.wgsl, kv_q8.wgsl and kv_q4.wgsl define the arrangement of K and V in pages: a
-// read of K has K_FOURS fours of dimensions, one of V has four dimensions of V_TOKENS tokens.
-@group(0) @binding(0) var<storage, read> step: array<u32>;
+// A split has three phases:
+// - Scores. A thread computes the scores of four queries and whole tokens of K.
+// - Weights. A thread computes the exponentials of its scores.
+// - V. A team of threads shares a token; each thread sums four dimensions for all queries. Each of TEAMS teams reads
+//   every TEAMS-th group of UNROLL tokens.
+//
+// kv_f16.wgsl, kv_q8.wgsl and kv_q4.wgsl define the layout of K and V in pages. A read of K has K_FOURS quads of
+// dimensions of a token. A read of V has four dimensions of V_TOKENS tokens.
+@group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>; // [rows, HEADS, DIM / 4]
 //% if HANDS_PARTS
 //% else
@@ -17,24 +23,24 @@ const QUADS = DIM / 4u;
 const TEAMS = THREADS / QUADS;
 const QUERIES = TILE_ROWS * TILE_HEADS;
 const SIDE = THREADS / FOURS; // threads that have the same four queries
-const SUMS = 16u;             // that are made of a split's weights, each of every SUMSth token
+const SUMS = 16u;             // sums of a split's weights; each adds every SUMSth token
 const UNSEEN = -3.0e38;
 //% if QUANTS
-const K_BLOCKS = (K_QUADS + 7u) / 8u; // of K, that have a scale each
+const K_BLOCKS = (K_QUADS + 7u) / 8u; // blocks of K, which have one scale each
 //% end
 
-var<workgroup> places: array<u32, COARSE / 16u>;             // of this split's pages, in reads of K; the smallest have 16 tokens
+var<workgroup> places: array<u32, COARSE / 16u>;             // offsets of the split's pages, in reads of K
 var<workgroup> tile: array<vec4<f32>, FOURS * 4u * K_QUADS>; // the queries
-var<workgroup> quads: array<vec4<f32>, SHARED>;              // weights of a split [tokens, FOURS]; then sums [teams, 4, QUADS]
-var<workgroup> tops: array<vec4<f32>, THREADS / 4u>;         // maximum of each subgroup; the smallest have 4 threads
+var<workgroup> quads: array<vec4<f32>, SHARED>;              // weights [tokens, FOURS]; then sums [teams, 4, QUADS]
+var<workgroup> tops: array<vec4<f32>, THREADS / 4u>;         // maximum of each subgroup, which has at least 4 threads
 var<workgroup> split_tops: array<vec4<f32>, FOURS>;
 var<workgroup> sums: array<vec4<f32>, SUMS * FOURS>;
 var<workgroup> totals: array<f32, QUERIES>;
 //% if QUANTS
-var<workgroup> bases: array<vec4<f32>, FOURS * K_BLOCKS>;    // what four queries' products with a block begin with
+var<workgroup> bases: array<vec4<f32>, FOURS * K_BLOCKS>;    // initial sums of four queries' products with a block
 //% end
 
-// Size class of a split that ends there: fine, coarse, or short enough for one token per thread.
+// Returns the size class of a split of `end` tokens: 0 fine, 1 coarse, 2 short enough for one token per thread.
 fn size_of(end: u32) -> u32 {
 //% if SHORT
   if (end <= SIDE) { return 2u; }
@@ -44,7 +50,7 @@ fn size_of(end: u32) -> u32 {
 
 //% if EMITS
 //% if QUANTS
-// Staged results, for hadamard.wgsl.
+// Accessors of staged results for hadamard.wgsl.
 fn number_at(i: u32) -> f32 {
   return staged[i / 32u * 33u + i % 32u];
 }
@@ -73,9 +79,9 @@ fn main(
   let seen_from = first_seen(item.position);
   let team = tid / QUADS;
   let lane = tid % QUADS;
-  let own = tid / SIDE; // which four queries
+  let own = tid / SIDE; // index of the thread's four queries
 
-  // Page numbers are prefetched: those of the first split before the wait for queries.
+  // Page numbers are prefetched; those of the first split are loaded before the wait for queries.
   let asked = min(tid, COARSE / PAGE - 1u);
   var page = page_of(item.first_split, asked, item.table, item.position + item.rows);
 //% if CLEARED
@@ -87,7 +93,7 @@ fn main(
     let head = item.first_head + min(i / K_QUADS % TILE_HEADS, item.heads - 1u);
     let quad = i % K_QUADS;
     let query = queries[(row * HEADS + head) * QUADS + min(quad, QUADS - 1u)] * SCALE;
-    // Padding of K may be any number, but counts for nothing.
+    // Padding of K may have any finite value, so queries are zero there.
     tile[i] = select(vec4<f32>(0.0), query, quad < QUADS);
   }
 //% if QUANTS
@@ -120,12 +126,12 @@ fn main(
     let base = split_begin(split);
     let end = min(split_begin(split + 1u) - base, item.position + item.rows - base);
     let begin = max(seen_from, base) - base;
-    // Tokens outside of the mask are also read, with weight zero: all numbers in pages are finite.
+    // Tokens outside of the mask are also read and get the weight zero. All numbers in pages are finite.
     if (tid < COARSE / PAGE) { places[tid] = (page * PAGE_WORDS + SLOT_AT) / 4u + item.kv_head * (PAGE / 4u) * HEAD_WORDS; }
     workgroupBarrier();
     page = page_of(split + 1u, asked, item.table, item.position + item.rows);
 
-    // Scores. On splits that are short, threads have fewer tokens, and read more of each at once.
+    // Scores. In short splits, a thread has fewer tokens and reads more of each at once.
     let size = size_of(end);
 //% for j in 0..TOKENS_1
     let t_${j} = tid % SIDE + ${j}u * SIDE;
@@ -159,7 +165,7 @@ fn main(
 //% end
 //% end
 //% if QUANTS
-        // A block has one read of four-bit quants, or two of eight bits; the last one may be shorter.
+        // A block is one read of four-bit quants or two of eight-bit quants. The last block may be shorter.
         let quad_${e} = i + ${e}u * K_FOURS;
         if (quad_${e} % 8u == 0u) {
 //% for j in 0..TOKENS_${size}
@@ -193,7 +199,7 @@ fn main(
     }
 //% end
 //% if AHEAD
-    // The first of V, while others still wait for K.
+    // The first values of V are loaded while other threads still wait for K.
     let first_t = min((begin / (TEAMS * UNROLL) * TEAMS + team) * UNROLL, COARSE - UNROLL);
     let ahead_at = values_at(places[first_t / PAGE], first_t % PAGE, lane);
 //% for r in 0..V_LOADS
@@ -201,7 +207,7 @@ fn main(
 //% end
 //% end
 
-    // Maximum of the scores, rounded up to an integer, and the weights.
+    // Weights. The maximum of the scores is rounded up to an integer.
     var top = vec4<f32>(NOTHING);
     // Last visible token of the split for each query.
     let last = vec4<i32>(min((vec4<u32>(0u, 1u, 2u, 3u) + own * 4u) / TILE_HEADS, vec4<u32>(item.rows - 1u))) + i32(item.position) - i32(base);
@@ -232,7 +238,7 @@ fn main(
       sums[tid] = all;
     }
 
-    // V.
+    // V. Each thread sums four dimensions of its team's tokens.
 //% for v in 0..FOURS
 //% for h in 0..QUERIES_${v}
     var sum_${v}_${h} = vec4<f32>(0.0);
@@ -268,8 +274,8 @@ fn main(
     }
     workgroupBarrier();
 
-    // Sums over the teams, of splits to runs, and of runs to the total. The next split needs no barrier here, because
-    // it writes this memory only after other barriers.
+    // The sums of teams are added to the split, splits to runs, and runs to the total. The next split needs no barrier
+    // here, because it writes this memory only after other barriers.
     let ends_run = (split + 1u) % RUN == 0u || split + 1u == item.first_split + item.splits;
 //% for v in 0..FOURS
     if (team < TEAMS) {
@@ -304,7 +310,7 @@ fn main(
 
 //% if EMITS
   if (args.whole != 0u) {
-    // If every result of this step is whole, the activations of the next matmul are computed here.
+    // If no result of this step is in partials, this kernel computes the activations of the next matmul.
     if (tid < QUERIES) { totals[tid] = total.sum.x; }
     workgroupBarrier();
 //% for v in 0..FOURS

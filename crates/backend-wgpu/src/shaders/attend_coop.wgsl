@@ -1,38 +1,40 @@
-// Paged attention with cooperative matrices of SIDE times SIDE, for steps of many rows. A workgroup computes a tile of
-// rows times TILE_HEADS query heads of one K/V head, 16 queries for each of GROUPS subgroups, and iterates over the
-// visible tokens in blocks of TOKENS, staged in workgroup memory. Operands are half precision, sums single precision.
+// Computes attention over pages with cooperative matrices of SIDE times SIDE, for steps of many rows: partials of
+// [rows, HEADS, DIM], or their sums as activations of the next matmul. A workgroup computes a tile of rows times
+// TILE_HEADS query heads of one K/V head, 16 queries for each of GROUPS subgroups. It iterates over the visible tokens
+// in blocks of TOKENS, which are staged in workgroup memory. Operands have half precision, sums single precision.
 //
-// Weights are relative to a power of two of each query: that of the first block of a run, until a block has a score
-// that is SLACK larger. The sums are then rescaled through workgroup memory, which is exact, as is adding runs in
-// order. So a workgroup may compute one run or all, and a result depends only on its query and the tokens before it.
-@group(0) @binding(0) var<storage, read> step: array<u32>;
+// The weights of a query are relative to a power of two. It is that of the first block of a run, until a score of a
+// later block exceeds it by more than SLACK. Then the sums are rescaled through workgroup memory, which is exact. Runs
+// are added in order, and their rescaling is exact as well. So a workgroup may compute one run or all, and a result
+// depends only on its query and the tokens before it.
+@group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
-@group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS] as pages.rs says, of eight f16
-@group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>;         // the same
+@group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS] of eight f16, see pages.rs
+@group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>;         // like k_pages
 @group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
 @group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
 
 const QUADS = DIM / 4u;
 const EIGHTS = DIM / 8u;
 const QUERIES = 16u * GROUPS;
-const LANES = SUBGROUP / 16u; // that share a query
+const LANES = SUBGROUP / 16u; // threads that share a query
 const UNSEEN = -3.0e38;
 const SLACK = 8.0;
 const RUN_TOKENS = RUN * COARSE;
-const RUN_SKIPS = COARSE_FROM / FINE * COARSE - COARSE_FROM; // tokens that the first run has less than others
-// Rows in workgroup memory, padded against bank conflicts.
+const RUN_SKIPS = COARSE_FROM / FINE * COARSE - COARSE_FROM; // tokens by which the first run is shorter than others
+// Strides of rows in workgroup memory, padded against bank conflicts.
 const STRIDE = EIGHTS + 1u;
 const WEIGHT_STRIDE = TOKENS / 4u + 2u;
 const SCORE_STRIDE = TOKENS / 4u + 1u;
 //% if SIXTEENS
-const V_STRIDE = TOKENS / 8u + 1u; // of a dimension
+const V_STRIDE = TOKENS / 8u + 1u; // stride of a dimension
 const V_TILE = DIM * V_STRIDE;
 //% else
 const V_TILE = TOKENS * STRIDE;
 //% end
 
-// K and then V of a block; before, queries. Scores, or sums of 32 dimensions. Weights. With a side of 8 (Metal), memory
-// is addressed in single numbers.
+// `tile` has the queries, and later K followed by V of a block. `scores` has scores, or sums of 32 dimensions. With a
+// side of 8 (Metal), memory is addressed in single numbers.
 //% if SIDE_8
 const EIGHT = 8u;
 const WEIGHT = 4u;
@@ -108,7 +110,7 @@ fn load_k(kv_head: u32, table: u32, block: u32, token: u32, eight: u32, last_tok
 //% end
 }
 
-// Eight dimensions of a token, or a dimension of eight tokens.
+// Loads eight dimensions of a token, or with SIXTEENS a dimension of eight tokens.
 fn load_v(kv_head: u32, table: u32, block: u32, token: u32, part: u32, last_token: u32) -> vec4<u32> {
   let place = place_of(kv_head, table, block, token, last_token);
 //% if SIXTEENS
@@ -140,7 +142,7 @@ fn main(
 //% end
 //% end
 //% end
-  // Queries are loaded through the tile, which has room for those of TURN_GROUPS subgroups.
+  // Queries are loaded through the tile, which has space for those of TURN_GROUPS subgroups.
   for (var turn = 0u; turn < GROUPS; turn += TURN_GROUPS) {
     workgroupBarrier();
     for (var i = tid; i < 16u * TURN_GROUPS * EIGHTS; i += THREADS) {
@@ -156,8 +158,8 @@ fn main(
       );
     }
     workgroupBarrier();
-    // A loop instead of `if`: the compiler permits matrix operations in control flow that differs between subgroups
-    // only in loops.
+    // This loop replaces an `if`. In control flow that differs between subgroups, the compiler permits matrix
+    // operations only in loops.
     for (var own = group / TURN_GROUPS * TURN_GROUPS == turn; own; own = false) {
 //% for r in 0..ROWS
 //% for d in 0..DIMS
@@ -174,8 +176,8 @@ fn main(
   let lane = tid % LANES;
   let own = query * SCORE_STRIDE + lane;
   let own_weights = query * WEIGHT_STRIDE + lane;
-  let own_scores = 16u * group * SCORE_STRIDE; // of the subgroup
-  let last = i32(item.position + min(query / TILE_HEADS, item.rows - 1u)); // token that the query sees
+  let own_scores = 16u * group * SCORE_STRIDE; // scores of the subgroup
+  let last = i32(item.position + min(query / TILE_HEADS, item.rows - 1u)); // last token that the query sees
   let head = item.first_head + query % TILE_HEADS;
   var part = part_of(query, work);
   if (query % TILE_HEADS >= item.heads) { part = NO_PART; }
@@ -185,7 +187,7 @@ fn main(
   var whole_top = NOTHING;
   var whole_total = 0.0;
 
-  // Part of K and V that a thread reads.
+  // Parts of K and V that this thread reads.
   let k_token = tid % TOKENS;
   let k_eight = tid / TOKENS;
   var from_ = max(split_begin(item.first_split), first_seen(item.position)) / TOKENS * TOKENS;
@@ -224,7 +226,7 @@ fn main(
 //% end
     workgroupBarrier();
 //% if AHEAD
-    // The last block prefetches itself again: a branch would wait for the loads.
+    // The last block prefetches itself again, because a branch would wait for the loads.
     from_ = min(block + TOKENS, (end - 1u) / TOKENS * TOKENS);
 //% for i in 0..LOADS
     k_${i} = load_k(item.kv_head, item.table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
@@ -232,7 +234,7 @@ fn main(
 //% end
 //% end
 
-    // Scores.
+    // Scores of all tokens of the block.
 //% for r in 0..ROWS
 //% for t in 0..TOKEN_MATRICES
     var dots_${r}_${t} = Sums();
@@ -255,7 +257,7 @@ fn main(
 //% end
     subgroupBarrier();
 
-    // Weights.
+    // Weights of all tokens of the block.
 //% for i in 0..SHARE
     var score_${i} = staged(own + ${i}u * LANES);
 //% if CAP
@@ -298,7 +300,7 @@ fn main(
 //% end
     subgroupBarrier();
 
-    // Rare: sums are rescaled.
+    // In rare cases, the sums are rescaled.
     for (var grown = subgroupAny(grows); grown; grown = false) {
 //% for p in 0..PIECES
 //% for r in 0..ROWS
@@ -324,7 +326,7 @@ fn main(
 //% end
     }
 
-    // V.
+    // Weighted sums of V.
 //% for t in 0..TOKEN_MATRICES
 //% for r in 0..ROWS
     let weights_${r}_${t} = coopLoadT<Rows>(
@@ -351,7 +353,7 @@ fn main(
 
     let ends = block + TOKENS >= end;
     if (ends || (block + TOKENS + RUN_SKIPS) % RUN_TOKENS == 0u) {
-      // A run is added to those before.
+      // The run is added to the previous runs.
       var run_total = total.x + total.y + (total.z + total.w);
 //% for i in 0..LANE_BITS
       run_total += subgroupShuffleXor(run_total, 1u << ${i}u);
@@ -364,7 +366,7 @@ fn main(
       whole_total = fma(whole_total, old, run_total * factor);
       top = NOTHING;
       total = vec4<f32>(0.0);
-      // If every result of this step is whole, the activations of the next matmul are computed here.
+      // If no result of this step is in partials, this kernel computes the activations of the next matmul.
       let emits = ends && args.whole != 0u;
       let at = (part * HEADS + head) * QUADS + lane;
 //% for p in 0..PIECES

@@ -1,12 +1,16 @@
-// Paged attention with cooperative matrices of SIDE times SIDE, for steps of few rows: one row times TILE_HEADS query
-// heads of one K/V head, five to eight, over splits at fixed positions as in `attend.wgsl`. A result depends only on
-// its query and the tokens before it.
+// Computes attention over pages with cooperative matrices of SIDE times SIDE, for steps of few rows: partials of
+// [rows, HEADS, DIM], or their sums as activations of the next matmul. A workgroup computes one row times TILE_HEADS
+// (five to eight) query heads of one K/V head over some splits. Splits are at fixed positions as in `attend.wgsl`, so a
+// result depends only on its query and the tokens before it.
 //
-// A split has three phases. Scores: a subgroup computes every GROUPS-th block of 32 tokens. Weights, in half precision.
-// V: a subgroup computes all tokens of 16 dimensions, so no sums across subgroups are needed. K and V are loaded from
-// pages into matrices without workgroup memory, two units ahead. They are rows of A: NVIDIA's compiler needs five times
-// as many instructions for columns of B.
-@group(0) @binding(0) var<storage, read> step: array<u32>;
+// A split has three phases:
+// - Scores. A subgroup computes every GROUPS-th block of 32 tokens.
+// - Weights. They have half precision.
+// - V. A subgroup sums 16 dimensions of all tokens, so no sums across subgroups are needed.
+//
+// K and V are loaded from pages into matrices without workgroup memory, two units ahead. They are rows of A, because
+// NVIDIA's compiler needs five times as many instructions for columns of B.
+@group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 //% if HANDS_PARTS
 //% else
@@ -15,24 +19,24 @@
 //% end
 
 const QUADS = DIM / 4u;
-const GROUPS = DIM / 16u;              // subgroups
+const GROUPS = DIM / 16u;              // subgroups of the workgroup
 const UNSEEN = -3.0e38;
-const BLOCK = 32u;                     // tokens, of K; units of V have as many
+const BLOCK = 32u;                     // tokens of a block of K, and of a unit of V
 const PIECES = 2u;                     // units of a block of K
-const TILE_STRIDE = QUADS + 2u;        // quads of a query; the last two keep queries out of each other's banks
+const TILE_STRIDE = QUADS + 2u;        // quads of a query; two are padding against bank conflicts
 const TILE = 8u * TILE_STRIDE;
-const SCORE_STRIDE = 5u;               // quads of a token; the fifth does the same for tokens
-const SCORES = 16u * SCORE_STRIDE;     // of a subgroup
+const SCORE_STRIDE = 5u;               // quads of a token; one is padding against bank conflicts
+const SCORES = 16u * SCORE_STRIDE;     // quads of a subgroup
 
-// pages.rs defines the arrangement of K and V. With a side of 8 (Metal), memory is addressed in single numbers. The
-// halves are the queries, [8, TILE_STRIDE] quads, and the weights, [COARSE, 2] quads: matrices with 16 queries ignore
-// the last eight.
+// pages.rs defines the layout of K and V. With a side of 8 (Metal), memory is addressed in single numbers. `halves` has
+// the queries, [8, TILE_STRIDE] quads, and the weights, [COARSE, 2] quads. In matrices with 16 queries, the last eight
+// are not used.
 //% if SIDE_8
 const QUAD = 4u;
 @group(0) @binding(2) var<storage, read> k_pages: array<f16>;
 @group(0) @binding(3) var<storage, read> v_pages: array<f16>;
 var<workgroup> halves: array<f16, (TILE + 2u * COARSE + 2u) * QUAD>;
-var<workgroup> scores: array<f32, GROUPS * SCORES * QUAD>; // of 16 tokens; sums of 16 dimensions; results
+var<workgroup> scores: array<f32, GROUPS * SCORES * QUAD>; // scores of 16 tokens; sums of 16 dimensions; results
 //% else
 const QUAD = 1u;
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<f16>>;
@@ -40,9 +44,9 @@ const QUAD = 1u;
 var<workgroup> halves: array<vec4<f16>, TILE + 2u * COARSE + 2u>;
 var<workgroup> scores: array<vec4<f32>, GROUPS * SCORES>;
 //% end
-var<workgroup> places: array<u32, 2u * COARSE / 16u>;      // of the pages of this split and the next; the smallest have 16 tokens
-var<workgroup> tops: array<vec4<f32>, 2u * GROUPS>;        // of each subgroup's scores
-var<workgroup> totals: array<vec4<f32>, 2u * GROUPS>;      // of its weights
+var<workgroup> places: array<u32, 2u * COARSE / 16u>;      // offsets of the pages of this split and the next
+var<workgroup> tops: array<vec4<f32>, 2u * GROUPS>;        // maxima of each subgroup's scores
+var<workgroup> totals: array<vec4<f32>, 2u * GROUPS>;      // sums of each subgroup's weights
 
 fn put_quad(at: u32, x: vec4<f16>) {
 //% if SIDE_8
@@ -59,12 +63,12 @@ fn staged_quad(block: u32, j: u32) -> vec4<f32> {
   return staged(8u * block + j);
 }
 
-// The first token of the block of a subgroup's unit of K, of which a block has PIECES.
+// Returns the first token of the block of a subgroup's unit of K. A block has PIECES units.
 fn block_of(group: u32, unit: u32) -> u32 {
   return (group + unit / PIECES * GROUPS) * BLOCK;
 }
 
-// Returns the offset of matrix `d` of a unit of K, in half `half` of its block, tokens from c SIDE on.
+// Returns the offset of matrix `d` of a unit of K, in half `half` of its block, for tokens from `c` * SIDE on.
 fn k_at(here: u32, group: u32, unit: u32, half: u32, d: u32, c: u32) -> u32 {
   let token = block_of(group, unit) + 16u * half;
   let place = (places[here + token / PAGE] + token % PAGE * 4u) * QUAD;
@@ -76,7 +80,7 @@ fn k_at(here: u32, group: u32, unit: u32, half: u32, d: u32, c: u32) -> u32 {
 //% end
 }
 
-// Returns the offset of matrix `t` of a unit of V, dimensions from c SIDE of the subgroup's on.
+// Returns the offset of matrix `t` of a unit of V, for the subgroup's dimensions from `c` * SIDE on.
 fn v_at(here: u32, group: u32, unit: u32, t: u32, c: u32) -> u32 {
   let token = unit * BLOCK + t * SIDE;
   let place = (places[here + token / PAGE] + (token % PAGE / 16u * DIM + group * 16u) * 4u) * QUAD;
@@ -113,8 +117,8 @@ fn main(
   workgroupBarrier();
 
   let own_scores = group * SCORES;
-  let own = lane / 16u;  // which four queries a thread has scores of
-  let query = lane / 4u; // of whose result it has a quad
+  let own = lane / 16u;  // index of the four queries whose scores this thread has
+  let query = lane / 4u; // query of whose result this thread has a quad
   var result = Sum(vec4<f32>(0.0), NOTHING);
   var run = Sum(vec4<f32>(0.0), NOTHING);
   var total = Sum(vec4<f32>(0.0), NOTHING);
@@ -123,10 +127,10 @@ fn main(
     let base = split_begin(split);
     let end = min(split_begin(split + 1u) - base, item.position + 1u - base);
     let begin = max(seen_from, base) - base;
-    let here = (split - item.first_split) % 2u * (COARSE / 16u); // this split's places
+    let here = (split - item.first_split) % 2u * (COARSE / 16u); // offset of this split in `places`
     page = page_of(split + 1u, asked, item.table, item.position + 1u);
 
-    // Scores. Tokens outside of the mask are also read, with weight zero: all numbers in pages are finite.
+    // Scores. Tokens outside of the mask are also read and get the weight zero. All numbers in pages are finite.
 //% for b in 0..K_BLOCKS
 //% for m in 0..2
     var score_${b}_${m} = vec4<f32>(0.0);
@@ -142,8 +146,8 @@ fn main(
 //% end
 //% end
 //% for b in 0..K_BLOCKS
-    // A loop instead of `if`: the compiler permits matrix operations in control flow that differs between subgroups
-    // only in loops.
+    // This loop replaces an `if`. In control flow that differs between subgroups, the compiler permits matrix
+    // operations only in loops.
     for (var sees = block_of(group, ${b}u * PIECES) < end; sees; sees = false) {
 //% for m in 0..2
 //% for c in 0..PER_16
@@ -172,7 +176,7 @@ fn main(
         }
       }
 //% end
-      // Of 16 tokens at a time, through a piece of workgroup memory that only this subgroup uses.
+      // Scores of 16 tokens at a time pass through a part of workgroup memory that only this subgroup uses.
 //% for m in 0..2
 //% for c in 0..PER_16
       coopStoreT(dots_${m}_${c}, &scores[(own_scores + ${c}u * SIDE * SCORE_STRIDE) * QUAD], SCORE_STRIDE * QUAD);
@@ -184,7 +188,7 @@ fn main(
     }
 //% end
 
-    // The first units of V, loaded before the wait for scores.
+    // The first units of V are loaded before the wait for scores.
     let first = begin / BLOCK / 2u * 2u;
     let units = (end + BLOCK - 1u) / BLOCK;
 //% for n in 0..2
@@ -197,7 +201,7 @@ fn main(
 //% end
 //% end
 
-    // Maximum of the split, rounded up to an integer, and the weights.
+    // Weights. The maximum of the split is rounded up to an integer.
     var top = vec4<f32>(NOTHING);
 //% for b in 0..K_BLOCKS
 //% for m in 0..2
@@ -214,7 +218,7 @@ fn main(
 //% end
     if (lane % 16u == 0u) { tops[own * GROUPS + group] = top; }
     workgroupBarrier();
-    var split_top = NOTHING; // of the query whose result a thread has
+    var split_top = NOTHING; // maximum of the query whose result this thread has
     for (var i = 0u; i < GROUPS; i++) {
       top = max(top, tops[own * GROUPS + i]);
       split_top = max(split_top, tops[query / 4u * GROUPS + i][query % 4u]);
@@ -235,13 +239,13 @@ fn main(
     all += subgroupShuffleXor(all, 1u << ${i}u);
 //% end
     if (lane % 16u == 0u) { totals[own * GROUPS + group] = all; }
-    // These places of the previous split are no longer read.
+    // This part of `places` belongs to the previous split and is no longer read.
     if (tid < COARSE / PAGE) { places[COARSE / 16u - here + tid] = (page * PAGE_WORDS + SLOT_AT) / 2u + item.kv_head * PAGE * QUADS; }
     workgroupBarrier();
     var split_total = 0.0;
     for (var i = 0u; i < GROUPS; i++) { split_total += totals[query / 4u * GROUPS + i][query % 4u]; }
 
-    // V.
+    // Weighted sums of V.
 //% for c in 0..PER_16
     var sums_${c} = Sums();
 //% end
@@ -252,7 +256,7 @@ fn main(
         let weighed = coopLoadT<Outs>(&halves[(TILE + 2u * ((unit + ${n}u) * BLOCK + ${t}u * SIDE)) * QUAD], 2u * QUAD);
 //% for c in 0..PER_16
         sums_${c} = coopMultiplyAdd(values_${n}_${t}_${c}, weighed, sums_${c});
-        // The last units load the last one again: a branch would wait for the loads.
+        // The last units load the last one again, because a branch would wait for the loads.
         values_${n}_${t}_${c} = coopLoadT<Rows>(
           &v_pages[v_at(here, group, min(unit + ${n}u + 2u, units - 1u), ${t}u, ${c}u)], 4u * QUAD
         );
@@ -262,7 +266,7 @@ fn main(
 //% end
     }
 
-    // Splits are added up to runs, and runs to the whole.
+    // Splits are added to runs, and runs to the total.
 //% for c in 0..PER_16
     coopStore(sums_${c}, &scores[(own_scores + 2u * ${c}u) * QUAD], 4u * QUAD);
 //% end
@@ -279,7 +283,7 @@ fn main(
   }
 
   if (args.whole != 0u) {
-    // If every result of this step is whole, the activations of the next matmul are computed here.
+    // If no result of this step is in partials, this kernel computes the activations of the next matmul.
     workgroupBarrier();
     stage(query * QUADS + group * 4u + lane % 4u, result.sum / total.sum.x);
     workgroupBarrier();

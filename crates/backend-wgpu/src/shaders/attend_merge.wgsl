@@ -1,6 +1,6 @@
-// Partial attention of a row, added up in order and perhaps gated, as activations of the next matmul; one workgroup for MERGE_HEADS heads of a row,
-// so that it has whole blocks.
-@group(0) @binding(0) var<storage, read> step: array<u32>;
+// Merges the partials of attention of a row in order, [parts, HEADS, DIM], applies the gate if there is one, and writes
+// activations of the next matmul. One workgroup computes MERGE_HEADS heads of a row, so that it has whole blocks.
+@group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 //% if HANDS_PARTS
 //% else
 @group(0) @binding(1) var<storage, read> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
@@ -16,15 +16,15 @@
 //% end
 
 const QUADS = DIM / 4u;
-const SLOTS = min(256u / QUADS, 51u); // parts that the threads read side by side
-const CHUNK = 5u * SLOTS;             // parts that they read at once: all of a context of 16,384, with heads of 128
+const SLOTS = min(256u / QUADS, 51u); // partials that the threads read concurrently
+const CHUNK = 5u * SLOTS;             // partials of a round; with heads of 128, all partials of 16,384 tokens
 
-var<workgroup> tops: array<f32, 64>;           // maximum of each subgroup; the smallest have 4 threads
-var<workgroup> parts: array<vec2<f32>, CHUNK>; // factor, weight times factor
+var<workgroup> tops: array<f32, 64>;           // maximum of each subgroup, which has at least 4 threads
+var<workgroup> parts: array<vec2<f32>, CHUNK>; // factor, and sum of weights times factor
 var<workgroup> chunk: array<vec4<f32>, CHUNK * QUADS>;
 
 //% if HADAMARD
-// Staged results, for hadamard.wgsl.
+// Accessors of staged results for hadamard.wgsl.
 fn number_at(i: u32) -> f32 {
   return staged[i / 32u * 33u + i % 32u];
 }
@@ -54,12 +54,12 @@ fn main(
   let made = parts_of(row);
   let slot = min(tid / QUADS, SLOTS - 1u);
   for (var h = 0u; h < MERGE_HEADS; h++) {
-    // Past the last head, its result is computed again and left out.
+    // Past the last head, the result of the last head is computed again and omitted.
     let head = min(wid.x * MERGE_HEADS + h, HEADS - 1u);
     let at = (made.first * HEADS + head) * QUADS + tid % QUADS;
 //% if HANDS_PARTS
 //% else
-    // Past the last part, it is read again.
+    // Past the last partial, the last partial is read again.
 //% for u in 0..5
     var next_${u} = part_sums[at + min(${u}u * SLOTS + slot, made.count - 1u) * HEADS * QUADS];
 //% end
@@ -73,7 +73,7 @@ fn main(
     workgroupBarrier();
     for (var i = 0u; i < subgroups; i++) { top = max(top, tops[i]); }
 //% for o in 0..OUTS
-    var sum_${o} = vec2<f32>(0.0); // of what is weighed, and of weights
+    var sum_${o} = vec2<f32>(0.0); // sum of weighted values, sum of weights
     var run_${o} = vec2<f32>(0.0);
 //% end
     for (var base = 0u; base < made.count; base += CHUNK) {
@@ -85,7 +85,7 @@ fn main(
         parts[tid] = vec2<f32>(factor, part.y * factor);
       }
 //% if HANDS_PARTS
-      // If the maxima are written, the sums most likely are as well.
+      // The maxima are written, so the sums are probably written as well.
       var all_there = false;
       for (var n = 0u; n < patience() && !all_there; n++) {
 //% for u in 0..5
@@ -137,7 +137,7 @@ fn main(
     {
       let d = tid + ${o}u * 256u;
 //% if SINKS
-      // A sink that outweighs all scores by more than single precision holds leaves nothing of them.
+      // If a sink exceeds all scores by more than single precision can represent, the result is zero.
       sum_${o}.y += exp2(min(fma(sinks[head], 1.4426950408889634, -top), 126.0));
 //% end
       var value = sum_${o}.x / sum_${o}.y;
@@ -177,7 +177,7 @@ fn main(
 //% end
   let mine = tid / 8u;
 //% if LATENT
-  // Each head is a separate row of a latent vector.
+  // With latent attention, each head is a separate row of activations.
   emit_shared(mine < ACT_BLOCKS, row * HEADS + wid.x, mine, mine, tid % 8u);
 //% else
   let block = wid.x * (MERGE_HEADS * DIM / 32u) + mine;

@@ -1,11 +1,11 @@
-// Convolution over the rows of a sequence, separate for each channel. A state holds the last KEPT inputs: that of
-// position p in row p % KEPT.
+// Inputs of a convolution over the rows of a sequence, separate for each channel. A state has the last KEPT inputs,
+// [KEPT, CHANNELS]; the input of position p is in row p % KEPT.
 @group(0) @binding(1) var<storage, read> mixed: array<f32>;     // [rows, MIXED_STRIDE]
 
 fn input_of(row: u32, c: u32) -> f32 {
   let at = row * MIXED_STRIDE + c;
 //% if SHORT
-  // b, c, u
+  // A row has b, c and u, [3, CHANNELS].
   return mixed[at] * mixed[at + 2u * CHANNELS];
 //% else
   return mixed[at];

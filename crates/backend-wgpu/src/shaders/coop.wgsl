@@ -1,21 +1,23 @@
-// Matmul of many rows with cooperative matrices of SIDE times SIDE, in tiles of TILE_ROWS rows and TILE_OUTS outputs,
-// with COLUMNS adjacent tiles per workgroup. The subgroups of a tile are K_GROUPS teams of ROW_GROUPS. A team computes
-// every K_GROUPS-th stage of DEEP blocks of the inputs, and each of its subgroups has ROWS times OUTS matrices of sums.
-// A team stages weights in half precision in its own workgroup memory, while those of its next stages are being loaded.
-// Activations are in half precision, in the order of matrices; each subgroup reads its own, and adjacent tiles share
-// them in the first-level cache. Sums are in single precision: those of a team from the first input to the last, and
-// then of teams in order.
+// Computes a matmul of many rows, [rows, OUTPUTS], with cooperative matrices of SIDE times SIDE. A workgroup computes
+// COLUMNS adjacent tiles of TILE_ROWS rows and TILE_OUTS outputs. A tile has K_GROUPS teams of ROW_GROUPS subgroups. A
+// team computes every K_GROUPS-th stage, which is DEEP blocks of the inputs, and each of its subgroups has ROWS times
+// OUTS matrices of sums.
+//
+// A team stages weights in half precision in its own part of workgroup memory, while the weights of its next stages are
+// being loaded. Activations have half precision, in the order of matrices. Each subgroup reads its own rows; adjacent
+// tiles share them in the first-level cache. Sums have single precision: a team adds its inputs in order, and then the
+// sums of teams are added in order.
 //% if EXPERTS
-@group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles]
+@group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles] see route_tiles.wgsl
 //% end
 const TILE_ROWS = ROW_GROUPS * ROWS * SIDE;
 const TILE_OUTS = OUTS * SIDE;
-const STRIDE = 8u * DEEP + 2u; // quads of a tile's row; the two keep rows out of each other's banks
+const STRIDE = 8u * DEEP + 2u; // quads of a tile's row; two are padding against bank conflicts
 const PIECE = TILE_OUTS * STRIDE;
 const TEAM_ENDS = ROW_GROUPS * SIDE * SIDE;
 
-// Activations are matrices of 16 times 16: [rows / 16, inputs / 16, 16, 16]. They and tiles are quads. With a side of 8
-// (Metal), memory is addressed in half-precision numbers.
+// Activations are matrices of 16 times 16: [rows / 16, inputs / 16, 16, 16]. Activations and tiles are addressed in
+// quads. With a side of 8 (Metal), they are addressed in single numbers.
 //% if SIDE_8
 const UNITS = 4u;
 @group(0) @binding(3) var<storage, read> x_halves: array<f16>;
@@ -25,11 +27,11 @@ const UNITS = 1u;
 @group(0) @binding(3) var<storage, read> x_halves: array<vec4<f16>>;
 var<workgroup> w_tile: array<vec4<f16>, COLUMNS * K_GROUPS * PIECE>;
 //% end
-// Final matrices of sums of each subgroup: [COLUMNS, K_GROUPS, ROW_GROUPS, SIDE, SIDE].
+// [COLUMNS, K_GROUPS, ROW_GROUPS, SIDE, SIDE] Final sums of each subgroup, one matrix at a time.
 var<workgroup> ends: array<f32, COLUMNS * K_GROUPS * TEAM_ENDS>;
 
 //% if ROLLED
-@group(0) @binding(4) var<storage, read> zero: array<u32>; // [1] 0, which the compiler does not know
+@group(0) @binding(4) var<storage, read> zero: array<u32>; // [1] a zero that the compiler does not know
 var<private> masks: vec2<u32>;
 //% else
 const masks = MASKS;
@@ -77,7 +79,7 @@ fn main(
   let team = piece % K_GROUPS;
   let output = (wid.y * COLUMNS + piece / K_GROUPS) * TILE_OUTS;
 //% if EXPERTS
-  // A tile of rows has one expert, whose weights are a part of a stack (`route_tiles.wgsl`).
+  // A tile of rows has one expert (`route_tiles.wgsl`). A stack has the weights of all experts.
   let expert = tile_experts[wid.x];
   if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
   let stack = (expert - FIRST_EXPERT) * OUTPUTS;
@@ -105,8 +107,8 @@ fn main(
 //% end
 //% if ROLLED
   masks = MASKS + zero[0];
-  // NVIDIA's compiler writes no copies out of a loop whose end it has to look up each time: the kernels of a layer are to fit the
-  // instruction cache together.
+  // NVIDIA's compiler does not unroll a loop whose end is read from memory in each iteration. The kernels of a layer
+  // should fit into the instruction cache together.
   var stage = 0u;
   loop {
     if (stage >= BLOCKS + zero[0]) { break; }
@@ -115,7 +117,7 @@ fn main(
 //% end
     let block = stage + team * DEEP;
     let x = HALVES_AT * 2u * UNITS + x_at(own_row, block * 32u);
-    // Asked for before anything waits.
+    // Activations are loaded before the first wait.
 //% for k in 0..STEPS
 //% for r in 0..ROWS
     let rows_${k}_${r} = coopLoadT<Rows>(&x_halves[x + x_at(${r}u * SIDE, ${k}u * SIDE)], 4u * UNITS);
@@ -129,7 +131,7 @@ fn main(
     if (row_${i} < TILE_OUTS) {
 //% end
 //% if TAIL
-      // Blocks past the last one do not count.
+      // Blocks past the last one are zero.
       let counts = block + place_${i} < BLOCKS;
 //% else
       let counts = true;
@@ -140,7 +142,7 @@ fn main(
     }
 //% end
     meet();
-    // The last stage prefetches the last block again: a branch would wait for the loads.
+    // The last stage prefetches the last block again, because a branch would wait for the loads.
 //% for i in 0..LOADS
 //% if ROLLED
     w_${i} = later_${i};

@@ -1,12 +1,12 @@
-// Weights of quants in half precision, multiplied by 8 as activations are divided by it (`emit.wgsl`), with the elements of a quad in
-// the order 0, 2, 1, 3.
+// Converts quantized weights to half precision for coop.wgsl. They are multiplied by 8, because activations are divided
+// by 8 (`emit.wgsl`). The elements of a quad are in the order 0, 2, 1, 3.
 
-// Masks of a word: the bits of two bytes, and 4 in two halves. Signed bytes become values that are 128 larger, by
-// flipping a bit.
+// Masks of a word: one selects two bytes, the other adds the bits of the half-precision number 4 twice. Flipping the
+// sign bit of a signed byte adds 128.
 const MASKS = vec2<u32>(0x00ff00ffu, 0x44004400u ^ (SIGNS & 0x00800080u));
 
-// Returns 4 + b / 256 for four bytes b in order, by placing their bits into half-precision numbers. With masks that the
-// compiler does not know, both are one operation.
+// Returns 4 + b / 256 for four bytes b, by placing their bits into half-precision numbers. If the compiler does not
+// know the masks, it applies both with one instruction.
 fn halves(bytes: u32) -> vec4<f16> {
   let even = (bytes & masks.x) ^ masks.y;
   let odd = ((bytes >> 8u) & masks.x) ^ masks.y;

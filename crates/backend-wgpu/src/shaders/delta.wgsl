@@ -1,29 +1,30 @@
-// The gated delta rule for all rows of a sequence, in COLUMNS columns of a value head, as many as a chunk has rows; one workgroup. Within a chunk that began with the
-// state S, with decays G that are summed up from there:
+// Computes the gated delta rule for all rows of a sequence: values [rows, HEADS, VALUE_DIM]. A workgroup computes
+// COLUMNS columns of a value head; COLUMNS equals the rows of a chunk. Within a chunk that began with the state S, with
+// G_t as the sum of decays from the beginning of the chunk to row t:
 //   u_t = beta_t (v_t - e^G_t S'k_t - sum over i < t of e^(G_t - G_i) (k_i . k_t) u_i)
 //   o_t = e^G_t S'q_t + sum over i <= t of e^(G_t - G_i) (k_i . q_t) u_i
 // The scan of Mamba-2 (SCAN) is the same with u_t = beta_t v_t.
-// All sums have the same order, wherever a step begins or ends.
+// All sums have one order, which does not depend on where a step begins or ends.
 @group(0) @binding(1) var<storage, read> convolved: array<f32>;        // [rows, CHANNELS]: queries, keys, values
 @group(0) @binding(2) var<storage, read> decays: array<f32>;           // [rows, HEADS]
 @group(0) @binding(3) var<storage, read> betas: array<f32>;            // [rows, HEADS]
 @group(0) @binding(4) var<storage, read_write> values: array<f32>;     // [rows, HEADS, VALUE_DIM] results
-@group(0) @binding(5) var<storage, read_write> matrices: array<f32>;   // [states, HEADS, KEY_DIM, VALUE_DIM] as of a chunk's beginning
-@group(0) @binding(6) var<storage, read_write> updates: array<f32>;    // [states, CHUNK, HEADS, VALUE_DIM] of the chunk's rows
+@group(0) @binding(5) var<storage, read_write> matrices: array<f32>;   // [states, HEADS, KEY_DIM, VALUE_DIM] S
+@group(0) @binding(6) var<storage, read_write> updates: array<f32>;    // [states, CHUNK, HEADS, VALUE_DIM] u
 @group(0) @binding(7) var<storage, read> kept_keys: array<f32>;        // [states, CHUNK, KEY_HEADS, KEY_DIM]
-@group(0) @binding(8) var<storage, read> kept_decays: array<f32>;      // [states, CHUNK, HEADS], summed up
+@group(0) @binding(8) var<storage, read> kept_decays: array<f32>;      // [states, CHUNK, HEADS] G
 
 const THREADS = PARTS * COLUMNS;
-const KEY_QUADS = PARTS * QUADS;   // of a key; past its end they are 0
-const KEY_STRIDE = KEY_QUADS + 1u; // keeps threads out of each other's banks
+const KEY_QUADS = PARTS * QUADS;   // quads of a key, which is padded with zeros
+const KEY_STRIDE = KEY_QUADS + 1u; // padded against bank conflicts
 
 var<workgroup> keys: array<vec4<f32>, CHUNK * KEY_STRIDE>;
 var<workgroup> query: array<vec4<f32>, KEY_QUADS>;
 var<workgroup> us: array<f32, CHUNK * COLUMNS>;
-var<workgroup> summed: array<f32, CHUNK>;          // decays
-var<workgroup> sums: array<vec2<f32>, THREADS>;    // parts of S'k and S'q
-var<workgroup> dots: array<vec2<f32>, THREADS>;    // parts of products of two rows
-var<workgroup> weights: array<vec2<f32>, CHUNK>;   // of the chunk's rows, for the update and for the result
+var<workgroup> summed: array<f32, CHUNK>;          // G of the chunk's rows
+var<workgroup> sums: array<vec2<f32>, THREADS>;    // partial sums of S'k and S'q
+var<workgroup> dots: array<vec2<f32>, THREADS>;    // partial dot products of two rows
+var<workgroup> weights: array<vec2<f32>, CHUNK>;   // weights of the chunk's rows, for the update and for the result
 
 fn kept_quad(at: u32, i: u32) -> vec4<f32> {
   var quad = vec4<f32>(0.0);
@@ -70,7 +71,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
   }
-  // The rows of the open chunk, which is full if the first row begins another one.
+  // The rows of the open chunk are loaded. The chunk is full if the first row begins the next one.
   var open = 0u;
   if (own.start > 0u) { open = (own.start - 1u) % CHUNK + 1u; }
   for (var i = tid; i < open * KEY_QUADS; i += THREADS) {
@@ -89,7 +90,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     let position = own.start + i;
     let here = position % CHUNK;
     if (here == 0u && position > 0u) {
-      // The rows of the full chunk become part of S.
+      // The rows of the full chunk are folded into S.
       let last = summed[CHUNK - 1u];
       let rest = exp(last);
 //% for j in 0..QUADS

@@ -1,10 +1,11 @@
-// Inputs of a delta rule: queries and keys of unit length, values, decays and strengths. A workgroup has a head of queries or keys of a
-// row, or some of its values, or all of its decays and strengths.
+// Computes the inputs of a delta rule: convolved queries and keys of unit length and values, [rows, CHANNELS]; decays
+// and strengths, [rows, HEADS]. A workgroup computes a head of queries or keys of a row, or 128 of its values, or all
+// of its decays and strengths.
 @group(0) @binding(5) var<storage, read_write> convolved: array<f32>; // [rows, CHANNELS]: queries, keys, values
-@group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS] a, and then decays
-@group(0) @binding(7) var<storage, read_write> betas: array<f32>;     // [rows, HEADS] b, and then strengths
-@group(0) @binding(8) var<storage, read> decay: array<f32>;           // [HEADS]
-@group(0) @binding(9) var<storage, read> dt: array<f32>;              // [HEADS]
+@group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS] input a, replaced by decays
+@group(0) @binding(7) var<storage, read_write> betas: array<f32>;     // [rows, HEADS] input b, replaced by strengths
+@group(0) @binding(8) var<storage, read> decay: array<f32>;           // [HEADS] factor of a decay
+@group(0) @binding(9) var<storage, read> dt: array<f32>;              // [HEADS] added to a
 
 var<workgroup> squares: array<f32, 128>;
 
@@ -14,7 +15,7 @@ fn silu(x: f32) -> f32 {
 
 fn softplus(x: f32) -> f32 {
   let e = exp(-abs(x));
-  // ln(1 + e): of a small e, one loses its digits.
+  // This is ln(1 + e). For a small e, 1 + e would lose its digits, so a series is used.
   return max(x, 0.0) + select(log(1.0 + e), fma(-0.5 * e, e, e), e < 1.0e-3);
 }
 

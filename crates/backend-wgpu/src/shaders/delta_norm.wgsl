@@ -1,11 +1,11 @@
-// Results of a delta rule: each value head normed, times SiLU(z), and the activations of the next matmul. One workgroup
-// computes eight blocks of a row.
+// Normalizes each value head of a delta rule's results, [rows, WIDTH], multiplies it by SiLU(z), and writes activations
+// of the next matmul. One workgroup computes eight blocks of 32 of a row.
 @group(0) @binding(0) var<storage, read> values: array<f32>; // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> z: array<f32>;      // [rows, WIDTH]
 @group(0) @binding(2) var<storage, read> weight: array<f32>; // [VALUE_DIM]
 
 var<workgroup> squares: array<f32, 64>;
-var<workgroup> factors: array<f32, FACTORS_HERE>; // of the heads in these blocks
+var<workgroup> factors: array<f32, FACTORS_HERE>; // factors of the norms of the heads in these blocks
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {

@@ -1,11 +1,11 @@
-// x = table[token] * SCALE, for tokens in this part of the table, with one thread per block. A token with the highest
-// bit set is an index into the tokens that the previous step has sampled; if none could be sampled, it is token 0. With
-// POSITIONS, the table has learned positions, which are added.
-@group(0) @binding(5) var<storage, read> step: array<u32>;
+// Computes x = table[token] * SCALE, [rows, WIDTH], for tokens in this part of the table, with one thread per block of
+// 32. A token with the highest bit set is an index into the tokens that the previous step has sampled; if that step
+// could not sample, it is token 0. With POSITIONS, the table has learned positions, which are added to x.
+@group(0) @binding(5) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(6) var<storage, read_write> x: array<f32>; // [rows, WIDTH]
 //% if POSITIONS
 //% else
-@group(0) @binding(7) var<storage, read> sampled: array<u32>;
+@group(0) @binding(7) var<storage, read> sampled: array<u32>; // tokens of the previous step
 //% end
 
 @compute @workgroup_size(64)

@@ -1,11 +1,11 @@
-// Activations for the next matmul: blocks of 32, as floats, in eight bits, or both; and, for cooperative matrices, also
-// in half precision, behind the others. Only the half-precision ones include the factor of a norm; the results of other
-// matmuls are multiplied with it.
+// Writes activations of the next matmul in blocks of 32, [rows, ACT_BLOCKS]: as floats, in eight bits, or both. With
+// cooperative matrices, they follow in half precision. Only those in half precision include the factor of a norm; other
+// matmuls multiply their results by the factor.
 //% if GIVES
 //% else
 //% if EMIT_Q8
 @group(0) @binding(8) var<storage, read_write> acts_quants: array<vec4<u32>>; // [rows, 2, ACT_BLOCKS]
-@group(0) @binding(9) var<storage, read_write> acts_scales: array<vec2<u32>>; // [rows, ACT_BLOCKS]
+@group(0) @binding(9) var<storage, read_write> acts_scales: array<vec2<u32>>; // [rows, ACT_BLOCKS] scale; sums of both halves
 
 fn put_quants(row: u32, block: u32, q: Quantized) {
   let at = row * 2u * ACT_BLOCKS + block;
@@ -20,7 +20,7 @@ fn put_quants(row: u32, block: u32, q: Quantized) {
 //% end
 
 //% if STAGED
-// Staging of values before the conversion, in blocks of 32 with padding against bank conflicts.
+// Values before the conversion, in blocks of 32 with padding against bank conflicts.
 var<workgroup> staged: array<f32, STAGED>;
 
 fn stage(i: u32, value: f32) {
@@ -36,8 +36,8 @@ fn staged_quad(block: u32, j: u32) -> vec4<f32> {
 //% if GIVES
 //% else
 //% if HALVES
-// Eight elements divided by 8, so that neither small scales of weights nor large activations leave the range of half
-// precision. Those of a quad are in the order 0, 2, 1, 3, in which quants are converted fastest.
+// Returns eight elements divided by 8, so that neither small scales of weights nor large activations leave the range of
+// half precision. The elements of a quad are in the order 0, 2, 1, 3, in which the conversion of quants is fastest.
 fn eight_halves(a: vec4<f32>, b: vec4<f32>) -> vec4<u32> {
   let most = vec4<f32>(65504.0);
   let x = min(max(a * 0.125, -most), most);
@@ -45,7 +45,7 @@ fn eight_halves(a: vec4<f32>, b: vec4<f32>) -> vec4<u32> {
   return vec4<u32>(pack2x16float(x.xz), pack2x16float(x.yw), pack2x16float(y.xz), pack2x16float(y.yw));
 }
 
-// Puts elements 8 i to 8 i + 7 of a block where matrices of 16 times 16 have them: [rows / 16, 2 ACT_BLOCKS, 16, 16].
+// Writes elements 8 i to 8 i + 7 of a block in the order of matrices of 16 times 16: [rows / 16, 2 ACT_BLOCKS, 16, 16].
 fn put_halves(row: u32, block: u32, i: u32, eight: vec4<u32>) {
   let at = ((row / 16u * ACT_BLOCKS + block) * 32u + row % 16u) * 2u + i / 2u * 32u + i % 2u;
 //% if EMIT_Q8
@@ -57,7 +57,7 @@ fn put_halves(row: u32, block: u32, i: u32, eight: vec4<u32>) {
 }
 //% end
 
-// Writes block `block` of a row from the staged block `from_`.
+// Writes block `block` of a row from staged block `from_`.
 fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   let v = array<vec4<f32>, 8>(
 //% for j in 0..8
@@ -83,15 +83,15 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
 //% end
 
 //% if SHARED_BLOCKS
-// In words, because a write to a component of a vector may write the whole vector.
+// This array has words, because a write to a component of a vector may write the whole vector.
 var<workgroup> shared_quants: array<u32, SHARED_BLOCKS * 8>;
 
 fn shared_half(at: u32) -> vec4<u32> {
   return vec4<u32>(shared_quants[at], shared_quants[at + 1u], shared_quants[at + 2u], shared_quants[at + 3u]);
 }
 
-// Writes a block without a factor, shared by eight threads, of which this one computes quad `j`: a single thread would
-// need some 300 instructions while others wait. All threads of a workgroup must call it, also those without a block.
+// Writes a block without a factor with eight threads, of which this one computes quad `j`. A single thread would need
+// some 300 instructions while others wait. All threads of a workgroup must call it, also those without a block.
 fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
   var largest = 0.0;
   if (has_block) {

@@ -1,5 +1,5 @@
-// Cooperative matrices and subgroups in plain WGSL (emulate.rs). A thread holds eight columns of a row of sums, and
-// multiplies the whole row of A with these columns, which it reads from memory.
+// Emulates cooperative matrices and subgroups in plain WGSL (emulate.rs). A thread has eight columns of a row of sums.
+// It multiplies the whole row of A by these columns of B, which it reads from memory.
 struct Columns { at: u32, stride: u32, by_rows: bool }
 
 var<private> me: u32;
@@ -8,7 +8,7 @@ var<workgroup> exchanged: array<vec4<f32>, THREADS>;
 
 fn begin(in_workgroup: u32) {
   me = in_workgroup;
-  // A number that the compiler does not know, which prevents unrolling.
+  // The compiler does not know this number, which prevents unrolling.
   four = select(4u, 3u, args.rows == 0xffffffffu);
 }
 
@@ -20,7 +20,7 @@ fn own_column() -> u32 {
   return me % 2u * 8u;
 }
 
-// Four columns, from `column` on, of row `k`.
+// Returns four columns of row `k`, from `column` on.
 fn columns_quad(columns: Columns, k: u32, column: u32) -> vec4<f32> {
   if (columns.by_rows) {
     return vec4<f32>(COLUMNS[columns.at + k * columns.stride + column / 4u]);

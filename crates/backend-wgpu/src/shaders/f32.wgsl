@@ -1,4 +1,4 @@
-// Single precision.
+// Decodes weights in single precision.
 @group(0) @binding(0) var<storage, read> w_quants: array<vec4<f32>>; // [rows, 8, BLOCKS] four elements each
 
 struct Block {

@@ -1,6 +1,6 @@
-// Factor of a row's results, if its activations are those of a norm.
+// Returns the factor of a row's results, which is 1 unless its activations are those of a norm.
 //% if NORMED
-// Computed here in a step of one row.
+// In a step of one row, the factor is computed here from sums of squares of blocks.
 //% if TAKES
 fn squares_of(four: u32) -> vec4<f32> {
   return bitcast<vec4<f32>>(taken[5u * BLOCKS / 2u + four]);

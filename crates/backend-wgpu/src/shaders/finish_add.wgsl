@@ -1,10 +1,11 @@
-// Adds the result of a matmul to the residual stream. With NORMS, also computes a norm's activations without the
-// factor, which the reader computes from the sums of squares. A workgroup has a block of 32.
+// Adds the results of a matmul to the residual stream, [OUTPUTS], in a step of one row. With NORMS, it also writes the
+// activations of a norm without the norm's factor, which the reader computes from sums of squares. A workgroup has a
+// block of 32 outputs.
 //% if NORMS
 @group(0) @binding(7) var<storage, read> weight: array<f32>; // [OUTPUTS]
 //% end
 //% if HANDS
-// The stream by handoff, in the middle of a layer, or in memory, from X_FIRST on, after a barrier.
+// The residual stream passes by handoff within a layer. After a barrier it is in memory, from X_FIRST on.
 //% if TAKES_X
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 

@@ -1,4 +1,4 @@
-// Computes activations from interleaved results of gate and up.
+// Computes activation(gate) * up, [OUTPUTS / 2], from the interleaved results of a matmul in a step of one row.
 //% if HANDS
 fn put(at: u32, value: f32) { give(GATED_AT + at, bitcast<u32>(value)); }
 //% else

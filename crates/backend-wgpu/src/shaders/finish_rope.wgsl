@@ -1,6 +1,7 @@
-// Rotates and stores queries, keys and values: outputs up to Q_END are queries, up to K_END keys, then values. A thread
-// has four outputs of a head. If weights with several layouts need several matmuls, each kernel declares only the
-// buffers that it writes, so that they do not wait for each other.
+// Applies RoPE to the results of a matmul in a step of one row, and stores queries, keys and values. Outputs up to
+// Q_END are queries, those up to K_END are keys, and the others are values. A thread has four outputs of a head. If
+// weights with several layouts need several matmuls, each kernel declares only the buffers that it writes, so that the
+// matmuls do not wait for each other.
 //% if HAS_Q
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>;  // [rows, HEADS, DIM]
 //% end
@@ -28,9 +29,9 @@ fn ask(tid: u32, first: u32) -> Asked {
 fn finish(tid: u32, first: u32, asked: Asked) {
   let output = first + 4u * tid;
   if (tid >= TILE / 4u || output >= OUTPUTS) { return; }
-  let at = output % DIM; // in its head
+  let at = output % DIM; // index in its head
   var x = vec4<f32>(totals[4u * tid], totals[4u * tid + 1u], totals[4u * tid + 2u], totals[4u * tid + 3u]);
-  // Two neighbours each, and their dimensions.
+  // `x` has two pairs of neighbouring dimensions, which begin at `ends`.
   var ends = vec2<u32>(at, at + 2u);
   if (output < K_END && at < 2u * PAIRS) {
     x = vec4<f32>(turned_by(x.xy, asked.angles.xy), turned_by(x.zw, asked.angles.zw));

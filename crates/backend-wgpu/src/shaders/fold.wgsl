@@ -1,13 +1,13 @@
-// Partials of a softmax are relative to an integer power of two, so that bringing two of them to one scale is exact,
-// and a sum does not depend on the division into partials.
+// Adds partials of a softmax. They are relative to integer powers of two, so rescaling them is exact, and a sum does
+// not depend on the division into partials.
 const NOTHING = -1.0e30; // the maximum of no scores
 
-// 2 to a whole number that is 0 or less.
+// Returns 2^n for an integer n <= 0.
 fn power_of_two(n: f32) -> f32 {
   return select(0.0, bitcast<f32>(u32(i32(max(n, -126.0)) + 127) << 23u), n >= -126.0);
 }
 
-// Sum of splits, relative to 2 to the power of `top`.
+// Sum of splits, relative to 2^top.
 struct Sum {
   sum: vec4<f32>,
   top: f32,

@@ -1,5 +1,6 @@
-// Copies the pages of all sequences one after the other, in order: the reference for attention.
-@group(0) @binding(0) var<storage, read> step: array<u32>;
+// Copies the pages of all sequences to one buffer, in order, [blocks, VECS]. Attention over this buffer is a reference
+// for attention over pages.
+@group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> pages: array<vec4<u32>>;          // [pages, VECS]
 @group(0) @binding(2) var<storage, read_write> gathered: array<vec4<u32>>; // [blocks, VECS]
 

@@ -1,8 +1,8 @@
-// Copies half-precision activations to the order of places (`route_tiles.wgsl`), in the arrangement of cooperative
-// matrices. One thread copies eight.
-@group(0) @binding(0) var<storage, read> from_halves: array<vec4<u32>>;       // see `put_halves` in emit.wgsl, from HALVES_AT on
-@group(0) @binding(1) var<storage, read_write> to_halves: array<vec4<u32>>;   // the same
-@group(0) @binding(2) var<storage, read> sources: array<u32>;                 // [places]
+// Copies half-precision activations of rows to their places (`route_tiles.wgsl`), in the layout of cooperative
+// matrices. One thread copies eight elements.
+@group(0) @binding(0) var<storage, read> from_halves: array<vec4<u32>>;       // from HALVES_AT on, see `put_halves` in emit.wgsl
+@group(0) @binding(1) var<storage, read_write> to_halves: array<vec4<u32>>;   // see `put_halves`
+@group(0) @binding(2) var<storage, read> sources: array<u32>;                 // [places] row of each place
 @group(0) @binding(3) var<storage, read> tile_experts: array<u32>;            // [places / TILE]
 
 fn eight_at(row: u32, block: u32, i: u32) -> u32 {

@@ -1,10 +1,10 @@
-// `hadamard` of crates/backend: the transform of heads that quantized pages store. `heads` heads of HEAD elements lie DIM apart; the
-// kernel reads and writes them with `number_at` and `put_number`. All `threads` of a workgroup call it, behind a barrier, and it ends
-// with one.
+// Transforms heads for quantized pages, in place, as `hadamard` of crates/backend defines it. `heads` heads of HEAD
+// elements are DIM apart. The kernel defines `number_at` and `put_number` to read and write them. All `threads` of a
+// workgroup call it after a barrier, and it ends with a barrier.
 
 const SPAN = (HEAD + 63u) / 64u * 64u;
 
-// The length of the part with element `i` of a head.
+// Returns the length of the part of a head that has element `i`.
 fn part_length(i: u32) -> u32 {
   var end = HEAD / 64u * 64u;
   if (i < end) { return 64u; }
@@ -17,7 +17,7 @@ fn part_length(i: u32) -> u32 {
   return 1u;
 }
 
-// 1 / sqrt(length)
+// Returns 1 / sqrt(length).
 fn part_norm(length: u32) -> f32 {
   let log = firstLeadingBit(length);
   return select(1.0, 0.70710678118654752, log % 2u == 1u) / f32(1u << (log / 2u));

@@ -1,4 +1,5 @@
-// Transforms queries of latent attention for quantized pages, in place; one workgroup for each head of each row.
+// Transforms queries of latent attention, [rows, HEADS, DIM], for quantized pages, in place. One workgroup has one head
+// of a row.
 @group(0) @binding(0) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
 
 var<workgroup> head: array<f32, DIM>;

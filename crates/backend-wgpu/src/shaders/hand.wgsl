@@ -1,12 +1,12 @@
-// Handoff of words to a launch that starts without a barrier. The reader polls each word until it is not EMPTY. Since
-// every word shows by itself whether it is written, no order of visibility is assumed, nor that the four words of a
-// read were written together. Reads are volatile, so that each accesses memory. They are not atomic, because four
-// atomic reads of a word take much longer than one of 16 bytes and delay the writer.
+// Handoff of words to a launch that starts without a barrier. The reader polls each word until it is not EMPTY. Each
+// word shows by itself whether it is written. So the handoff assumes no order of visibility, and not that the four
+// words of a read were written together. Reads are volatile, so that each accesses memory. They are not atomic, because
+// four atomic reads of a word take much longer than one read of 16 bytes and delay the writer.
 //
-// Workgroups are assumed to start in the order of launches. If they did not, waiting ones could occupy the GPU for
-// ever. After some tenths of a second they give up, set a flag, and continue with the words that they have; the host
-// then repeats the step. The number of polls is a constant, so that compilers know the bound of the loop; only tests
-// make it an argument.
+// Workgroups must start in the order of launches. Otherwise, waiting workgroups could occupy the GPU forever. So a wait
+// times out after some tenths of a second. The workgroup then sets a flag and continues with the words that it has, and
+// the host repeats the step. The number of polls is a constant, so that compilers know the bound of the loop; in tests
+// it is an argument.
 fn patience() -> u32 {
 //% if STARVABLE
   return args.patience;
@@ -15,7 +15,7 @@ fn patience() -> u32 {
 //% end
 }
 
-// Replaces a float that equals EMPTY by its neighbour.
+// Replaces words that equal EMPTY by the next larger word.
 fn handed(words: vec4<u32>) -> vec4<u32> {
   return select(words, vec4<u32>(EMPTY + 1u), words == vec4<u32>(EMPTY));
 }
@@ -25,7 +25,7 @@ fn is_there(words: vec4<u32>) -> bool {
 }
 
 //% if TAKES
-@group(0) @binding(18) var<storage, read_write> gave_up: array<atomic<u32>>; // the last one
+@group(0) @binding(18) var<storage, read_write> gave_up: array<atomic<u32>>; // its last word is the flag
 
 fn give_up() {
   atomicStore(&gave_up[arrayLength(&gave_up) - 1u], 1u);

@@ -1,5 +1,5 @@
-// Partials of attention, which the merge clears after reading: sums, [parts, HEADS, DIM / 4], followed by [parts,
-// HEADS] maxima with sums of weights.
+// Handoff of partials of attention: sums, [parts, HEADS, DIM / 4], followed by maxima with sums of weights, [parts,
+// HEADS]. The merge clears them after reading.
 @coherent @volatile @group(0) @binding(16) var<storage, read_write> parts_handed: array<vec4<u32>>;
 
 fn sum_at(part: u32, head: u32) -> u32 {

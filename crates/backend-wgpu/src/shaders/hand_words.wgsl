@@ -1,7 +1,7 @@
-// Words of the handoff.
+// Reads and writes single words of the handoff (hand.wgsl).
 @coherent @volatile @group(0) @binding(17) var<storage, read_write> hands: array<vec4<u32>>;
 
-// In SPIR-V, to which these kernels are translated, this writes one word only.
+// Writes a word. In SPIR-V, to which these kernels are translated, this writes no other word of the vector.
 fn give(at: u32, word: u32) {
   hands[at / 4u][at % 4u] = select(word, EMPTY + 1u, word == EMPTY);
 }
@@ -20,7 +20,7 @@ fn take(at: u32) -> u32 {
   return 0u;
 }
 
-// Waits for 32 words, which differ between workgroups. If all workgroups polled all words, the polling would delay the
+// Waits for 32 words, which differ between workgroups. If all workgroups polled all words, polling would delay the
 // writers.
 fn wait_for_some(group: u32, tid: u32) {
   if (tid < 32u) { let word = take(TAKE_AT + (group * 32u + tid) % TAKES); }

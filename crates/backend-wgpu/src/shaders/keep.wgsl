@@ -1,11 +1,12 @@
-// Stores a step's last rows in the state of their sequence, with one thread per channel. If the written slot is not the
-// one that was read, older rows are copied.
+// Stores the last inputs of a convolution, [KEPT, CHANNELS], in the state of their sequence, and with a delta rule also
+// keys and decays. One thread has one channel. If the written state is not the one that was read, older inputs are
+// copied.
 @group(0) @binding(2) var<storage, read_write> kept: array<f32>;        // [states, KEPT, CHANNELS]
 //% if DELTA
 @group(0) @binding(3) var<storage, read> convolved: array<f32>;         // [rows, CHANNELS]: queries, keys, values
 @group(0) @binding(4) var<storage, read> decays: array<f32>;            // [rows, HEADS]
 @group(0) @binding(5) var<storage, read_write> kept_keys: array<f32>;   // [states, CHUNK, KEY_HEADS * KEY_DIM]
-@group(0) @binding(6) var<storage, read_write> kept_decays: array<f32>; // [states, CHUNK, HEADS], summed up
+@group(0) @binding(6) var<storage, read_write> kept_decays: array<f32>; // [states, CHUNK, HEADS] sums of decays
 //% end
 
 @compute @workgroup_size(256)
@@ -26,7 +27,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
 //% end
 //% if DELTA
-  // Of the rows of the chunk: keys, and decays from its beginning on.
+  // The keys of the chunk's rows, and the sums of decays from its beginning, are stored.
   let chunk = (end - 1u) / CHUNK * CHUNK;
   const KEY_WIDTH = KEY_HEADS * KEY_DIM;
   if (c < KEY_WIDTH) {

@@ -1,8 +1,8 @@
-// K and V in half precision, as attention reads them.
+// Reads K and V in half precision for attention.
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, DIM / 8, PAGE] of eight f16
 @group(0) @binding(3) var<storage, read> v_pages: array<vec2<u32>>; // [pages, KV_HEADS, PAGE, DIM / 4] of four f16
 
-// Fours of dimensions of K.
+// Quads of dimensions of K.
 const K_QUADS = DIM / 4u;
 
 alias Values = vec2<u32>;
@@ -16,7 +16,7 @@ fn k_four(k: vec4<u32>, i: u32) -> vec4<f32> {
   return four(k[2u * i], k[2u * i + 1u]);
 }
 
-// Returns the address of V for a token and those after it.
+// Returns the address of V of a token; the next tokens follow.
 fn values_at(place: u32, token: u32, lane: u32) -> ValuesAt {
   return 2u * place + token * (DIM / 4u) + lane;
 }

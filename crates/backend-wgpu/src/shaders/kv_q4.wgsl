@@ -1,8 +1,8 @@
-// K and V in four bits, as attention reads them; otherwise as in kv_q8.wgsl.
+// Reads K and V in four bits for attention. RAISE is used as in kv_q8.wgsl.
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, K_QUADS / 8, PAGE] of 32, and scales
 @group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>; // [pages, KV_HEADS, PAGE / 4, OCTETS] of 4 x 8, and scales
 
-// Fours of dimensions of K, of which the last may be padding. Scales come after them: [DIM / 64, PAGE] of two f16.
+// Quads of dimensions of K; the last ones may be padding. Scales follow them: [DIM / 64, PAGE] of two f16.
 const K_QUADS = (DIM + 31u) / 32u * 8u;
 const OCTETS = (DIM + 7u) / 8u;
 
@@ -11,7 +11,7 @@ struct ValuesAt { quants: u32, scales: u32, quant_shift: u32, scale_shift: u32 }
 
 const RAISE = 1032.0;
 
-// Four quants and RAISE: the lower bits of halves between 1024 and 1040 are a quant and 8.
+// Returns four quants plus RAISE. The lowest four bits of a half between 1024 and 1040 are a quant plus 8.
 fn raised(x: u32) -> vec4<f32> {
   let even = unpack2x16float((x & 0x00ff00ffu) | 0x64006400u);
   let odd = unpack2x16float(((x >> 8u) & 0x00ff00ffu) | 0x64006400u);
@@ -22,7 +22,7 @@ fn k_four(k: vec4<u32>, i: u32) -> vec4<f32> {
   return raised((k[i / 2u] >> (i % 2u * 4u)) & 0x0f0f0f0fu);
 }
 
-// The two scales of the 64 dimensions that four number `quad` is among.
+// Returns the two scales of the 64 dimensions that include quad number `quad`.
 fn k_scales(place: u32, token: u32, quad: u32) -> vec2<f32> {
   let at = place + PAGE * (K_QUADS / 8u) + PAGE / 4u * (quad / 16u) + token / 4u;
   return unpack2x16float(k_pages[at][token % 4u]);
@@ -32,7 +32,7 @@ fn k_scale(scales: vec2<f32>, quad: u32) -> f32 {
   return select(scales.x, scales.y, quad / 8u % 2u == 1u);
 }
 
-// The place of V of four tokens; those after them follow.
+// Returns the address of V of four tokens; the next tokens follow.
 fn values_at(place: u32, token: u32, lane: u32) -> ValuesAt {
   let scales = place + PAGE * (K_QUADS / 8u) + PAGE / 4u * (lane / 16u) + token / 4u;
   return ValuesAt(place + token / 4u * OCTETS + lane / 2u, scales, lane % 2u * 4u, lane / 8u % 2u * 16u);

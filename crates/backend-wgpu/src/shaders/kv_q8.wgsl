@@ -1,10 +1,10 @@
-// Eight-bit K and V for attention. Bytes are read as quants plus RAISE, which is cheaper than a conversion of each:
-// scores start with the negative raise, and V's quants times their scales are exact in f32. Sums use fma, because
-// compilers may factor out a common factor of a sum, in one kernel and not in another.
+// Reads K and V in eight bits for attention. Bytes are converted to quants plus RAISE, which is cheaper than a
+// conversion to quants. Scores therefore start with the negative raise. V's quants times their scales are exact in f32.
+// Sums use fma, because a compiler may factor out a common factor of a sum in one kernel and not in another.
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, K_QUADS / 4, PAGE] of 16, and scales
 @group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>; // [pages, KV_HEADS, PAGE / 4, DIM / 4] of 4 x 4, and scales
 
-// Fours of dimensions of K, of which the last may be padding. Scales follow them: [DIM / 64, PAGE] of two f16.
+// Quads of dimensions of K; the last ones may be padding. Scales follow them: [DIM / 64, PAGE] of two f16.
 const K_QUADS = (DIM + 15u) / 16u * 4u;
 
 struct Values { quants: vec4<u32>, scales: vec4<u32> }
@@ -12,7 +12,7 @@ struct ValuesAt { quants: u32, scales: u32, shift: u32 }
 
 const RAISE = 1152.0;
 
-// Four quants and RAISE: the lower bits of halves between 1024 and 1280 are a quant and 128.
+// Returns four quants plus RAISE. The lowest eight bits of a half between 1024 and 1280 are a quant plus 128.
 fn raised(x: u32) -> vec4<f32> {
   let even = unpack2x16float((x & 0x00ff00ffu) ^ 0x64806480u);
   let odd = unpack2x16float(((x >> 8u) & 0x00ff00ffu) ^ 0x64806480u);
@@ -23,7 +23,7 @@ fn k_four(k: vec4<u32>, i: u32) -> vec4<f32> {
   return raised(k[i]);
 }
 
-// The two scales of the 64 dimensions that four number `quad` is among.
+// Returns the two scales of the 64 dimensions that include quad number `quad`.
 fn k_scales(place: u32, token: u32, quad: u32) -> vec2<f32> {
   let at = place + PAGE / 4u * (K_QUADS + quad / 16u) + token / 4u;
   return unpack2x16float(k_pages[at][token % 4u]);
@@ -33,7 +33,7 @@ fn k_scale(scales: vec2<f32>, quad: u32) -> f32 {
   return select(scales.x, scales.y, quad / 8u % 2u == 1u);
 }
 
-// Returns the address of V for four tokens and those after them.
+// Returns the address of V of four tokens; the next tokens follow.
 fn values_at(place: u32, token: u32, lane: u32) -> ValuesAt {
   let scales = place + PAGE / 4u * (K_QUADS + lane / 16u) + token / 4u;
   return ValuesAt(place + token / 4u * (DIM / 4u) + lane, scales, lane / 8u % 2u * 16u);

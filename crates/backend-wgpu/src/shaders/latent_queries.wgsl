@@ -1,5 +1,5 @@
-// Queries of latent attention: the activations for the absorbed matrices, and the rotated elements. One workgroup per
-// head of each row.
+// Prepares queries of latent attention: activations for the absorbed matrices, and the elements with RoPE in `queries`.
+// One workgroup has one head of a row.
 @group(0) @binding(0) var<storage, read> q: array<f32>;             // [rows, HEADS, PLAIN + ROTATED]
 @group(0) @binding(1) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
 

@@ -1,6 +1,6 @@
-// Embeddings for layers: the norm of each one's part of a projection, and a row of the table; one workgroup for each embedding of each
-// row.
-@group(0) @binding(0) var<storage, read_write> embeds: array<f32>; // [rows, COUNT, WIDTH]
+// Computes per-layer embeddings, [rows, COUNT, WIDTH], in place: norm(projection) + table row * SCALE. One workgroup
+// computes one embedding of a row.
+@group(0) @binding(0) var<storage, read_write> embeds: array<f32>; // [rows, COUNT, WIDTH] projection, replaced by embeddings
 @group(0) @binding(1) var<storage, read> table_rows: array<f32>;   // [rows, COUNT, WIDTH]
 @group(0) @binding(2) var<storage, read> weight: array<f32>;       // [WIDTH]
 

@@ -1,13 +1,14 @@
-// Matmul of many rows, in tiles of TILE_ROWS rows and TILE_OUTS outputs; a thread computes ROWS times OUTS of them.
-// Weights and activations are staged in workgroup memory, DEEP blocks at a time, while those of the next stage are
-// loaded. Each output sums its inputs in the order of matvec: lane by lane, the blocks of a lane in order.
+// Computes a matmul of many rows, [rows, OUTPUTS], in tiles of TILE_ROWS rows and TILE_OUTS outputs. A thread computes
+// ROWS times OUTS results. Weights and activations are staged in workgroup memory, DEEP blocks at a time, while those
+// of the next stage are loaded. Each output sums its inputs in the order of matvec.wgsl: lane by lane, and the blocks
+// of a lane in order.
 //
-// A stage has no branches: the loads of the next stage precede its arithmetic, and a branch would wait for them.
+// A stage has no branches. The loads of the next stage precede its arithmetic, and a branch would wait for them.
 //
-// With EXPERTS, a tile of rows has one expert, whose weights are a part of a stack (`route_tiles.wgsl`).
+// With EXPERTS, a tile of rows has one expert (`route_tiles.wgsl`). A stack has the weights of all experts.
 //% if EXPERTS
-@group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles]
-@group(0) @binding(21) var<storage, read> sources: array<u32>;      // [tiles, TILE_ROWS]
+@group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles] expert of each tile
+@group(0) @binding(21) var<storage, read> sources: array<u32>;      // [tiles, TILE_ROWS] row of each place
 
 //% end
 const TILE_ROWS = THREADS / 16u * ROWS;
@@ -16,12 +17,12 @@ const TILE_OUTS = 16u * OUTS;
 var<workgroup> w_tile: array<Block, TILE_OUTS * DEEP>;
 var<workgroup> x_tile: array<Acts, TILE_ROWS * DEEP>;
 
-// Stages of a lane.
+// Returns the number of stages of a lane.
 fn lane_stages() -> u32 {
   return (BLOCKS + 32u * DEEP - 1u) / (32u * DEEP);
 }
 
-// The block that is at a place of a stage; past the end of a lane, one that is not there.
+// Returns the block at a place of a stage. Past the end of a lane, it is at least BLOCKS.
 fn block_at(stage: u32, place: u32) -> u32 {
   return stage / lane_stages() + 32u * (stage % lane_stages() * DEEP + place);
 }
@@ -39,7 +40,7 @@ fn acts_at(row: u32, stage: u32, place: u32) -> Acts {
 }
 
 //% if EXPERTS
-// The row of activations of a place.
+// Returns the row of activations of a place.
 fn acts_row(place: u32) -> u32 {
 //% if BY_SOURCE
   return sources[place];
@@ -49,7 +50,7 @@ fn acts_row(place: u32) -> u32 {
 }
 //% end
 
-// The place of a row's activations, and of its results. With STACK, a row has one for each matrix of a stack.
+// Returns the place of a row's activations and results. With STACK, a row has one place for each matrix of the stack.
 fn place_of(row: u32, number: u32) -> u32 {
 //% if STACK
   return row * STACK + number;
@@ -125,7 +126,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
       workgroupBarrier();
-      // The last stage prefetches one that does not exist.
+      // The last stage prefetches a stage that does not exist.
 //% for i in 0..W_LOADS
       w_next_${i} = weights_at(w_row_${i}, next, w_at_${i} / TILE_OUTS);
 //% end

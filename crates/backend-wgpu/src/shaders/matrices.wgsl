@@ -1,4 +1,4 @@
-// Cooperative matrices of SIDE times SIDE: of rows and of outputs in half precision, of sums in single.
+// Types of cooperative matrices of SIDE times SIDE: rows and outputs have half precision, sums single precision.
 enable f16;
 enable wgpu_cooperative_matrix;
 //% if SIDE_8

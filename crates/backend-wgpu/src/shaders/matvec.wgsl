@@ -1,13 +1,16 @@
-// Matmul of few rows. 32 lanes share the inputs of an output: lane l sums blocks l, l + 32, ... in order; then the
-// lanes' sums are added in order. A result depends only on its row and its weights, for any BATCH and OUTS.
+// Computes a matmul of few rows, [rows, OUTPUTS]. A group of 32 threads computes OUTS outputs of BATCH rows. Lane l
+// sums blocks l, l + 32, ... in order; then the sums of the lanes are added in order. A result depends only on its row
+// and its weights, for any BATCH and OUTS.
 //
-// With one row, a kernel may include other operations. NORMED: activations are those of a norm whose factor is computed
-// here and applied to the results, so that the matmul does not wait for it. OWN_ACTS: activations are floats, which
-// every workgroup quantizes itself. FINISHES: results stay in the workgroup, whose threads `finish` them.
+// With one row, a kernel may include other operations:
+// - NORMED: activations are those of a norm, whose factor is computed here and applied to the results. So the matmul
+//   does not wait for the factor.
+// - OWN_ACTS: activations are floats, which every workgroup quantizes itself.
+// - FINISHES: results stay in the workgroup, and its threads `finish` them.
 //% if EXPERTS
-@group(0) @binding(20) var<storage, read> chosen: array<u32>; // [rows, experts of each]
+@group(0) @binding(20) var<storage, read> chosen: array<u32>; // [rows, experts of a row]
 //% end
-var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, 33], or more
+var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, 33], at least
 //% if FINISHES
 const TILE = THREADS / 32u * OUTS;
 var<workgroup> totals: array<f32, TILE>;
@@ -15,14 +18,14 @@ var<workgroup> totals: array<f32, TILE>;
 @group(0) @binding(6) var<storage, read> bias: array<f32>; // [OUTPUTS]
 //% end
 //% end
-// Returns the sum over the lanes of result `n` of a workgroup.
+// Returns result `n` of the workgroup: the sum over its lanes.
 fn total_of(n: u32) -> f32 {
   var total = 0.0;
   for (var l = 0u; l < 32u; l++) { total += sums[n * 33u + l]; }
   return total;
 }
 
-// The place of a row's activations, and of its results. With STACK, a row has one for each matrix of a stack.
+// Returns the place of a row's activations and results. With STACK, a row has one place for each matrix of the stack.
 fn place_of(row: u32, number: u32) -> u32 {
 //% if STACK
   return row * STACK + number;
@@ -37,7 +40,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let group = tid / 32u;
   let output = (wid.y * (THREADS / 32u) + group) * OUTS;
 //% if EXPERTS
-  // A row of one expert's product: its weights are some of a stack.
+  // This workgroup has one row and one expert. A stack has the weights of all experts.
   let expert = chosen[wid.x];
   if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
   let row = wid.x / PLACES_OF_ROW;
@@ -56,7 +59,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   const stack = 0u;
 //% end
 //% end
-  // Past the end, the last ones are computed again and not stored.
+  // Past the end, the last outputs are computed again and not stored.
 //% for o in 0..OUTS
   let from_${o} = stack + min(output + ${o}u, OUTPUTS - 1u);
 //% for b in 0..BATCH
@@ -64,7 +67,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
 //% if EARLY
-  // The weights of this many blocks are prefetched before activations are ready.
+  // The weights of the first EARLY blocks of a lane are loaded before activations are ready.
 //% for e in 0..EARLY
 //% for o in 0..OUTS
   let early_${e}_${o} = load_block(from_${o}, min(lane + ${e}u * 32u, BLOCKS - 1u));

@@ -1,7 +1,9 @@
-// Norm of the residual stream, with one workgroup per row. With POST, a matmul's result is normed and added first. With
-// GATHER, the rows are those of outputs, and the normed row is also stored. For a plain RMS norm the factor is applied
-// by the following matmuls. With FULL, for LayerNorm, biases and a stream without norm, activations are complete and
-// the factor is one. With COMPLETE, rows are not those of the residual stream, and there is no factor.
+// Normalizes the residual stream, [rows, WIDTH], and writes activations of the next matmul. One workgroup has one row.
+// - With POST, a matmul's result is normalized and added to the stream first.
+// - With GATHER, the rows are those of outputs, and the normalized rows are also stored.
+// - For a plain RMS norm, the following matmuls apply the factor. With FULL (LayerNorm, biases, a stream without norm),
+//   activations are complete and the factor is one.
+// - With COMPLETE, rows are not those of the residual stream, and there is no factor.
 //% if POST
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;   // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> y: array<f32>;         // [rows, WIDTH]
@@ -20,11 +22,11 @@
 @group(0) @binding(6) var<storage, read_write> factors: array<f32>; // [rows]
 //% end
 //% if GATHER
-@group(0) @binding(4) var<storage, read> step: array<u32>;
+@group(0) @binding(4) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(5) var<storage, read_write> normed: array<f32>; // [rows, WIDTH]
 //% end
 
-var<workgroup> squares: array<f32, ROUNDS * SLICES * 8>; // of each block; past the last one, nothing
+var<workgroup> squares: array<f32, ROUNDS * SLICES * 8>; // sum of squares of each block; past the last block, zero
 
 fn squares_of(four: u32) -> vec4<f32> {
   let at = 4u * four;
@@ -55,8 +57,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let row = wid.x;
 //% end
   let base = row * WIDTH;
-  // A thread's elements, in ROUNDS times SLICES slices of 256. All are loaded before the first is used: with a single
-  // workgroup, no other work hides the latency of memory.
+  // A thread has one element of each of ROUNDS times SLICES slices of 256. All are loaded before the first is used,
+  // because with a single workgroup no other work hides the latency of memory.
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
   let i_${c}_${s} = (${c}u * SLICES + ${s}u) * 256u + tid;

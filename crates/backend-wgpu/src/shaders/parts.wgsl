@@ -1,12 +1,12 @@
-// The parts of a row.
+// Partials of attention of a row.
 struct Parts {
-  first: u32,  // where the first one is
+  first: u32,  // index of the first partial
   count: u32,
-  number: u32, // of the first one, in order of position
-  length: u32, // splits of a part
+  number: u32, // number of the first partial, in order of position
+  length: u32, // splits of a partial
 }
 
-// For a step of one row they are derived from the arguments.
+// Returns the partials of a row. In a step of one row, they are derived from the arguments.
 fn parts_of(row: u32) -> Parts {
   let length = args.row_length;
   if (length != 0u) {

@@ -1,5 +1,5 @@
-// Two bits, scale and minimum per 16: w = d * q - m. Byte b of quad j is bits 8 b + 2 (j % 4) and the next of word j /
-// 4.
+// Decodes weights of two bits with a scale and a minimum for every 16: w = d * q - m. Byte b of quad j is in bits
+// 8 b + 2 (j % 4) and 8 b + 2 (j % 4) + 1 of word j / 4.
 @group(0) @binding(0) var<storage, read> w_quants: array<vec2<u32>>; // [rows, BLOCKS]
 @group(0) @binding(2) var<storage, read> w_scales: array<vec2<u32>>; // [rows, BLOCKS] d, m in f16 of both halves
 

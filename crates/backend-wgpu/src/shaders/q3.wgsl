@@ -1,5 +1,6 @@
-// Three bits, a scale per 16: w = s * v, where v is ±8, ±25 or ±43. The magnitude of byte b of quad j is in bits 8 b +
-// 2 (j % 4) and the next of word j / 4, its sign in bit 8 b + j of the high word.
+// Decodes weights of three bits with a scale for every 16: w = s * v, where v is ±8, ±25 or ±43. The magnitude of byte
+// b of quad j is in bits 8 b + 2 (j % 4) and 8 b + 2 (j % 4) + 1 of word j / 4, and its sign is in bit 8 b + j of the
+// high word.
 @group(0) @binding(0) var<storage, read> w_quants: array<vec2<u32>>; // [rows, BLOCKS]
 @group(0) @binding(1) var<storage, read> w_high: array<u32>;         // [rows, BLOCKS]
 @group(0) @binding(2) var<storage, read> w_scales: array<u32>;       // [rows, BLOCKS] both scales in f16
@@ -11,7 +12,7 @@ fn load_block(row: u32, block: u32) -> Block {
   return Block(w_quants[at], w_high[at], w_scales[at]);
 }
 
-// v + 43 of four quads.
+// Returns v + 43 for the bytes of four quads.
 fn signed_values(q: u32, signs: u32) -> vec4<u32> {
   let shifts = vec4<u32>(0u, 1u, 2u, 3u);
   let codes = (vec4<u32>(q) >> (2u * shifts)) & vec4<u32>(0x03030303u);

@@ -1,6 +1,6 @@
-// Eight bits: w = d * q.
+// Decodes weights of eight bits: w = d * q.
 @group(0) @binding(0) var<storage, read> w_quants: array<vec4<u32>>; // [rows, 2, BLOCKS]
-@group(0) @binding(2) var<storage, read> w_scales: array<u32>;       // [rows, ceil(BLOCKS / 2)] two of d in f16
+@group(0) @binding(2) var<storage, read> w_scales: array<u32>;       // [rows, ceil(BLOCKS / 2)] d in f16 of two blocks
 
 struct Block { lo: vec4<u32>, hi: vec4<u32>, s: u32, shift: u32 }
 
@@ -17,7 +17,7 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(scale(w) * x.scale, f32(dot_half(w.lo, x.lo) + dot_half(w.hi, x.hi)), acc);
 }
 
-// Sign bits of four bytes.
+// The sign bits of four bytes.
 const SIGNS = 0x80808080u;
 
 fn bytes(w: Block, j: u32) -> u32 {

@@ -1,4 +1,4 @@
-// Activations in eight bits: a block of 32 as quants and a scale, with the sums of both halves of the quants.
+// Quantizes a block of 32 activations to eight bits: quants, a scale, and the sums of both halves of the quants.
 struct Quantized { lo: vec4<u32>, hi: vec4<u32>, scale: f32, sums: u32 }
 
 fn largest_of(v: array<vec4<f32>, 8>) -> f32 {
@@ -13,15 +13,15 @@ fn largest_in(quad: vec4<f32>) -> f32 {
   return max(max(quad.x, quad.y), max(quad.z, quad.w));
 }
 
-// Quants of a quad of a block. A sum with 3 * 2^22 has the nearest whole number in its last byte: GPUs add several times as fast as
-// they round or convert.
+// Returns the quants of a quad of a block. After adding 3 * 2^22, the last byte has the nearest integer. GPUs add
+// several times as fast as they round or convert.
 fn quants_of(v: vec4<f32>, largest: f32) -> u32 {
   let inverse = select(0.0, 127.0 / largest, largest > 1.0e-30);
   let q = bitcast<vec4<u32>>(fma(v, vec4<f32>(inverse), vec4<f32>(12582912.0))) & vec4<u32>(255u);
   return q.x | (q.y << 8u) | (q.z << 16u) | (q.w << 24u);
 }
 
-// A block of these quants.
+// Returns a quantized block from its quants.
 fn with_sums(lo: vec4<u32>, hi: vec4<u32>, largest: f32) -> Quantized {
   let ones = 0x01010101u;
   let low = dot4I8Packed(lo.x, ones) + dot4I8Packed(lo.y, ones) + dot4I8Packed(lo.z, ones) + dot4I8Packed(lo.w, ones);

@@ -1,9 +1,10 @@
-// Norm and rotation of query and key heads, and K and V into the pages; one workgroup for each head of each row.
+// Normalizes query and key heads, applies RoPE, and stores queries, [rows, HEADS, DIM], and K and V in pages. One
+// workgroup has one head of a row.
 @group(0) @binding(0) var<storage, read> q: array<f32>;         // [rows, Q_STRIDE]
 @group(0) @binding(1) var<storage, read> k: array<f32>;         // [rows, K_STRIDE]
 @group(0) @binding(2) var<storage, read> v: array<f32>;         // [rows, V_STRIDE]
 //% if QK_NORM
-// Of a head, [DIM]; with ROW_NORM of all heads.
+// Weights of the norms: [DIM], or with ROW_NORM those of all heads.
 @group(0) @binding(6) var<storage, read> q_norm: array<f32>;
 @group(0) @binding(7) var<storage, read> k_norm: array<f32>;
 //% end
@@ -11,10 +12,10 @@
 @group(0) @binding(11) var<storage, read> v_norm: array<f32>;   // [DIM]
 //% end
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
-// pages.rs defines their arrangement.
+// pages.rs defines the layout of pages.
 @group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // [pages, KV_HEADS, PAGE * HEAD_WORDS]
 //% if QUANTS
-@group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // the same
+@group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // like k_pages
 //% end
 
 var<workgroup> head: array<f32, DIM>;
@@ -22,7 +23,7 @@ var<workgroup> turned: array<f32, DIM>;
 var<workgroup> squares: array<f32, 64u + DIM / 4u>;
 
 //% if HEAD_NORMS
-// Returns the factor of a norm; each thread has a sum of squares.
+// Returns the factor of a norm from a sum of squares of each thread.
 fn norm_scale(tid: u32, own: f32, width: u32, eps: f32) -> f32 {
   squares[tid] = own;
   workgroupBarrier();
@@ -40,7 +41,7 @@ fn head_squares(tid: u32) -> f32 {
 //% end
 
 //% if QK_NORM
-// Norms the head of a query or a key in place.
+// Normalizes the head of a query or a key in place.
 fn norm_head(tid: u32, row: u32, number: u32, is_q: bool) {
 //% if ROW_NORM
   var sum = 0.0;
@@ -82,12 +83,12 @@ fn finite_quad(n: u32) -> vec4<f32> {
   return quad;
 }
 
-// The element of the largest magnitude, the first one of several.
+// Returns the first element with the largest magnitude.
 fn extreme_of(a: f32, b: f32) -> f32 {
   return select(a, b, abs(b) > abs(a));
 }
 
-// The scale of a block of 32, in half precision, of which `squares` has the extreme of every four.
+// Returns the scale of a block of 32 in half precision. `squares` has the extreme of every four elements.
 fn block_scale(block: u32) -> f32 {
   var extreme = 0.0;
   for (var i = 8u * block; i < min(8u * block + 8u, QUADS); i++) { extreme = extreme_of(extreme, squares[i]); }
@@ -98,7 +99,7 @@ fn block_scale(block: u32) -> f32 {
 //% end
 }
 
-// Quants of four elements, as integers.
+// Returns the quants of four elements as integers.
 fn quants_of_quad(n: u32) -> vec4<i32> {
   let scale = block_scale(n / 8u);
   let inverse = select(0.0, 1.0 / scale, scale != 0.0);
@@ -120,14 +121,14 @@ const K_WORDS = (DIM + 15u) / 16u * 4u;
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let row = wid.y;
-  // Loaded early, because dependent loads follow.
+  // This is loaded early, because dependent loads follow.
   let position = step[args.positions + row];
   let slot = step[args.slots + GROUP * args.rows + row];
   let is_q = wid.x < Q_HEADS;
   let is_k = !is_q && wid.x < Q_HEADS + KV_HEADS;
   let kv_head = (wid.x - Q_HEADS) % KV_HEADS;
 //% if LATENT
-  // K and V are one head: a latent vector, and elements that are rotated. Past these, it is padded.
+  // K and V are one head: a latent vector, elements with RoPE, and padding.
   let is_rotated = true;
   for (var i = tid; i < DIM; i += 64u) {
     head[i] = select(0.0, k[row * K_STRIDE + min(i, K_STRIDE - 1u)], i < K_STRIDE);
@@ -194,10 +195,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if QUANTS
   let page = slot / PAGE;
   let token = slot % PAGE;
-  // The scratch page is not read, and stays finite for all groups.
+  // The scratch page is not read and stays finite for all groups.
   if (page == 0u) { return; }
   let at = page * PAGE_WORDS + SLOT_AT + kv_head * PAGE * HEAD_WORDS;
-  // `quantize_kv` in crates/backend defines quants and scales.
+  // `quantize_kv` in crates/backend defines the quants and scales.
   for (var n = tid; n < QUADS; n += 64u) {
     let quad = finite_quad(n);
     squares[n] = extreme_of(extreme_of(quad.x, quad.y), extreme_of(quad.z, quad.w));

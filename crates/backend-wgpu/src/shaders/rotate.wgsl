@@ -1,11 +1,12 @@
-// RoPE of queries and keys. All kernels compute it with the same operations, so that results are bitwise equal.
-@group(0) @binding(13) var<storage, read> step: array<u32>;
+// Applies RoPE to pairs of elements. All kernels compute it with the same operations, so that results are bitwise
+// equal.
+@group(0) @binding(13) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 //% if PAIRS
-// Cosine and sine of positions 256 i and of positions below 256; together, of every position.
+// Cosines and sines of positions 256 i, and of positions below 256. Those of any position follow from both.
 @group(0) @binding(14) var<storage, read> far: array<vec2<f32>>;  // [ceil(context / 256), PAIRS]
 @group(0) @binding(15) var<storage, read> near: array<vec2<f32>>; // [256, PAIRS]
 
-// Cosine and sine.
+// Returns the cosine and sine of a position and a pair.
 fn angle(position: u32, pair: u32) -> vec2<f32> {
   let a = far[position / 256u * PAIRS + pair];
   let b = near[position % 256u * PAIRS + pair];
@@ -18,7 +19,7 @@ fn turned_by(x: vec2<f32>, angle: vec2<f32>) -> vec2<f32> {
 }
 
 //% if BY_POSITION
-// Factor of a query at a position.
+// Returns the factor of a query at a position.
 fn by_position(position: u32) -> f32 {
   return fma(SLOPE, log(1.0 + f32(position / ORIGINAL)), 1.0);
 }
@@ -28,8 +29,9 @@ fn by_position(position: u32) -> f32 {
 }
 //% end
 
-// Returns the index of dimension d among a head's matmul outputs. If matmuls apply RoPE, the outputs of two
-// neighbouring pairs are adjacent, so that a thread has whole words of half-precision numbers of both ends.
+// Returns the index of dimension `d` among a head's matmul outputs. If matmuls apply RoPE, the outputs of two
+// neighbouring pairs are adjacent, so that a thread has whole words of half-precision numbers at both ends of the
+// pairs.
 fn output_of(d: u32) -> u32 {
 //% if TOGETHER
   if (d < 2u * PAIRS) {
@@ -40,7 +42,7 @@ fn output_of(d: u32) -> u32 {
   return d;
 }
 
-// Clamps to finite numbers: pages must always be finite, because attention multiplies masked tokens by zero.
+// Clamps a number to finite values. Pages must be finite, because attention multiplies masked tokens by zero.
 fn finite(x: f32, largest: f32) -> f32 {
   let is_nan = (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
   return select(clamp(x, -largest, largest), 0.0, is_nan);
@@ -49,19 +51,19 @@ fn finite(x: f32, largest: f32) -> f32 {
 // Returns the nearest half-precision number, up to 65504, because the rounding of conversions is
 // implementation-defined.
 fn nearest_half(x: f32) -> f32 {
-  // Numbers below 2^-14 are multiples of 2^-24.
+  // Half-precision numbers below 2^-14 are multiples of 2^-24.
   let small = round(x * 16777216.0) / 16777216.0;
   let bits = bitcast<u32>(x);
   let even = bitcast<f32>((bits + 0xfffu + ((bits >> 13u) & 1u)) & 0xffffe000u);
   return select(even, small, abs(x) < 6.103515625e-5);
 }
 
-// Two numbers in half precision.
+// Returns two numbers in half precision.
 fn pack(x: vec2<f32>) -> u32 {
   return pack2x16float(vec2<f32>(nearest_half(finite(x.x, 65504.0)), nearest_half(finite(x.y, 65504.0))));
 }
 
-// Returns the offset of two dimensions of K from d on in half-precision pages.
+// Returns the offset of two dimensions of K, from `d` on, in half-precision pages.
 fn k_word(slot: u32, kv_head: u32, d: u32) -> u32 {
   let head = slot / PAGE * PAGE_WORDS + SLOT_AT + kv_head * PAGE * (DIM / 2u);
 //% if SIXTEENS

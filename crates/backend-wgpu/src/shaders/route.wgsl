@@ -1,22 +1,23 @@
-// Chooses the experts of a row and their weights, as the contract's `Router` defines; one workgroup per row.
+// Chooses the experts of a row and their weights, [rows, USED], as the contract's `Router` defines. One workgroup has
+// one row.
 @group(0) @binding(0) var<storage, read> logits: array<f32>;         // [rows, COUNT]
 //% if SELECTION
-@group(0) @binding(1) var<storage, read> selection: array<f32>;      // [COUNT]
+@group(0) @binding(1) var<storage, read> selection: array<f32>;      // [COUNT] bias of the choice
 //% end
 //% if EXPERT_SCALE
-@group(0) @binding(4) var<storage, read> expert_scale: array<f32>;   // [COUNT]
+@group(0) @binding(4) var<storage, read> expert_scale: array<f32>;   // [COUNT] factor of a weight
 //% end
 @group(0) @binding(2) var<storage, read_write> chosen: array<u32>;   // [rows, USED] experts in ascending order
 @group(0) @binding(3) var<storage, read_write> weights: array<f32>;  // [rows, USED]
 
 var<workgroup> scores: array<f32, COUNT>;
-var<workgroup> ranks: array<f32, COUNT>;     // what the choice is made by
+var<workgroup> ranks: array<f32, COUNT>;     // scores for the choice
 var<workgroup> is_chosen: array<u32, COUNT>;
 //% if EXPERT_GROUPS
 var<workgroup> group_scores: array<f32, EXPERT_GROUPS>;
 //% end
 
-// NaN, which a damaged model may compute, is ordered last.
+// Orders NaN, which a damaged model may compute, last.
 fn number(x: f32) -> f32 {
   let is_nan = (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
   return select(clamp(x, -1.0e30, 1.0e30), -1.0e30, is_nan);
@@ -47,7 +48,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
   workgroupBarrier();
 //% if EXPERT_GROUPS
-  // A group's score is the sum of its BEST largest ranks, from the first expert on; only experts of the best groups are chosen from.
+  // The score of a group is the sum of its BEST largest ranks, in the order of experts. Only experts of the groups with
+  // the best scores can be chosen.
   const OF_GROUP = COUNT / EXPERT_GROUPS;
   for (var group = tid; group < EXPERT_GROUPS; group += 256u) {
     let first = group * OF_GROUP;
@@ -72,7 +74,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
   workgroupBarrier();
 //% end
-  // An expert is chosen if fewer than USED precede it; among equal ones, the lower id precedes.
+  // An expert is chosen if fewer than USED experts precede it. Among equal ranks, the lower id precedes.
   for (var e = tid; e < COUNT; e += 256u) {
     let own = ranks[e];
     var before = 0u;

@@ -1,10 +1,11 @@
-// Groups a step's rows by expert. A pair is a row and one of its experts; the pairs of an expert get consecutive
-// places, in tiles of TILE with one expert each. One workgroup. The order of an expert's pairs does not affect results,
-// because each has its own sums.
-@group(0) @binding(0) var<storage, read> chosen: array<u32>;             // [rows, USED]
+// Groups the rows of a step by expert: places [rows, USED], sources [tiles * TILE], tile_experts [tiles]. A pair is a
+// row and one of its experts. The pairs of an expert get consecutive places, in tiles of TILE places with one expert
+// each. The order of an expert's pairs does not affect results, because each pair has its own sums. One workgroup
+// computes all.
+@group(0) @binding(0) var<storage, read> chosen: array<u32>;             // [rows, USED] experts of each row
 @group(0) @binding(1) var<storage, read_write> places: array<u32>;       // [rows, USED] place of each pair
-@group(0) @binding(2) var<storage, read_write> sources: array<u32>;      // [tiles * TILE] row of each place; of those without one, row 0
-@group(0) @binding(3) var<storage, read_write> tile_experts: array<u32>; // [tiles] NO_EXPERT from the first tile on that nobody needs
+@group(0) @binding(2) var<storage, read_write> sources: array<u32>;      // [tiles * TILE] row of each place, or 0
+@group(0) @binding(3) var<storage, read_write> tile_experts: array<u32>; // [tiles] expert of each tile, or NO_EXPERT
 
 var<workgroup> counts: array<atomic<u32>, COUNT>;
 var<workgroup> firsts: array<u32, COUNT>; // first tile of each expert

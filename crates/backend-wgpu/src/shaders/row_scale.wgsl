@@ -1,9 +1,9 @@
-// Factor of a row's norm, from the sums of squares of its blocks: 32 lanes add blocks l, l + 32, ... in order, and then
-// the lanes are added in order.
+// Computes the factor of a row's norm from the sums of squares of its blocks. Lane l of 32 adds blocks l, l + 32, ...
+// in order, and then the lanes are added in order.
 var<workgroup> lane_squares: array<vec4<f32>, 8>;
 
-// First half; the second one follows a barrier. A thread has four lanes, because a write to a component of a vector may
-// write the whole vector.
+// Adds the blocks of each lane. A barrier must follow before `row_scale`. A thread has four lanes, because a write to a
+// component of a vector may write the whole vector.
 fn add_squares(tid: u32) {
   if (tid < 8u) {
     var sums = vec4<f32>();

@@ -1,15 +1,15 @@
-// Samples a token for each sample with a temperature, with one workgroup per sample, after `argmax.wgsl` has found its
-// most probable token.
+// Samples a token for each sample with a temperature: tokens [samples]. One workgroup has one sample. `argmax.wgsl` has
+// already computed the most probable token.
 //
-// Weights are probabilities relative to the most probable token, whose weight is 1. Their sums are integers: a weight
-// is rounded to a multiple of 1 / WHOLE, so sums do not depend on the order and thresholds are exact. Positions in a
-// ranking are found digit by digit: the weights of tokens are summed by the next digit of their key, and the digit at
-// which the sum reaches the threshold is the next digit of the last key to keep.
+// Weights are probabilities relative to the most probable token, whose weight is 1. A weight is rounded to a multiple
+// of 1 / WHOLE. So sums are integers, do not depend on the order, and thresholds are exact. The last key to keep is
+// found digit by digit: the weights of tokens are summed by the next digit of their key, and the digit at which the sum
+// reaches the threshold is the next digit of the last key to keep.
 @group(0) @binding(0) var<storage, read> samples: array<vec4<u32>>; // [samples, 2] row, first mask word or NONE, place, top-k or 0;
                                                                     // temperature, top-p or NONE, min-p, uniform number
-@group(0) @binding(1) var<storage, read> logits: array<u32>;        // [rows, VOCAB] f32, as bits: no compiler thinks about NaN
+@group(0) @binding(1) var<storage, read> logits: array<u32>;        // [rows, VOCAB] bits of f32, because of NaN
 @group(0) @binding(2) var<storage, read> masks: array<u32>;         // [masks, ceil(VOCAB / 32)]
-@group(0) @binding(3) var<storage, read_write> tokens: array<u32>;  // [samples] the best token, or NONE; then what is drawn
+@group(0) @binding(3) var<storage, read_write> tokens: array<u32>;  // [samples] most probable token, replaced
 
 const NONE = 0xffffffffu;
 const INFINITY = 0x7f800000u;
@@ -17,22 +17,22 @@ const LARGEST = 0x7f7fffffu;
 const ONE = 0x3f800000u;
 
 var<workgroup> bins: array<atomic<u32>, 2048>;
-var<workgroup> sums: array<vec2<u32>, 256>;  // of each thread
-var<workgroup> groups: array<vec2<u32>, 16>; // of each 16 threads
+var<workgroup> sums: array<vec2<u32>, 256>;  // sum of each thread
+var<workgroup> groups: array<vec2<u32>, 16>; // sum of each 16 threads
 var<workgroup> done: u32;
 
-// The request.
+// Values of the sample.
 var<private> row: u32;
 var<private> mask: u32;
 var<private> temperature: f32;
 var<private> min_p: f32;
 var<private> best_rank: u32;
 var<private> best: f32;
-// Last tokens that top-k and top-p keep: rank or distance, and id.
+// Last tokens that top-k and top-p keep. A token is its rank or distance, and its id.
 var<private> last_k: vec2<u32>;
 var<private> last_p: vec2<u32>;
 
-// A sum: units of 65536, and the rest.
+// Adds two sums. A sum has units of 65536 in `x`, and the rest in `y`.
 fn add(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
   let low = a.y + b.y;
   return vec2<u32>(a.x + b.x + (low >> 16u), low & 0xffffu);
@@ -47,12 +47,12 @@ fn reaches(a: vec2<u32>, b: vec2<u32>) -> bool {
   return a.x > b.x || (a.x == b.x && a.y >= b.y);
 }
 
-// Out of sums of the upper and the lower parts of masses.
+// Returns a sum of masses from the sums of their upper and lower parts.
 fn joined(high: u32, low: u32) -> vec2<u32> {
   return add(vec2<u32>(high >> (16u - LOW_BITS), (high << LOW_BITS) & 0xffffu), vec2<u32>(low >> 16u, low & 0xffffu));
 }
 
-// This many parts in 2^32 of a sum, rounded down.
+// Returns `parts` / 2^32 of a sum, rounded down.
 fn portion(sum: vec2<u32>, parts: u32) -> vec2<u32> {
   let p = vec2<u32>(parts & 0xffffu, parts >> 16u);
   let s = vec3<u32>(sum.y, sum.x & 0xffffu, sum.x >> 16u);
@@ -64,7 +64,7 @@ fn portion(sum: vec2<u32>, parts: u32) -> vec2<u32> {
   return vec2<u32>(s.z * p.y + (c >> 16u) + (d >> 16u) + (e >> 16u), e & 0xffffu);
 }
 
-// Larger numbers have larger keys.
+// Returns a key of a float; larger numbers have larger keys.
 fn ordered(bits: u32) -> u32 {
   return bits ^ select(0x80000000u, NONE, bits >= 0x80000000u);
 }
@@ -81,10 +81,10 @@ fn comes_before(a: vec2<u32>, b: vec2<u32>) -> bool {
 struct Candidate {
   // True if the token is allowed, a number, and among those that top-k keeps.
   fine: bool,
-  // Its place among all logits, the best being 0.
+  // Distance of its key from that of the most probable token, which has 0.
   rank: u32,
   weight: f32,
-  // Its weight's place among all weights, 1 being 0.
+  // Distance of its weight's key from that of weight 1, which has 0.
   distance: u32,
 }
 
@@ -93,7 +93,7 @@ fn candidate(token: u32, logit: u32) -> Candidate {
   let bits = finite(logit);
   let rank = best_rank - ordered(bits);
   let exponent = (bitcast<f32>(bits) - best) / temperature;
-  // Weights near 1 are exactly 1, at least that of the most probable token, regardless of the device's `exp`.
+  // Weights near 1 are set to 1. So the most probable token has exactly 1, regardless of the device's `exp`.
   let weight = select(min(exp(max(exponent, -104.0)), 1.0), 1.0, exponent > -3.0e-8);
   let fine = number && token < VOCAB && comes_before(vec2<u32>(rank, token), last_k);
   return Candidate(fine, rank, weight, ONE - bitcast<u32>(weight));
@@ -107,7 +107,7 @@ fn mass(weight: f32) -> u32 {
   return u32(weight * f32(WHOLE) + 0.5);
 }
 
-// Shares a thread's sum with all others.
+// Shares the sums of all threads in the workgroup.
 fn share(tid: u32, own: vec2<u32>) {
   workgroupBarrier();
   sums[tid] = own;
@@ -143,7 +143,7 @@ fn find_group(needed: vec2<u32>) -> Found {
   return found;
 }
 
-// Likewise the thread.
+// Finds the thread whose cumulative sum reaches the threshold.
 fn find_thread(needed: vec2<u32>) -> Found {
   let group = find_group(needed);
   var found = Found(group.at * 16u, group.needed);
@@ -160,12 +160,12 @@ fn bin_sum(bin: u32, weighed: bool) -> vec2<u32> {
   return joined(atomicLoad(&bins[1024u + bin]), low);
 }
 
-// Finds the last token to keep, by rank of logits if `most` tokens are kept, or by weight if a fraction of all weight
-// in units of 2^-32 is kept. Three digits of rank or distance, and then, if only some of several equal tokens are kept,
-// two of the id.
+// Finds the last token to keep. `most` is the number of tokens to keep, by rank of logits; or with `weighed` the
+// fraction of all weight to keep, in units of 2^-32. Three levels find the digits of the rank or distance. If only some
+// of several equal tokens are kept, two more levels find the digits of the id.
 fn last_kept(tid: u32, weighed: bool, most: u32) -> vec2<u32> {
   let digit_bits = select(11u, 10u, weighed);
-  let bins_each = select(8u, 4u, weighed); // for each thread
+  let bins_each = select(8u, 4u, weighed); // bins of a thread
   let digits = (1u << digit_bits) - 1u;
   var needed = vec2<u32>(most >> 16u, most & 0xffffu);
   var last = vec2<u32>(0u);
@@ -220,7 +220,7 @@ fn last_kept(tid: u32, weighed: bool, most: u32) -> vec2<u32> {
     }
     if (by_id) { last.y |= bin << shift; } else { last.x |= bin << shift; }
     if (level == 2u) {
-      // Tests whether the tokens suffice without the last one of all equal ones.
+      // Tests whether the threshold is reached without the last of the equal tokens.
       var one = 1u;
       if (weighed) { one = mass(bitcast<f32>(ONE - last.x)); }
       let all = bin_sum(bin, weighed);
@@ -255,8 +255,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (sample.w != 0u) { last_k = last_kept(tid, false, sample.w); }
   if (values.y != NONE) { last_p = last_kept(tid, true, values.y); }
 
-  // The draw: tokens in order of id, shared out among 16 groups of 16 threads; then those of the group in which the uniform
-  // number falls, until each thread has one.
+  // The draw. Tokens are divided in order of id among 16 groups of 16 threads. The group that contains the uniform
+  // number is divided again, until each thread has one token.
   var needed = vec2<u32>(0u);
   var begin = 0u;
   var end = VOCAB;

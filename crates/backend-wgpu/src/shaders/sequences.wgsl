@@ -1,11 +1,11 @@
-// The sequences of a step, and where their states are.
-@group(0) @binding(0) var<storage, read> step: array<u32>;
+// Reads the sequences of a step and the slots of their states.
+@group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 
 struct Sequence {
   first_row: u32,
   rows: u32,
   start: u32, // position of the first row
-  read: u32,  // slot of the state before these rows; without a meaning at position 0
+  read: u32,  // slot of the state before these rows; not used at position 0
   write: u32, // slot of the state after them
 }
 

@@ -1,5 +1,5 @@
-// Short convolution: c times the convolution of b times u, and the activations of the next matmul. One workgroup
-// computes eight blocks of a row.
+// Computes a short convolution, c * convolution(b * u), [rows, CHANNELS], as activations of the next matmul. One
+// workgroup computes eight blocks of 32 of a row.
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let row = wid.y;

@@ -1,7 +1,8 @@
-// Splits and partials of attention kernels.
+// Work items, splits and partials of attention kernels.
 const NO_PART = 0xffffffffu;
 
-// Splits are fine up to a position, so that short contexts are distributed, and coarse from there on.
+// Returns the first token of a split. Splits have FINE tokens up to COARSE_FROM, so that short contexts are
+// distributed, and COARSE tokens after it.
 fn split_begin(split: u32) -> u32 {
   return select(COARSE_FROM + (split - COARSE_FROM / FINE) * COARSE, split * FINE, split < COARSE_FROM / FINE);
 }
@@ -14,11 +15,11 @@ fn first_seen(position: u32) -> u32 {
 //% end
 }
 
-// Work of a workgroup.
+// Work item of a workgroup.
 struct Item {
   first_row: u32,
   rows: u32,
-  position: u32, // of the first row
+  position: u32, // position of the first row
   table: u32,
   first_split: u32,
   splits: u32,
@@ -27,8 +28,8 @@ struct Item {
   heads: u32,
 }
 
-// Returns the item and the head tile of a workgroup. If several sequences decode, all head tiles of an item start
-// before the next item, because long items must start first.
+// Returns the index of the item and of the head tile of a workgroup. If several sequences decode, all head tiles of an
+// item start before those of the next item, because long items must start first.
 fn work_of(wid: vec3<u32>) -> vec2<u32> {
 //% if SINGLE_ROWS
   if (args.row_length == 0u) { return wid.yx; }
@@ -36,7 +37,7 @@ fn work_of(wid: vec3<u32>) -> vec2<u32> {
   return wid.xy;
 }
 
-// Returns the item. For a step of one row it is in the arguments, which are available sooner than memory.
+// Returns the item. In a step of one row it is in the arguments, which are available sooner than memory.
 fn item_of(work: vec2<u32>) -> Item {
   var item: Item;
   if (args.row_length != 0u) {
@@ -62,8 +63,8 @@ fn item_of(work: vec2<u32>) -> Item {
   return item;
 }
 
-// Returns the index of the partial of a query in the tile, if the query exists and has visible tokens. The item is
-// loaded again, because it would occupy registers until then.
+// Returns the index of the partial of a query in the tile, or NO_PART if the query does not exist or sees no tokens.
+// The item is loaded again, because it would occupy registers until then.
 fn part_of(query: u32, work: vec2<u32>) -> u32 {
   let item = item_of(work);
   let row = query / TILE_HEADS;
@@ -73,7 +74,7 @@ fn part_of(query: u32, work: vec2<u32>) -> u32 {
   return parts.first + index;
 }
 
-// Page number `i` of a split. Past the last page that has tokens which are seen, it is read again.
+// Returns the number of page `i` of a split. Past the last page with visible tokens, it is the number of that page.
 fn page_of(split: u32, i: u32, table: u32, seen_end: u32) -> u32 {
   let end = min(split_begin(split + 1u), seen_end);
   return step[table + min(split_begin(split) / PAGE + i, (end - 1u) / PAGE)];

@@ -1,13 +1,14 @@
-// Inputs of a scan of Mamba-2: C, B and values, steps and decays. A workgroup has some channels of a row, or all of its steps.
+// Computes the inputs of a scan of Mamba-2: convolved C, B and values, [rows, CHANNELS]; steps and decays, [rows,
+// HEADS]. A workgroup computes 128 channels of a row, or all of its steps and decays.
 @group(0) @binding(5) var<storage, read_write> convolved: array<f32>; // [rows, CHANNELS]: C, B, values
-@group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS] d, and then decays
+@group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS] input d, replaced by decays
 @group(0) @binding(7) var<storage, read_write> betas: array<f32>;     // [rows, HEADS] steps
-@group(0) @binding(8) var<storage, read> decay: array<f32>;           // [HEADS]
+@group(0) @binding(8) var<storage, read> decay: array<f32>;           // [HEADS] factor of a decay
 @group(0) @binding(9) var<storage, read> dt: array<f32>;              // [HEADS] added to d
 
 fn softplus(x: f32) -> f32 {
   let e = exp(-abs(x));
-  // ln(1 + e): of a small e, one loses its digits.
+  // This is ln(1 + e). For a small e, 1 + e would lose its digits, so a series is used.
   return max(x, 0.0) + select(log(1.0 + e), fma(-0.5 * e, e, e), e < 1.0e-3);
 }
 

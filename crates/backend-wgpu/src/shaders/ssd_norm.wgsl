@@ -1,14 +1,14 @@
-// The results of a scan of Mamba-2 with their skip connection, gate and norm, and the form of them that the next matmul reads; a
-// workgroup for eight blocks of a row. The norm is that of each GROUP of elements.
+// Applies skip connection, gate and norm to the results of a scan of Mamba-2, [rows, WIDTH], and writes activations of
+// the next matmul. Each GROUP of elements has its own norm. One workgroup computes eight blocks of 32 of a row.
 @group(0) @binding(0) var<storage, read> values: array<f32>;    // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> z: array<f32>;         // [rows, WIDTH]
-@group(0) @binding(2) var<storage, read> convolved: array<f32>; // [rows, CHANNELS], values from FIRST_VALUE on
+@group(0) @binding(2) var<storage, read> convolved: array<f32>; // [rows, CHANNELS] values, from FIRST_VALUE on
 @group(0) @binding(3) var<storage, read> skip: array<f32>;      // [HEADS]
 //% if NORM
 @group(0) @binding(4) var<storage, read> weight: array<f32>;    // [WIDTH]
 
 var<workgroup> squares: array<f32, 64>;
-var<workgroup> factors: array<f32, FACTORS_HERE>; // of the groups in these blocks
+var<workgroup> factors: array<f32, FACTORS_HERE>; // factors of the norms of the groups in these blocks
 //% end
 
 fn gate_of(row: u32, i: u32) -> f32 {
@@ -16,7 +16,7 @@ fn gate_of(row: u32, i: u32) -> f32 {
   return gate / (1.0 + exp(-gate));
 }
 
-// An element before its norm.
+// Returns an element before the norm.
 fn element(row: u32, i: u32) -> f32 {
   let x = fma(skip[i / VALUE_DIM], convolved[row * CHANNELS + FIRST_VALUE + i], values[row * WIDTH + i]);
 //% if NORM_FIRST

@@ -1,4 +1,5 @@
-// Numbers on their way between matrices and threads, in fours; where matrices have a side of 8, `scores` is of single numbers.
+// Writes and reads quads of `scores`, which pass between matrices and threads. If matrices have a side of 8, `scores`
+// has single numbers.
 fn stage(at: u32, x: vec4<f32>) {
 //% if SIDE_8
 //% for i in 0..4

@@ -1,7 +1,7 @@
-// Stores results of matmuls after multiplying them with the factor of their row.
+// Stores a result of a matmul, [rows, outputs], multiplied by the factor of its row.
 @group(0) @binding(5) var<storage, read_write> out: array<f32>; // [rows, OUT_STRIDE]
 //% if BIAS
-@group(0) @binding(6) var<storage, read> bias: array<f32>;      // [outputs], of each expert
+@group(0) @binding(6) var<storage, read> bias: array<f32>;      // [outputs], for each expert
 //% if EXPERTS
 var<private> bias_from: u32;
 //% else

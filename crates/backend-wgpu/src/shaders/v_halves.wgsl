@@ -1,4 +1,4 @@
-// V in pages whose words have two tokens of a dimension, which different workgroups write.
+// Stores V in pages whose words have two tokens of a dimension. Different workgroups write the two halves of a word.
 enable f16;
 //% if HAS_V
 @group(0) @binding(10) var<storage, read_write> v_pages: array<f16>; // see pages.rs

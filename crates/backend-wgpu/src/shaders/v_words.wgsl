@@ -1,4 +1,4 @@
-// V in pages whose words have two dimensions of a token.
+// Stores V in pages whose words have two dimensions of a token.
 //% if HAS_V
 @group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // see pages.rs
 
