@@ -27,12 +27,12 @@ use crate::{
     EngineError, EngineOptions, EnginePlan, Handle,
     disk::{Disk, Identity},
     events::Events,
-    handle::{Command, Queue, Shared, Signals},
+    handle::{Command, EventSender, Queue, Shared},
     host::Host,
     layout::Layout,
     options::Resolved,
     pages::Pages,
-    request::{RequestLimits, Signal},
+    request::{Event, RequestLimits},
     scheduler::Scheduler,
     snapshot::Snapshot,
     tiers::Tiers,
@@ -160,7 +160,7 @@ impl Engine {
         Ok(Self { handle: Handle { shared, commands }, thread: Some(thread) })
     }
 
-    /// Something to submit requests with.
+    /// Returns a handle that submits requests.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
@@ -170,7 +170,7 @@ impl Engine {
         drop(self);
     }
 
-    /// Takes no more requests, finishes those it has, and waits for the thread to end.
+    /// Accepts no more requests, finishes those that it has, and waits for the thread to end.
     pub fn finish(mut self) {
         self.stop(true);
     }
@@ -254,7 +254,7 @@ struct Worker {
     scheduler: Scheduler,
     runner: Box<dyn Runner>,
     commands: Receiver<Command>,
-    /// Receivers of each request's signals.
+    /// Clients by the number of their request.
     clients: HashMap<u64, Client>,
     shared: Arc<Shared>,
     /// Outputs of a step; the vector is reused.
@@ -268,8 +268,9 @@ struct Worker {
     stopping: bool,
 }
 
+/// A request that has not ended.
 struct Client {
-    signals: Signals,
+    events: EventSender,
     prompt_tokens: usize,
     /// Branches that have not ended.
     open: usize,
@@ -334,13 +335,12 @@ impl Worker {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Submit { signals, .. } if self.stopping => drop(signals),
-            Command::Submit { job, prompt, signals } => {
-                self.clients.insert(
-                    job.id,
-                    Client { signals, prompt_tokens: prompt.len(), open: job.sampling.len(), started: false },
-                );
-                self.scheduler.submit(*job, prompt);
+            Command::Submit { events, .. } if self.stopping => drop(events),
+            Command::Submit { checked, prompt, events } => {
+                let open = checked.sampling.len();
+                let client = Client { events, prompt_tokens: prompt.len(), open, started: false };
+                self.clients.insert(checked.id, client);
+                self.scheduler.submit(*checked, prompt);
             }
             Command::Cancel { request, branch } => self.scheduler.cancel(request, branch),
             Command::ClearCache => self.scheduler.clear_cache(),
@@ -412,7 +412,7 @@ impl Worker {
         self.scheduler.plan(Instant::now());
         self.start_loads();
         self.rescue();
-        if !self.scheduler.signals.is_empty() {
+        if !self.scheduler.events.is_empty() {
             // Starts are published before the step, which may take long.
             self.publish();
         }
@@ -442,25 +442,25 @@ impl Worker {
 
     /// Publishes the counters before the events, so that a reader of an event sees its step counted.
     fn publish(&mut self) {
-        self.scheduler.send_events();
+        self.scheduler.send_kv_events();
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.scheduler.stats();
-        for (request, signal) in self.scheduler.signals.drain(..) {
+        for (request, event) in self.scheduler.events.drain(..) {
             let Some(client) = self.clients.get_mut(&request) else { continue };
-            let starts = matches!(signal, Signal::Started { .. });
-            match signal {
-                Signal::Finished { .. } => client.open -= 1,
-                Signal::Failed(_) => client.open = 0,
-                Signal::Started { .. }
-                | Signal::Prefilled { .. }
-                | Signal::Token { .. }
-                | Signal::PromptScores { .. }
-                | Signal::Embedding { .. } => {}
+            let starts = matches!(event, Event::Started { .. });
+            match event {
+                Event::Finished { .. } => client.open -= 1,
+                Event::Failed(_) => client.open = 0,
+                Event::Started { .. }
+                | Event::Prefilled { .. }
+                | Event::Token { .. }
+                | Event::PromptScores { .. }
+                | Event::Embedding { .. } => {}
             }
             if !client.started && (starts || client.open == 0) {
                 client.started = true;
                 self.shared.queue.leave(client.prompt_tokens);
             }
-            client.signals.send(signal);
+            client.events.send(event);
             if client.open == 0 {
                 self.clients.remove(&request);
             }

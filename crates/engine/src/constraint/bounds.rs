@@ -182,7 +182,7 @@ impl Measure {
             let end = match char {
                 '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
                 '"' | '/' => {
-                    let end = super::literal(rest);
+                    let end = super::grammar::literal(rest);
                     self.regex(&rest[..end])?;
                     end
                 }

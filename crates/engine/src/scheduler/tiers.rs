@@ -32,9 +32,9 @@ impl Sequence {
         }
         let blocks = (self.computed / layout.block_size).min(self.keys.len());
         // A later prompt goes on from the end, is the same, or shares the beginning that its rendering keeps.
-        let prompt = self.job.prompt_tokens.saturating_sub(1);
-        let ends =
-            [usize::MAX, prompt, self.job.lasting_tokens].map(|end| (end / layout.block_size).min(blocks));
+        let prompt = self.request.prompt_tokens.saturating_sub(1);
+        let ends = [usize::MAX, prompt, self.request.lasting_tokens]
+            .map(|end| (end / layout.block_size).min(blocks));
         let sees = |group: usize, block: usize| {
             let sees_from = |end: usize| layout.first_visible(group, end * layout.block_size)..end;
             layout.windows[group].is_none() || ends.iter().any(|&end| sees_from(end).contains(&block))
@@ -164,7 +164,7 @@ impl Scheduler {
             begin,
         };
         let budget = Duration::from_secs_f64((computing * tiers.worth).min(1e6));
-        let owner = (sequence.job.id, sequence.branches.start);
+        let owner = (sequence.request.id, sequence.branches.start);
         Some(Ok((found, LoadRequest { owner, from_host, from_disk, budget })))
     }
 
@@ -234,8 +234,8 @@ impl Scheduler {
         placed
     }
 
-    /// Sends events of changes in the prefix cache and its tiers.
-    pub fn send_events(&mut self) {
+    /// Sends the events of changes in the prefix cache and its tiers.
+    pub fn send_kv_events(&mut self) {
         let Pages { tiers, events: Some(events), .. } = &mut self.pages else { return };
         if let Some(disk) = tiers.as_mut().and_then(|tiers| tiers.disk.as_mut()) {
             disk.take_removed().into_iter().for_each(|hash| events.removed(hash, Medium::Disk));
@@ -256,7 +256,7 @@ impl Scheduler {
     /// The load for a sequence has ended.
     pub fn finish_load(&mut self, (request, branch): (u64, usize)) {
         let is_it =
-            |sequence: &&mut Sequence| sequence.job.id == request && sequence.branches.start == branch;
+            |sequence: &&mut Sequence| sequence.request.id == request && sequence.branches.start == branch;
         let Some(sequence) = self.waiting.values_mut().find(is_it) else { return };
         if let Load::Loading(found) = sequence.load {
             sequence.load = Load::Loaded(found, found.begin.elapsed());
@@ -267,7 +267,7 @@ impl Scheduler {
             keys.filter(|(_, key)| events.placed.remove(key)).map(|(block, _)| block).collect();
         let group = events.group;
         for block in placed {
-            sequence.tell_stored(block, group, self.layout.block_size, &mut self.pages);
+            sequence.publish_stored(block, group, self.layout.block_size, &mut self.pages);
         }
     }
 
