@@ -4,6 +4,7 @@
 //! that is common to all architectures; a definition contains the differences.
 
 mod config;
+mod config_check;
 mod export;
 mod gguf;
 mod hf;
