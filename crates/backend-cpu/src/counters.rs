@@ -17,7 +17,7 @@ pub enum Kernel<'a> {
     /// Residual add, norm, quantization.
     AddNorm,
     /// Matmuls of these matrices, by the kernels of their formats.
-    Products(&'a [MatrixId]),
+    Matmul(&'a [MatrixId]),
     /// Bias, head norm, rotation, store into the pages.
     RopeStore,
     /// Paged attention.

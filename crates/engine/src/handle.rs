@@ -220,7 +220,7 @@ impl Handle {
             min_tokens: request.min_tokens,
             writers,
             usage: vec![usage; request.branches],
-            ready: VecDeque::new(),
+            ready: Default::default(),
             ended: false,
         })
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Linear, Norm, Program, VectorId};
+use super::{Linear, Norm, VectorId};
 use crate::KvDtype;
 
 /// ```text
@@ -30,7 +30,7 @@ pub struct Attention {
     pub qk_norm: Option<QkNorm>,
     /// Norm of each head of V, `[head_dim]` (Gemma 4).
     pub v_norm: Option<Norm>,
-    /// Index into [`Program::ropes`]; `None` in layers without positions (SmolLM3).
+    /// Index into [`Program::ropes`](crate::Program::ropes); `None` in layers without positions (SmolLM3).
     pub rope: Option<usize>,
     /// Multiplies queries by a function of their position.
     pub position_scale: Option<PositionScale>,
@@ -108,7 +108,7 @@ pub struct KvLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvGroup {
     /// A query at position `p` attends to keys at positions `> p - window`, and `<= p` or, in a
-    /// [bidirectional](Program::bidirectional) program, `< p + window`; `None` to all.
+    /// [bidirectional](crate::Program::bidirectional) program, `< p + window`; `None` to all.
     pub window: Option<u32>,
     /// Layer slots in a page.
     pub slots: usize,
@@ -161,7 +161,7 @@ impl KvLayout {
 }
 
 /// Returns the positions of the keys to which a query at `position` attends, see [`KvGroup::window`]. `len` is the number of tokens
-/// of the sequence, in a [bidirectional](Program::bidirectional) program only.
+/// of the sequence, in a [bidirectional](crate::Program::bidirectional) program only.
 pub fn visible(window: Option<u32>, len: Option<usize>, position: usize) -> Range<usize> {
     let window = window.map(|window| window as usize);
     let start = window.map_or(0, |window| (position + 1).saturating_sub(window));

@@ -10,7 +10,7 @@ mod reuse;
 
 pub(crate) use self::outputs::SequenceOutput;
 
-use std::{cmp::Reverse, ops::Range, sync::Arc, time::Instant};
+use std::{cmp::Reverse, ops::Range, sync::Arc};
 
 use paguro_backend::{PageId, Score, StateUse, TokenMask};
 
