@@ -246,11 +246,12 @@ impl ByteSource for SplitMxfp4 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Reads everything, in pieces of some bytes.
-    fn read(bytes: &Bytes, piece: usize) -> Vec<u8> {
+    /// Reads bytes in pieces of this size.
+    pub(crate) fn read(bytes: &Bytes, piece: usize) -> Vec<u8> {
         let mut all = vec![0; bytes.len()];
         for (index, out) in all.chunks_mut(piece).enumerate() {
             bytes.read_at(index * piece, out).unwrap();

@@ -106,14 +106,7 @@ impl ByteSource for Multiplied {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn read(bytes: &Bytes, piece: usize) -> Vec<u8> {
-        let mut all = vec![0; bytes.len()];
-        for (index, out) in all.chunks_mut(piece).enumerate() {
-            bytes.read_at(index * piece, out).unwrap();
-        }
-        all
-    }
+    use crate::rearrange::tests::read;
 
     #[test]
     fn pieces_of_rows_are_reordered() {
