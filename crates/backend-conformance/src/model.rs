@@ -280,17 +280,17 @@ impl Default for ModelShape {
 }
 
 impl ModelShape {
-    /// The mixer of a layer, as a letter of [`ModelShape::mixers`].
+    /// Returns the mixer of a layer, as a letter of [`ModelShape::mixers`].
     fn mixer(&self, layer: usize) -> char {
         self.mixers.chars().nth(layer).unwrap_or('a')
     }
 
-    /// True if a layer reads the K and V of an earlier one.
+    /// Returns true if a layer reads the K and V of an earlier one.
     fn shares_kv(&self, layer: usize) -> bool {
         layer + self.shared_kv >= self.windows.len()
     }
 
-    /// Shapes of the states of all layers that have one.
+    /// Returns the shapes of the states of all layers that have one.
     fn states(&self) -> StateLayout {
         let RecurrentShape { taps, width, delta, .. } = self.recurrent;
         let state = |layer: usize| {
@@ -304,7 +304,7 @@ impl ModelShape {
         StateLayout { layers: (0..self.windows.len()).filter_map(state).collect() }
     }
 
-    /// A small Llama with matrices of this format and dimensions that its blocks divide.
+    /// Returns a small Llama with matrices of this format and dimensions that its blocks divide.
     pub fn of_format(format: WeightFormat) -> Self {
         let small = Self { format, ..Self::default() };
         match format.block_len() {
@@ -315,7 +315,7 @@ impl ModelShape {
         }
     }
 
-    /// A model of this shape; the same one for the same seed.
+    /// Returns a model of this shape; the same one for the same seed.
     pub fn build(&self, seed: u64) -> RandomModel {
         let mut builder = Builder { shape: self, rng: Rng::new(seed), weights: Weights::default() };
         let program = builder.program();

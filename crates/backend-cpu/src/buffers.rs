@@ -189,7 +189,7 @@ impl BufferSizes {
         }
     }
 
-    /// Rows of experts.
+    /// Returns the number of rows of experts.
     fn slots(&self) -> usize {
         self.rows * self.experts.used
     }
@@ -284,7 +284,7 @@ impl BufferSizes {
     }
 }
 
-/// Bytes that a load allocates beside weights and pages.
+/// Returns the number of bytes that a load allocates beside weights and pages.
 pub fn buffer_bytes(program: &Program, limits: &Limits, threads: usize) -> u64 {
     match heads(program) {
         Ok(_) => BufferSizes::new(program, limits, threads).bytes(threads),

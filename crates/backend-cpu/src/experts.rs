@@ -109,7 +109,7 @@ impl ExpertSizes {
 }
 
 impl Pass<'_> {
-    /// A mixture of experts. Returns its output, `[rows, hidden]`.
+    /// Computes a mixture of experts. Returns its output, `[rows, hidden]`.
     pub fn experts(&mut self, op: &Experts, mut pending: AllPending, output: usize) -> Pending {
         let (model, buffers, rows) = (self.model, self.buffers, self.rows());
         if let Some(Beside { dense, .. }) = op.beside.as_deref() {

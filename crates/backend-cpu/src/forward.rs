@@ -180,7 +180,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Rows that are computed.
+    /// Returns the number of rows that are computed.
     pub fn rows(&self) -> usize {
         self.plan.rows.len()
     }
@@ -308,7 +308,7 @@ impl Pass<'_> {
         ids.iter().for_each(|&id| squares.add(id, part, values, stride));
     }
 
-    /// A dense feed-forward network. Returns its output, `[rows, hidden]`.
+    /// Computes a dense feed-forward network. Returns its output, `[rows, hidden]`.
     pub fn dense(&mut self, op: &Dense, pending: AllPending, output: usize) -> Pending {
         let inputs = [op.gate.unwrap_or(op.up), op.up];
         self.add_norm(op.norm, pending, Kinds::of(self.model, &inputs));

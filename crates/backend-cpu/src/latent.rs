@@ -83,7 +83,7 @@ impl LatentSizes {
         sizes
     }
 
-    /// Elements of the widest row.
+    /// Returns the number of elements of the widest row.
     pub fn widest(&self) -> usize {
         self.rank.max(self.value).max(self.output)
     }

@@ -64,12 +64,12 @@ pub struct CpuOptions {
 }
 
 impl Cpu {
-    /// A backend with these options.
+    /// Returns a backend with these options.
     pub fn new(options: CpuOptions) -> Self {
         Self { options }
     }
 
-    /// Number of threads of a load.
+    /// Returns the number of threads of a load.
     pub fn threads(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
         self.options.threads.unwrap_or_else(available).max(1)

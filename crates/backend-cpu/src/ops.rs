@@ -344,8 +344,8 @@ pub fn rope_row(rope: &Rope, position: usize, out: &mut [f32]) {
     }
 }
 
-/// The part of `range` that falls into a list of `len` that begins at `offset`, relative to it. Threads share the
-/// groups of several matrices as one range.
+/// Returns the part of `range` that falls into a list of `len` that begins at `offset`, relative to it. Threads share
+/// the groups of several matrices as one range.
 pub fn part(range: &Range<usize>, offset: usize, len: usize) -> Range<usize> {
     let clamp = |at: usize| at.saturating_sub(offset).min(len);
     clamp(range.start)..clamp(range.end)

@@ -164,7 +164,7 @@ impl Arena {
         }
     }
 
-    /// Bytes of a page.
+    /// Returns the number of bytes of a page.
     pub fn page_bytes(&self) -> usize {
         self.page_bytes
     }
@@ -232,13 +232,13 @@ pub struct Pages<'a> {
 }
 
 impl<'a> Pages<'a> {
-    /// Sizes inside a page.
+    /// Returns the sizes inside a page.
     #[inline]
     pub fn shape(self) -> PageShape {
         self.shape
     }
 
-    /// The tiles of K, and those of V, of one head in one page.
+    /// Returns the tiles of K, and those of V, of one head in one page.
     #[inline]
     pub fn read(self, page: PageId, slot: usize, kv_head: usize) -> (&'a [u8], &'a [u8]) {
         let len = self.shape.half_bytes();

@@ -45,12 +45,12 @@ impl Heads {
         self.queries / self.kv
     }
 
-    /// Elements of a row of queries.
+    /// Returns the number of elements of a row of queries.
     pub fn q_width(&self) -> usize {
         self.queries * self.dim
     }
 
-    /// Elements of a row of keys, or of values.
+    /// Returns the number of elements of a row of keys, or of values.
     pub fn kv_width(&self) -> usize {
         self.kv * self.dim
     }
@@ -181,7 +181,7 @@ impl StepPlan {
         }
     }
 
-    /// Largest number of queries in a tile.
+    /// Returns the largest number of queries in a tile.
     pub const fn tile_queries(per_kv: usize) -> usize {
         if per_kv > TILE { per_kv } else { TILE }
     }

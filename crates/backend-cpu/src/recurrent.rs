@@ -70,7 +70,7 @@ impl ValueHeads<'_> {
 }
 
 impl Pass<'_> {
-    /// A short convolution. Returns its output, `[rows, hidden]`.
+    /// Computes a short convolution. Returns its output, `[rows, hidden]`.
     pub fn short_conv(&mut self, op: &ShortConv, pending: AllPending, output: usize) -> Pending {
         let (model, buffers) = (self.model, self.buffers);
         let mixed = &buffers.recurrent.mixed;
@@ -99,7 +99,7 @@ impl Pass<'_> {
         Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 
-    /// The gated delta rule. Returns its output, `[rows, hidden]`.
+    /// Computes the gated delta rule. Returns its output, `[rows, hidden]`.
     pub fn delta_rule(&mut self, op: &DeltaRule, pending: AllPending, output: usize) -> Pending {
         let (model, buffers, step) = (self.model, self.buffers, self.step);
         let recurrent = &buffers.recurrent;

@@ -73,7 +73,7 @@ impl<T> Shared<T> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
     }
 
-    /// Elements to read.
+    /// Returns the elements to read.
     ///
     /// # Safety
     /// Nobody writes them while the slice lives.
@@ -83,7 +83,7 @@ impl<T> Shared<T> {
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 
-    /// Elements to write.
+    /// Returns the elements to write.
     ///
     /// # Safety
     /// Nobody else reads or writes them while the slice lives.

@@ -25,7 +25,7 @@ use crate::{
 };
 
 impl Pass<'_> {
-    /// The scan of Mamba-2. Returns its output, `[rows, hidden]`.
+    /// Computes the scan of Mamba-2. Returns its output, `[rows, hidden]`.
     pub fn ssd(&mut self, op: &Ssd, pending: AllPending, output: usize) -> Pending {
         let (model, buffers) = (self.model, self.buffers);
         let recurrent = &buffers.recurrent;

@@ -4,7 +4,7 @@ use paguro_backend::{Activation, FeedForward, Layer, LoadError, Mixer, Program, 
 
 use crate::plan::Heads;
 
-/// Heads of the layers of each K/V group.
+/// Returns the heads of the layers of each K/V group.
 ///
 /// # Errors
 /// [`LoadError::Unsupported`] for layers of a group that differ.
@@ -16,8 +16,8 @@ pub fn heads(program: &Program) -> Result<Vec<Heads>, LoadError> {
     })
 }
 
-/// The first of the last layers that store nothing for later rows, if there are some (Gemma 4 E2B: 20 of 35; a feed-forward
-/// network of Nemotron-H at the end).
+/// Returns the first of the last layers that store nothing for later rows, if there are some (Gemma 4 E2B: 20 of 35; a
+/// feed-forward network of Nemotron-H at the end).
 pub fn tail(program: &Program) -> Option<usize> {
     let stores = |layer: &Layer| {
         layer.mixer.parts().any(|mixer| !matches!(mixer, Mixer::Attention(op) if op.k.is_none()))

@@ -56,13 +56,13 @@ pub struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// A row of a buffer that this worker reads in this phase.
+    /// Returns a row of a buffer that this worker reads in this phase.
     pub fn read<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b [f32] {
         // SAFETY: read-only in this phase, or only this worker has this row; see the table above.
         unsafe { buffer.get(row * width..(row + 1) * width) }
     }
 
-    /// A row of a buffer, or a head of one, that only this worker has in this phase.
+    /// Returns a row of a buffer, or a head of one, that only this worker has in this phase.
     #[allow(clippy::mut_from_ref)]
     pub fn write<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b mut [f32] {
         // SAFETY: the phase shares the work by row, or by K/V head of a row; see the table above.

@@ -241,7 +241,7 @@ pub enum NormKind {
 }
 
 impl Mixer {
-    /// The mixers of a sum, or itself; nothing if it is none.
+    /// Returns the mixers of a sum, or itself; nothing if it is none.
     pub fn parts(&self) -> impl Iterator<Item = &Self> {
         let (own, branches) = match self {
             Self::None => (None, [].as_slice()),
@@ -261,7 +261,8 @@ impl Mixer {
         own.into_iter().chain(branches.iter_mut().map(|branch| &mut branch.mixer))
     }
 
-    /// Index of its state in [`StateLayout::layers`], if it has one; a sum has those of its [`parts`](Mixer::parts).
+    /// Returns the index of its state in [`StateLayout::layers`], if it has one; a sum has those of its
+    /// [`parts`](Mixer::parts).
     pub fn state(&self) -> Option<usize> {
         match self {
             Self::None | Self::Attention(_) | Self::Latent(_) | Self::Sum(_) => None,
@@ -282,22 +283,22 @@ impl Mixer {
 }
 
 impl Program {
-    /// Number of ids that a row of a step may have: tokens of each type.
+    /// Returns the number of ids that a row of a step may have: tokens of each type.
     pub fn token_ids(&self) -> usize {
         self.vocab.saturating_mul(self.embed.types.map_or(1, |types| types.count))
     }
 
-    /// The K/V group of an attention layer.
+    /// Returns the K/V group of an attention layer.
     pub fn kv_group(&self, attention: &Attention) -> &KvGroup {
         &self.kv.groups[attention.kv.group]
     }
 
-    /// The mixers of all layers, in order; those of a sum one by one.
+    /// Returns the mixers of all layers, in order; those of a sum one by one.
     pub fn mixers(&self) -> impl Iterator<Item = &Mixer> {
         self.layers.iter().flat_map(|layer| layer.mixer.parts())
     }
 
-    /// The attentions of all layers, in order.
+    /// Returns the attentions of all layers, in order.
     pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
         self.mixers().filter_map(|mixer| match mixer {
             Mixer::Attention(attention) => Some(attention),

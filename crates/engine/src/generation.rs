@@ -64,7 +64,7 @@ impl Generation {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// The next event for code that polls; `None` after the last one.
+    /// Returns the next event for code that polls; `None` after the last one.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         loop {
             if let Some(event) = self.ready.pop_front() {

@@ -241,7 +241,7 @@ impl Handle {
         let _ = self.commands.send(Command::OpenDisk(digest.map(<[u8]>::to_vec)));
     }
 
-    /// True if the engine accepts no more requests.
+    /// Returns true if the engine accepts no more requests.
     pub fn has_stopped(&self) -> bool {
         self.shared.stopped.get().is_some()
     }
@@ -261,12 +261,12 @@ impl Handle {
         self.shared.limits.max_context
     }
 
-    /// Most branches of a request.
+    /// Returns the maximum number of branches of a request.
     pub fn max_branches(&self) -> usize {
         self.shared.limits.max_sequences
     }
 
-    /// Number of tokens in the model's vocabulary.
+    /// Returns the number of tokens in the model's vocabulary.
     pub fn vocab(&self) -> usize {
         self.shared.limits.vocab
     }

@@ -45,7 +45,7 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
-    /// A store of up to `bound` bytes.
+    /// Returns a store of up to `bound` bytes.
     pub fn new(bound: u64) -> Self {
         Self { bound, write_speed: WRITE_SPEED, read_speed: f64::INFINITY, faults: None, notice: |_| () }
     }
@@ -218,7 +218,7 @@ impl Store {
         Ok((info, damaged))
     }
 
-    /// Bytes of all segments in a folder, whoever has it open.
+    /// Returns the number of bytes of all segments in a folder, whoever has it open.
     pub fn size(dir: &Path) -> u64 {
         let bytes = |number| std::fs::metadata(files::segment(dir, number)).map_or(0, |file| file.len());
         files::segments(dir).unwrap_or_default().into_iter().map(bytes).sum()

@@ -99,7 +99,7 @@ impl ModelFile {
         &self.name
     }
 
-    /// The kind of file: `GGUF v3`.
+    /// Returns the kind of file: `GGUF v3`.
     pub fn format(&self) -> String {
         match &self.source {
             Source::Gguf(gguf) => format!("GGUF v{}", gguf.version),
@@ -107,7 +107,7 @@ impl ModelFile {
         }
     }
 
-    /// The architecture as the file names it, supported or not.
+    /// Returns the architecture as the file names it, supported or not.
     pub fn architecture(&self) -> Option<&str> {
         match &self.source {
             Source::Gguf(gguf) => gguf.metadata.str("general.architecture"),
@@ -115,7 +115,7 @@ impl ModelFile {
         }
     }
 
-    /// True if rows attend in both directions, so that the model writes no text.
+    /// Returns true if rows attend in both directions, so that the model writes no text.
     pub fn is_encoder(&self) -> bool {
         let name = self.architecture().unwrap_or_default();
         let definition = match &self.source {
@@ -125,7 +125,7 @@ impl ModelFile {
         definition.is_ok_and(Definition::is_encoder)
     }
 
-    /// The files with weights; none for a model in memory.
+    /// Returns the files with weights; none for a model in memory.
     pub fn files(&self) -> &[PathBuf] {
         match &self.source {
             Source::Gguf(gguf) => &gguf.files,
@@ -133,7 +133,7 @@ impl ModelFile {
         }
     }
 
-    /// All tensors.
+    /// Returns all tensors.
     pub fn tensors(&self) -> &[Tensor] {
         match &self.source {
             Source::Gguf(gguf) => &gguf.tensors,
@@ -141,8 +141,8 @@ impl ModelFile {
         }
     }
 
-    /// All tensors as architectures use them: quantized matrices of a folder are in a format that backends compute with,
-    /// converted while they are read.
+    /// Returns all tensors as architectures use them: quantized matrices of a folder are in a format that backends
+    /// compute with, converted while they are read.
     ///
     /// # Errors
     /// [`ModelError`] for a quantization that is not supported, or tensors that do not fit together.

@@ -28,21 +28,21 @@ macro_rules! mixtures {
             /// Every mixture that can be written, from many bits to few.
             pub const ALL: &[Mixture] = &[$(Self::$name),*];
 
-            /// The name: `Q4_K_M`.
+            /// Returns the name: `Q4_K_M`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
                 }
             }
 
-            /// The mixture in a few words.
+            /// Returns the mixture in a few words.
             pub const fn about(self) -> &'static str {
                 match self {
                     $(Self::$name => $about,)*
                 }
             }
 
-            /// The format of tensors without a rule of their own.
+            /// Returns the format of tensors without a rule of their own.
             pub const fn base(self) -> WeightFormat {
                 match self {
                     $(Self::$name => $base,)*
@@ -89,12 +89,12 @@ mixtures! {
 }
 
 impl Mixture {
-    /// The number that files have as `general.file_type`.
+    /// Returns the number that files have as `general.file_type`.
     pub fn file_type(self) -> u32 {
         file_type_number(self.name()).unwrap_or(0)
     }
 
-    /// True if a tensor of this format makes no sense without an importance matrix.
+    /// Returns true if a tensor of this format makes no sense without an importance matrix.
     fn needs_importance(self, name: &str, format: WeightFormat) -> bool {
         let low =
             matches!(format, IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS) || self == Self::Q2_K_S && format == Q2_K;

@@ -203,7 +203,7 @@ impl ServedModels {
         Ok(own.or(Preset::of(&record).map_err(LoadError::Failed)?))
     }
 
-    /// Files of a model and their digest, if there is a store that needs it.
+    /// Returns the files of a model and their digest, if there is a store that needs it.
     fn weights(&self, source: &Source, file: &ModelFile) -> Option<disk::Weights> {
         let store = self.tiers.store.as_ref()?;
         match disk::Weights::of(store.dir(), source, file) {

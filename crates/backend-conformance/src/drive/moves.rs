@@ -56,7 +56,7 @@ impl Driver {
         sequence.logits.clear();
     }
 
-    /// True if the device copies states into pages.
+    /// Returns true if the device copies states into pages.
     pub fn saves_states(&self) -> bool {
         self.checkpoint_pages > 0
     }

@@ -28,7 +28,7 @@ pub enum Half {
 }
 
 impl PageShape {
-    /// The shapes of a program's pages, by group.
+    /// Returns the shapes of a program's pages, by group.
     ///
     /// # Errors
     /// [`LoadError::Unsupported`] for sizes that are not whole vectors.
@@ -68,7 +68,7 @@ impl PageShape {
         self.head_dim.div_ceil(KV_BLOCK)
     }
 
-    /// Bytes in front of a tile's elements: scales, in whole cache lines.
+    /// Returns the number of bytes in front of a tile's elements: scales, in whole cache lines.
     pub fn scale_bytes(&self) -> usize {
         match self.dtype {
             KvDtype::F16 => 0,
@@ -76,7 +76,7 @@ impl PageShape {
         }
     }
 
-    /// Bytes of K, or V, of 16 tokens of one head: whole cache lines.
+    /// Returns the number of bytes of K, or V, of 16 tokens of one head: whole cache lines.
     pub fn tile_bytes(&self) -> usize {
         let bits = match self.dtype {
             KvDtype::F16 => 16,
@@ -86,24 +86,26 @@ impl PageShape {
         self.scale_bytes() + self.padded_dim() * LANES * bits / 8
     }
 
-    /// Bytes of K, and of V, of one head in one page.
+    /// Returns the number of bytes of K, and of V, of one head in one page.
     pub fn half_bytes(&self) -> usize {
         self.block_size / LANES * self.tile_bytes()
     }
 
-    /// Bytes that the group needs of a page.
+    /// Returns the number of bytes that the group needs of a page.
     fn used_bytes(&self) -> usize {
         self.slots * self.kv_heads * 2 * self.half_bytes()
     }
 
-    /// Bytes of a page that any of the groups may use. The pages of a sequence are read at one place each, one page after the
-    /// other: if they were a large power of two apart, all of these places would compete for the same few cache sets.
+    /// Returns the number of bytes of a page that any of the groups may use. The pages of a sequence are read at one
+    /// place each, one page after the other: if they were a large power of two apart, all of these places would compete
+    /// for the same few cache sets.
     pub fn page_bytes(groups: &[Self]) -> usize {
         let bytes = groups.iter().map(Self::used_bytes).max().unwrap_or(0);
         if bytes.is_multiple_of(1 << 14) { bytes + (1 << 12) } else { bytes }
     }
 
-    /// The byte at which element `dim` of a token is in its head's K or V. With four bits, see [`Self::is_high`].
+    /// Returns the byte at which element `dim` of a token is in its head's K or V. With four bits, see
+    /// [`Self::is_high`].
     pub fn element_at(&self, half: Half, token: usize, dim: usize) -> usize {
         let (tile, token) = (token / LANES, token % LANES);
         let tile = tile * self.tile_bytes() + self.scale_bytes();
@@ -126,7 +128,7 @@ impl PageShape {
         dim / together % 2 == 1
     }
 
-    /// The byte at which a block's scale of a token is in its head's K or V.
+    /// Returns the byte at which a block's scale of a token is in its head's K or V.
     pub fn scale_at(&self, token: usize, block: usize) -> usize {
         let (tile, token) = (token / LANES, token % LANES);
         tile * self.tile_bytes() + size_of::<f16>() * (block * LANES + token)

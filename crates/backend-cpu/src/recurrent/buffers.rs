@@ -79,12 +79,12 @@ impl RecurrentSizes {
         self.conv.max(self.values)
     }
 
-    /// Elements of a short convolution.
+    /// Returns the number of elements of a short convolution.
     pub fn conv(&self) -> usize {
         self.conv
     }
 
-    /// Largest heads of keys and values.
+    /// Returns the largest heads of keys and values.
     pub fn head(&self) -> (usize, usize) {
         (self.key_dim, self.value_dim)
     }

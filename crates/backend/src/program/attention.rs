@@ -149,12 +149,12 @@ pub enum RopeStyle {
 }
 
 impl KvLayout {
-    /// Elements of K and V in one page: those of the largest group.
+    /// Returns the number of elements of K and V in one page: those of the largest group.
     pub fn page_elements(&self, block_size: usize) -> usize {
         self.groups.iter().map(|group| group.slots * 2 * group.width() * block_size).max().unwrap_or(0)
     }
 
-    /// Bytes of K and V in one page, before any padding of the backend's.
+    /// Returns the number of bytes of K and V in one page, before any padding of the backend's.
     pub fn page_bytes(&self, block_size: usize, dtype: KvDtype) -> usize {
         self.groups.iter().map(|group| group.slots * group.token_bytes(dtype) * block_size).max().unwrap_or(0)
     }
@@ -173,12 +173,12 @@ pub fn visible(window: Option<u32>, len: Option<usize>, position: usize) -> Rang
 }
 
 impl KvGroup {
-    /// Elements of a token's K, or V, in one layer.
+    /// Returns the number of elements of a token's K, or V, in one layer.
     pub fn width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// Bytes of a token's K and V in one layer.
+    /// Returns the number of bytes of a token's K and V in one layer.
     pub fn token_bytes(&self, dtype: KvDtype) -> usize {
         2 * self.kv_heads * dtype.head_bytes(self.head_dim)
     }

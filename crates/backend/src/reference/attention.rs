@@ -28,7 +28,7 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Positions of the keys that a query at `position` sees.
+    /// Returns the positions of the keys that a query at `position` sees.
     pub fn visible(&self, position: usize) -> Range<usize> {
         crate::visible(self.window, self.len, position)
     }

@@ -207,7 +207,7 @@ impl ReferenceRunner {
     }
 }
 
-/// The activation of a row, with or without a gate.
+/// Returns the activation of a row, with or without a gate.
 fn activated(gate: Option<&[f32]>, up: &[f32], activation: Activation) -> Vec<f32> {
     let of = |(i, &up): (usize, &f32)| ops::activate(gate.map(|gate| gate[i]), up, activation);
     up.iter().enumerate().map(of).collect()

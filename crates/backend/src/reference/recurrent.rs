@@ -23,7 +23,7 @@ pub struct LayerState {
 }
 
 impl LayerState {
-    /// A state before position 0, filled with zeros.
+    /// Returns a state before position 0, filled with zeros.
     pub fn new(shape: StateShape) -> Self {
         let zeros = |len: usize| vec![0.0; len];
         let delta = shape.delta;
@@ -42,7 +42,7 @@ impl LayerState {
         [&mut self.inputs, &mut self.matrices, &mut self.keys, &mut self.updates, &mut self.decays]
     }
 
-    /// The convolution of the row `input`, `[channels]`, at `position`, of which it becomes part of the state.
+    /// Returns the convolution of the row `input`, `[channels]`, at `position`, of which it becomes part of the state.
     ///
     /// - `weight`: `[rows + 1, channels]`
     /// - `bias`: `[channels]`
@@ -69,7 +69,7 @@ impl LayerState {
         out
     }
 
-    /// The delta rule of one row, `[value_heads, value_dim]`.
+    /// Returns the delta rule of one row, `[value_heads, value_dim]`.
     ///
     /// Within a chunk that began with the state `S`, with decays `G` that are summed up from there:
     ///
@@ -129,7 +129,7 @@ impl LayerState {
         out
     }
 
-    /// The scan of one row, `[value_heads, value_dim]`, without its skip connection.
+    /// Returns the scan of one row, `[value_heads, value_dim]`, without its skip connection.
     ///
     /// Within a chunk that began with the state `S`, with decays `G` that are summed up from there:
     ///
@@ -304,7 +304,7 @@ impl ReferenceRunner {
         added
     }
 
-    /// The convolution of one row of a sequence whose step began at `start`, in the state of `layer`.
+    /// Returns the convolution of one row of a sequence whose step began at `start`, in the state of `layer`.
     fn convolve(
         &mut self,
         op: &Convolution,
@@ -423,7 +423,7 @@ impl States {
         numbers.skip(part * places).zip(page).for_each(|(number, place)| copy(number, place));
     }
 
-    /// The state of a layer that a sequence's rows from `start` on continue and write.
+    /// Returns the state of a layer that a sequence's rows from `start` on continue and write.
     pub(super) fn begin(&mut self, state: StateUse, layer: usize, start: usize) -> &mut LayerState {
         let StateUse { read, write } = state;
         if start > 0 && read != write {

@@ -19,7 +19,7 @@ impl Scored {
     }
 }
 
-/// The standard deviation of all logits but those at `-inf`.
+/// Returns the standard deviation of all logits but those at `-inf`.
 pub(super) fn deviation(logits: &[f32]) -> f64 {
     let values = || logits.iter().map(|&logit| f64::from(finite(logit))).filter(|logit| logit.is_finite());
     let count = values().count().max(1) as f64;

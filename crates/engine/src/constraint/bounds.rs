@@ -244,7 +244,7 @@ struct Node<'s> {
     names: bool,
 }
 
-/// True if a keyword's value is an object whose keys are names.
+/// Returns true if a keyword's value is an object whose keys are names.
 fn lists_names(keyword: &str) -> bool {
     matches!(keyword, "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas")
 }

@@ -64,7 +64,7 @@ impl Scheduler {
         }));
     }
 
-    /// The step that was planned ahead, with these outputs.
+    /// Returns the step that was planned ahead, with these outputs.
     pub fn step_ahead<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
         self.next_plan.step(outputs)
     }

@@ -183,7 +183,7 @@ impl Scheduler {
         assert!(!self.has_work() || !self.plan.tokens.is_empty(), "one sequence can always go on");
     }
 
-    /// Rows of the planned step.
+    /// Returns the number of rows of the planned step.
     pub fn planned_rows(&self) -> usize {
         self.plan.tokens.len()
     }
@@ -339,7 +339,7 @@ impl Scheduler {
         self.running.iter().map(|sequence| (sequence.request.tenant.clone(), sequence.request.id)).collect()
     }
 
-    /// Pages of the running sequences.
+    /// Returns the pages of the running sequences.
     pub fn tables(&self) -> Vec<Vec<PageId>> {
         self.running.iter().map(|sequence| sequence.held_pages().collect()).collect()
     }

@@ -150,7 +150,7 @@ impl Scheduler {
         true
     }
 
-    /// The sequence that leaves the queue next, and the running ones that it displaces.
+    /// Returns the sequence that leaves the queue next, and the running ones that it displaces.
     fn next_in_queue(&self) -> Option<(Rank, Vec<Rank>)> {
         if self.waiting.is_empty() {
             return None;
@@ -370,8 +370,8 @@ impl Scheduler {
         }
     }
 
-    /// The running sequence that loses its pages when there are not enough: of the lowest priority, of the tenant that
-    /// claims most, the youngest.
+    /// Returns the running sequence that loses its pages when there are not enough: of the lowest priority, of the
+    /// tenant that claims most, the youngest.
     fn under_pressure(&self) -> Rank {
         let mut claims: BTreeMap<&Tenant, f64> = BTreeMap::new();
         for sequence in &self.running {

@@ -179,7 +179,7 @@ impl Scheduler {
         seconds
     }
 
-    /// Pages of a unit.
+    /// Returns the number of pages of a unit.
     pub fn pages_in(&self, unit: Unit) -> usize {
         match unit.part {
             Part::Kv(_) => 1,
@@ -187,27 +187,27 @@ impl Scheduler {
         }
     }
 
-    /// True if something can be computed now.
+    /// Returns true if something can be computed now.
     pub fn has_work(&self) -> bool {
         !self.running.is_empty() || self.waiting.values().any(|sequence| !sequence.is_loading())
     }
 
-    /// The other tiers, if there are any.
+    /// Returns the other tiers, if there are any.
     pub fn tiers(&mut self) -> Option<&mut Tiers> {
         self.pages.tiers.as_mut()
     }
 
-    /// The other tiers, and the events for routers.
+    /// Returns the other tiers, and the events for routers.
     pub fn tiers_and_events(&mut self) -> (Option<&mut Tiers>, &mut Option<Events>) {
         (self.pages.tiers.as_mut(), &mut self.pages.events)
     }
 
-    /// The disk tier, if there is one.
+    /// Returns the disk tier, if there is one.
     pub fn disk(&mut self) -> Option<&mut Disk> {
         self.tiers()?.disk.as_mut()
     }
 
-    /// The host tier, if there is one.
+    /// Returns the host tier, if there is one.
     pub fn host(&mut self) -> Option<&mut Host> {
         self.tiers()?.host.as_mut()
     }
@@ -271,7 +271,8 @@ impl Scheduler {
         }
     }
 
-    /// The next unit to be saved that the prefix cache still has, and its pages. A checkpoint whose copy is still to be made waits.
+    /// Returns the next unit to be saved that the prefix cache still has, and its pages. A checkpoint whose copy is
+    /// still to be made waits.
     pub fn next_save(&mut self) -> Option<(Unit, Vec<PageId>)> {
         loop {
             let unit = self.disk()?.next_save()?;

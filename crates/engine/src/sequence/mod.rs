@@ -182,7 +182,7 @@ impl Sequence {
         matches!(self.load, Load::Loading(_))
     }
 
-    /// Tokens whose K and V are missing.
+    /// Returns the number of tokens whose K and V are missing.
     pub fn remaining(&self) -> usize {
         self.tokens.len() - self.computed
     }

@@ -303,23 +303,23 @@ impl Config {
         self.layers[layer].geometry.kv_heads.unwrap_or(self.kv_heads)
     }
 
-    /// True if a layer has attention.
+    /// Returns true if a layer has attention.
     pub(crate) fn attends(&self, layer: usize) -> bool {
         let Layer { recurrent, mixer, .. } = self.layers[layer];
         mixer && (!recurrent || self.block.beside)
     }
 
-    /// Elements of a head of a layer.
+    /// Returns the number of elements of a head of a layer.
     pub(crate) fn head_dim_of(&self, layer: usize) -> usize {
         self.layers[layer].geometry.head_dim.unwrap_or(self.head_dim)
     }
 
-    /// Width of a layer's dense network.
+    /// Returns the width of a layer's dense network.
     pub(crate) fn ffn_of(&self, layer: usize) -> usize {
         self.layers[layer].geometry.ffn.unwrap_or(self.ffn)
     }
 
-    /// The layer whose K and V a layer reads, if it is not its own.
+    /// Returns the layer whose K and V a layer reads, if it is not its own.
     pub(crate) fn kv_source(&self, layer: usize) -> Option<usize> {
         let window = self.layers[layer].window;
         let is_source = |other: &usize| {

@@ -51,7 +51,7 @@ pub struct MetadataEntry {
 }
 
 impl ModelFile {
-    /// All key/values.
+    /// Returns all key/values.
     pub fn metadata(&self) -> Vec<MetadataEntry> {
         match &self.source {
             Source::Gguf(gguf) => {
@@ -69,7 +69,7 @@ impl ModelFile {
         }
     }
 
-    /// The model's size.
+    /// Returns the model's size.
     pub fn description(&self) -> Description {
         let (file_type, file_bytes) = match &self.source {
             Source::Gguf(gguf) => (gguf.file_type().map(str::to_owned), gguf.bytes),
@@ -128,7 +128,7 @@ impl ModelFile {
         counts.into_iter().map(conversion).collect()
     }
 
-    /// The type that most bytes have.
+    /// Returns the type that most bytes have.
     fn majority_type(&self) -> String {
         let mut bytes = BTreeMap::new();
         for tensor in self.tensors() {
@@ -138,7 +138,8 @@ impl ModelFile {
         most.map_or_else(|| "no weights".to_owned(), |entry| entry.0)
     }
 
-    /// All key/values, a Hugging Face folder's under the keys that GGUF has for them; those without such a key are left out.
+    /// Returns all key/values, a Hugging Face folder's under the keys that GGUF has for them; those without such a key
+    /// are left out.
     pub fn gguf_metadata(&self) -> Vec<MetadataEntry> {
         let Source::Hf(folder) = &self.source else { return self.metadata() };
         let class = self.architecture().unwrap_or_default();

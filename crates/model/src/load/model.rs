@@ -86,7 +86,8 @@ impl Model {
         template.prompt(&input, &self.tokenizer).err().map(|problem| problem.to_string())
     }
 
-    /// True if the model only reads texts: its rows attend in both directions, so that it cannot go on from a text.
+    /// Returns true if the model only reads texts: its rows attend in both directions, so that it cannot go on from a
+    /// text.
     pub fn is_encoder(&self) -> bool {
         self.program.bidirectional
     }

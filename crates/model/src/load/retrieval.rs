@@ -36,7 +36,7 @@ impl ModelFile {
         }
     }
 
-    /// True if the model scores pairs of texts by a classifier with one label.
+    /// Returns true if the model scores pairs of texts by a classifier with one label.
     ///
     /// # Errors
     /// [`ModelError`], for a classifier that cannot be read.
@@ -44,7 +44,7 @@ impl ModelFile {
         Ok(self.text_head()?.classifier.is_some_and(|classifier| classifier.labels.len() == 1))
     }
 
-    /// True if the model judges documents by its files or by `name`: see [`Judge`].
+    /// Returns true if the model judges documents by its files or by `name`: see [`Judge`].
     ///
     /// # Errors
     /// [`ModelError`], for files of a folder that cannot be read.

@@ -24,8 +24,8 @@ impl ModelFile {
         Ok(())
     }
 
-    /// The sources of all chat templates with their names, `default` for the only one; even models that cannot run may have
-    /// them.
+    /// Returns the sources of all chat templates with their names, `default` for the only one; even models that cannot
+    /// run may have them.
     ///
     /// # Errors
     /// [`ModelError`], for files of a folder that cannot be read.

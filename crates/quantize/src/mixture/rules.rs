@@ -48,7 +48,7 @@ pub(crate) fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-/// True if a tensor is worth quantizing: a matrix that is neither small nor sensitive.
+/// Returns true if a tensor is worth quantizing: a matrix that is neither small nor sensitive.
 pub(crate) fn is_quantized(name: &str, shape: &[usize]) -> bool {
     /// Parts of names of tensors that stay as they are.
     const KEPT: &[&str] = &[
