@@ -138,6 +138,7 @@ impl<'de> Deserialize<'de> for KeepAlive {
 mod tests {
     use super::*;
 
+    #[test]
     fn sizes_and_times_have_units() {
         let bytes = |text: &str| text.parse::<Bytes>().map(|bytes| bytes.0);
         assert_eq!(bytes("1048576"), Ok(1 << 20));

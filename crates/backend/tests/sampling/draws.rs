@@ -1,12 +1,13 @@
 //! Draws: their distribution, their random numbers, and the second implementation, which is slow and obvious.
 
+use expect_test::expect;
 use paguro_backend::{
-    SampleRequest, Sampled, SamplingParams,
-    sampling::{Scratch, sample, uniform},
+    SampleRequest, Sampled, SamplingParams, TokenMask,
+    sampling::{Dry, Scratch, sample, uniform},
 };
 use proptest::prelude::*;
 
-use super::{INF, NAN, greedy, ln, naive_dry, request, token};
+use super::{INF, greedy, request, token};
 
 /// Pearson's statistic of observed counts against probabilities.
 fn chi_square(counts: &[u32], probabilities: &[f64]) -> f64 {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use expect_test::{Expect, expect};
 use paguro_backend::{
     SampleRequest, Sampled, SamplingParams, TokenMask,
-    sampling::{Dry, PenaltyScratch, Scratch, penalties, sample, score, uniform},
+    sampling::{Dry, PenaltyScratch, Scratch, penalties, sample, score},
 };
 use proptest::prelude::*;
 

@@ -1,6 +1,6 @@
 //! Ends of answers: stop tokens, stop strings, grammars, minimum lengths; and their log-probabilities.
 
-use super::{clients::*, fake::tokenizer, oracle::oracle};
+use super::{clients::*, fake::VOCAB};
 use crate::{Event, FinishReason, Grammar, Request};
 
 #[test]

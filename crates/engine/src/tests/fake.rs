@@ -23,10 +23,7 @@ use paguro_model::{
     tokenizer::Tokenizer,
 };
 
-use crate::{
-    Constraint, FinishReason, Grammar, Request,
-    constraint::{Guide, MaskWorkers, Vocabulary},
-};
+use crate::{Constraint, Grammar, constraint::Vocabulary};
 
 pub const VOCAB: usize = 97;
 

@@ -1,7 +1,7 @@
 //! Limits of an engine: refused options, pages of budgets, full queues.
 
 use super::clients::*;
-use crate::{EngineError, EngineOptions, PageBudget, Request, SubmitError};
+use crate::{EngineOptions, PageBudget, Request, SubmitError};
 
 #[test]
 fn options_that_make_no_sense_are_refused_by_name() {

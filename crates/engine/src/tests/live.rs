@@ -5,14 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::Weights;
-use paguro_model::tokenizer::SpecialText;
-
-use super::{clients::*, fake::Fault};
-use crate::{
-    Engine, EngineError, EngineOptions, Event, FinishReason, Generation, Grammar, ModelParts, PageBudget,
-    Request, RequestError, SubmitError, Usage,
+use super::{
+    clients::*,
+    fake::{Fault, VOCAB},
 };
+use crate::{EngineOptions, Event, FinishReason, Generation, PageBudget, Request, RequestError, SubmitError};
 
 #[test]
 fn blocking_and_async_readers_hear_the_same() {

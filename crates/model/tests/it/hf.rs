@@ -8,7 +8,7 @@ use crate::tiny::{
     run, safetensors,
 };
 use expect_test::{Expect, expect};
-use paguro_model::{LoadOptions, Model, ModelFile, chat::ChatTemplate};
+use paguro_model::{LoadOptions, Model, ModelFile};
 use serde_json::{Value, json};
 
 pub fn edit(path: &Path, change: impl FnOnce(&mut Value)) {

@@ -2,13 +2,12 @@
 
 use std::fs;
 
-use expect_test::expect;
-use paguro_model::{LoadOptions, Model, ModelFile, chat::ChatTemplate};
+use paguro_model::{LoadOptions, Model, chat::ChatTemplate};
 use serde_json::{Value, json};
 
 use crate::{
     hf::{edit, model},
-    tiny::{self, models, run},
+    tiny::{self, run},
 };
 
 /// Gemma 3's multimodal files: the text part stands in `text_config` and behind a prefix, beside what reads images.

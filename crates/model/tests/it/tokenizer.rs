@@ -7,7 +7,6 @@ use paguro_model::{
     tokenizer::{SpecialText, SpecialTokens, Tokenizer},
 };
 use proptest::prelude::*;
-use serde_json::json;
 
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
@@ -70,7 +69,7 @@ fn byte_level(more: Vec<(&str, Value)>) -> Tokenizer {
     Tokenizer::from_gguf(&metadata("gpt2", &tokens, all)).unwrap()
 }
 
-pub fn names(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+fn names(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     ids.iter().map(|&id| tokenizer.token_name(id).into_owned()).collect::<Vec<_>>().join(" ")
 }
 
@@ -188,7 +187,7 @@ fn streams_hold_back_half_characters() {
     check(b"\xe4\xe4\xbd\xa0", &["", "\u{fffd}", "", "你"], "");
 }
 
-fn check_stream(tokenizer: &Arc<Tokenizer>, ids: &[u32]) {
+pub fn check_stream(tokenizer: &Arc<Tokenizer>, ids: &[u32]) {
     for special in [SpecialText::Hide, SpecialText::Show] {
         let mut stream = tokenizer.stream_with(special);
         let mut text: String = ids.iter().map(|&id| stream.push(id)).collect();

@@ -1,12 +1,19 @@
 //! Tokenizers from `tokenizer.json`.
 
-use std::fs;
+use std::{fs, sync::Arc};
 
-use paguro_model::tokenizer::{SpecialTokens, Tokenizer, TokenizerError};
+use paguro_model::{
+    gguf::Gguf,
+    tokenizer::{SpecialText, SpecialTokens, Tokenizer},
+};
 use serde_json::json;
 
-use crate::tokenizer::{check, names};
 use SpecialTokens::{AsText, Parse};
+
+use crate::{
+    shared,
+    tokenizer::{check, check_stream},
+};
 
 fn hf(
     normalizer: serde_json::Value,

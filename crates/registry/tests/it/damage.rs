@@ -6,8 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::common::{Fixture, check, count_files, gguf, hub::Fault, inspect};
-use expect_test::{Expect, expect};
+use crate::common::{Fixture, check, gguf, hub::Fault, inspect};
 use paguro_registry::{
     Cancel, Digest, Finding, ImportOptions, ModelRecord, Problem, Progress, Rebuilt, Registry, RegistryError,
     Repair, VerifyOptions,
@@ -69,7 +68,7 @@ fn damage(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::write(path, bytes).unwrap();
 }
 
-fn flip(path: &Path) {
+pub fn flip(path: &Path) {
     damage(path, |bytes| {
         let middle = bytes.len() / 2;
         bytes[middle..middle + 64].iter_mut().for_each(|byte| *byte ^= 0x5a);

@@ -3,9 +3,12 @@
 use std::{fs, path::Path};
 
 use expect_test::expect;
-use paguro_registry::{Digest, Problem, Registry, RegistryError};
+use paguro_registry::{Digest, Finding, Registry, RegistryError};
 
-use crate::common::{Fixture, check, count_files, gguf};
+use crate::{
+    common::{Fixture, check, count_files, gguf},
+    damage::flip,
+};
 
 /// A way to lose a catalogue, and its name.
 type Loss = (&'static str, fn(&Path));
