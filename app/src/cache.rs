@@ -38,7 +38,7 @@ fn inspect(dir: &Path, verify: bool) -> Outcome<(Info, u64)> {
     Store::inspect(dir, verify).map_err(|error| Failure::from_error(&error))
 }
 
-/// Name of a space's model.
+/// Returns the name of a space's model.
 fn name(model: Option<&ModelInfo>) -> &str {
     model.map_or("(unknown)", |info| &info.model)
 }

@@ -96,7 +96,7 @@ impl Source {
         }
     }
 
-    /// A name that leads to the model from any folder.
+    /// Returns a name that leads to the model from any folder.
     pub fn reference(&self) -> String {
         match self {
             Self::Path(path) => path.canonicalize().unwrap_or_else(|_| path.clone()).display().to_string(),

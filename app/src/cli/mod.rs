@@ -9,6 +9,7 @@ mod keys;
 mod library;
 mod model;
 mod parse;
+mod quantities;
 mod quantize;
 mod run;
 mod sampling;
@@ -32,10 +33,11 @@ pub use library::{
 };
 pub use model::ModelArg;
 pub use parse::parse;
+pub use quantities::Time;
 pub use quantize::{ConvertArgs, ImatrixArgs, QuantizeArgs, WriteArgs};
 pub use run::RunArgs;
 pub use sampling::{GrammarArgs, Limit, SamplingArgs};
-pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions, SharePrefixes, Time};
+pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions, SharePrefixes};
 pub use sessions::{SessionsArgs, SessionsCommand};
 
 /// Paguro runs language models on this machine.

@@ -1,12 +1,15 @@
 //! Settings of `paguro serve`, with the same names as flags, in a file and in the environment.
 
-use std::{collections::BTreeMap, path::PathBuf, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
 use paguro_server::Alias;
-use serde::{Deserialize, Deserializer, de};
+use serde::Deserialize;
 
-use super::choices::{self, Device, KvDtype, Numerics};
+use super::{
+    choices::{self, Device, KvDtype, Numerics},
+    quantities::{Bytes, KeepAlive, SizeOrOff, Time},
+};
 use crate::{mcp::McpOptions, presets::Preset};
 
 /// `paguro serve`.
@@ -448,18 +451,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// A number of bytes: `1048576`, `1MiB`, `1.5GB`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bytes(pub u64);
-
-/// A time: `90`, `90s`, `1.5m`, `500ms`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Time(pub Duration);
-
-/// A [`Time`], or `forever`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeepAlive(pub Option<Duration>);
-
 /// Values of `--share-prefixes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -470,148 +461,11 @@ pub enum SharePrefixes {
     All,
 }
 
-/// A number of [`Bytes`], or `off`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SizeOrOff(pub Option<u64>);
-
-/// Splits a text into a number and its unit.
-fn split(text: &str) -> Option<(f64, &str)> {
-    let text = text.trim();
-    let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
-    let number: f64 = text[..end].parse().ok()?;
-    Some((number, text[end..].trim()))
-}
-
-impl FromStr for Bytes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let rule = || "must be a number of bytes, such as 1048576, 512MiB or 8GB".to_owned();
-        let (number, unit) = split(text).ok_or_else(rule)?;
-        let scale = match unit.to_ascii_lowercase().as_str() {
-            "" | "b" => 1.0,
-            "kb" => 1e3,
-            "mb" => 1e6,
-            "gb" => 1e9,
-            "tb" => 1e12,
-            "k" | "kib" => 1024.0,
-            "m" | "mib" => 1024f64.powi(2),
-            "g" | "gib" => 1024f64.powi(3),
-            "t" | "tib" => 1024f64.powi(4),
-            _ => return Err(rule()),
-        };
-        Ok(Self((number * scale) as u64))
-    }
-}
-
-impl FromStr for Time {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let rule = || "must be a time, such as 90s, 5m or 1h".to_owned();
-        let (number, unit) = split(text).ok_or_else(rule)?;
-        let seconds = match unit {
-            "ms" => 1e-3,
-            "" | "s" => 1.0,
-            "m" => 60.0,
-            "h" => 3600.0,
-            "d" => 86400.0,
-            _ => return Err(rule()),
-        };
-        Duration::try_from_secs_f64(number * seconds).map(Self).map_err(|_| rule())
-    }
-}
-
-impl FromStr for KeepAlive {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "forever" | "-1" => Ok(Self(None)),
-            _ => {
-                text.parse().map(|Time(time)| Self(Some(time))).map_err(|rule: String| rule + ", or forever")
-            }
-        }
-    }
-}
-
-impl FromStr for SizeOrOff {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "off" | "0" => Ok(Self(None)),
-            _ => text.parse().map(|Bytes(bytes)| Self(Some(bytes))).map_err(|rule: String| rule + ", or off"),
-        }
-    }
-}
-
-/// Deserializes a value from its command-line form or a plain number.
-fn from_text<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    struct Text<T>(std::marker::PhantomData<T>);
-    impl<T: FromStr<Err = String>> de::Visitor<'_> for Text<T> {
-        type Value = T;
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            write!(f, "a number, or a number with a unit in quotes")
-        }
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-            text.parse().map_err(|rule| E::custom(format!("{rule}, not {text:?}")))
-        }
-        fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
-            self.visit_str(&number.to_string())
-        }
-    }
-    deserializer.deserialize_any(Text(std::marker::PhantomData))
-}
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for SizeOrOff {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Time {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for KeepAlive {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    #[test]
-    fn sizes_and_times_have_units() {
-        let bytes = |text: &str| text.parse::<Bytes>().map(|bytes| bytes.0);
-        assert_eq!(bytes("1048576"), Ok(1 << 20));
-        assert_eq!(bytes("1.5 GiB"), Ok(3 << 29));
-        assert_eq!(bytes("8GB"), Ok(8_000_000_000));
-        for wrong in ["", "GB", "-1", "1 apple", "1.2.3", "1e3"] {
-            assert!(bytes(wrong).is_err(), "{wrong}");
-        }
-        let time = |text: &str| text.parse::<Time>().map(|time| time.0.as_millis());
-        assert_eq!(time("90"), Ok(90_000));
-        assert_eq!(time("1.5m"), Ok(90_000));
-        assert_eq!(time("250ms"), Ok(250));
-        assert!(time("soon").is_err() && time("-3s").is_err());
-        assert_eq!("forever".parse(), Ok(KeepAlive(None)));
-        assert_eq!("0".parse(), Ok(KeepAlive(Some(Duration::ZERO))));
-        let disk = |text: &str| text.parse::<SizeOrOff>().map(|size| size.0);
-        assert_eq!((disk("off"), disk("1GB")), (Ok(None), Ok(Some(1_000_000_000))));
-        assert!(disk("on").unwrap_err().ends_with(", or off"));
-    }
+    use super::*;
 
     #[test]
     fn a_file_has_the_flags_names_and_no_others() {

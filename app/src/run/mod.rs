@@ -195,7 +195,7 @@ impl Asked<'_> {
         Ok(Opened { model, style, weights })
     }
 
-    /// The conversation so far: the session's, or a new one.
+    /// Returns the conversation so far: the session's, or a new one.
     fn conversation(&self) -> Conversation {
         let system = self.args.system.clone();
         let Some(session) = self.session else { return Conversation::new(system) };

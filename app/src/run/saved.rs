@@ -39,7 +39,7 @@ pub fn save(path: &Path, model: &str, conversation: &Conversation) -> Outcome<us
     Ok(conversation.len() + usize::from(conversation.system().is_some()))
 }
 
-/// A conversation as the text of a file.
+/// Returns a conversation as the text of a file.
 pub fn to_text(model: &str, conversation: &Conversation) -> String {
     let message = |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
     let system = conversation.system().map(|text| message("system", text));

@@ -75,7 +75,7 @@ impl Session {
         Weights::of(&self.digests, source, &load::file(source).ok()?).ok()
     }
 
-    /// The cache of the session, for a model.
+    /// Returns the cache of the session, for a model.
     pub fn cache(&self, model: &str, weights: &Weights) -> DiskCache {
         DiskCache::new(self.store.clone(), model, weights.digest.as_ref().map(|id| &id[..]))
     }

@@ -98,7 +98,7 @@ impl Weights {
         })
     }
 
-    /// True if the files are the same as before.
+    /// Returns true if the files are the same as before.
     pub fn is_current(&self) -> bool {
         self.files.as_ref().is_none_or(ModelFiles::is_current)
     }

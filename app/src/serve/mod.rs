@@ -3,8 +3,8 @@
 mod address;
 pub mod disk;
 mod memory;
+mod models;
 mod shown;
-mod source;
 mod telemetry;
 
 use std::{
@@ -33,7 +33,7 @@ use crate::{
     settings::{LibrarySettings, Settings, Terminal},
     units,
 };
-use source::{Shelf, Tiers};
+use models::{ServedModels, Tiers};
 
 /// Ollama's port, which its clients use by default.
 const PORT: u16 = 11434;
@@ -120,16 +120,17 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
         }
         None => (None, None),
     };
-    let shelf = Shelf::new(&options, on, memory, &program.library, registry, Tiers { host, store, events })?;
-    let shelf = Arc::new(shelf);
+    let models =
+        ServedModels::new(&options, on, memory, &program.library, registry, Tiers { host, store, events })?;
+    let models = Arc::new(models);
     let mut settings = server_settings(&options, memory, program.keys_file()?)?;
     settings.mcp = mcp::servers(&options.mcp, &program.tool_environment)?;
     warn_without_keys(&settings);
-    settings.aliases = shelf.aliases(&options.aliases)?;
+    settings.aliases = models.aliases(&options.aliases)?;
     settings.devices.push(shown_device);
     settings.shown = shown::settings(&args.given, &config, &options, &settings);
     let (opens_page, has_page) = (options.open.unwrap_or(false), settings.ui);
-    let server = Server::new(settings, shelf.clone(), library);
+    let server = Server::new(settings, models.clone(), library);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(async {
@@ -162,7 +163,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
             let _ = out.line(format_args!("all requests and their fields {place}/docs"));
         }
         // Reading the headers of a large library takes long.
-        tokio::task::spawn_blocking(move || say_models(&*shelf, memory));
+        tokio::task::spawn_blocking(move || say_models(&*models, memory));
         if opens_page {
             open_page(&bound.places());
         }

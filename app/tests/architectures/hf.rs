@@ -2,11 +2,7 @@
 
 use std::{fs, path::Path};
 
-use paguro_model::{
-    LoadOptions, Model, ModelFile, Pooling,
-    gguf::{TensorInfo, Writer},
-    tensor::Tensor,
-};
+use paguro_model::{LoadOptions, Model, ModelFile, Pooling};
 use serde_json::{Map, Value, json};
 
 use super::{Backend, CHUNKS, ROUNDING, Want, distance, half_pages, run, weights};
@@ -106,18 +102,8 @@ pub fn convert_all(backend: &dyn Backend) {
                 continue;
             }
         };
-        let info = |tensor: &Tensor| TensorInfo {
-            name: tensor.name.clone(),
-            ggml_type: tensor.dtype.ggml_type().unwrap(),
-            shape: tensor.shape.clone(),
-            bytes: tensor.bytes.len() as u64,
-        };
-        let infos: Vec<_> = contents.tensors.iter().map(info).collect();
-        let mut writer = Writer::new(Vec::new(), &contents.metadata, &infos).unwrap();
-        for tensor in &contents.tensors {
-            writer.write(&tensor.bytes.read().unwrap()).unwrap();
-        }
-        let error = distance(&run(super::load(name, writer.finish().unwrap(), CONTEXT)), &expected);
+        let bytes = contents.write(Vec::new()).unwrap();
+        let error = distance(&run(super::load(name, bytes, CONTEXT)), &expected);
         println!("{name:16} error {error:.1e} of {ROUNDING:.1e}");
         if error.is_nan() || error > ROUNDING {
             failures.push(format!("{name}: {error:.1e}, more than {ROUNDING:.1e}"));

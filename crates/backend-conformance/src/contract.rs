@@ -1,10 +1,10 @@
 //! Cases about the contract itself: outputs, refusals, counters.
 
-use std::{collections::VecDeque, io, sync::Arc, thread, time::Duration};
+use std::{io, sync::Arc, thread, time::Duration};
 
 use paguro_backend::{
-    AttentionMode, ByteSource, Bytes, Carried, Limits, LoadError, Outcome, Output, PageId, SampleRequest,
-    SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, TokenMask, Want,
+    AttentionMode, ByteSource, Bytes, Limits, LoadError, Outcome, Output, PageId, SampleRequest,
+    SamplingParams, Step, StepError, StepOutput, StepSequence, TokenMask, Want,
     sampling::{self, Scratch},
 };
 
@@ -14,19 +14,19 @@ use super::{
     submit,
 };
 
-fn require(holds: bool, problem: impl FnOnce() -> String) -> Verdict {
+pub(super) fn require(holds: bool, problem: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(problem()) }
 }
 
 /// A sequence of a page and a few more tokens, for manual steps.
-struct Prompt {
-    tokens: Vec<u32>,
+pub(super) struct Prompt {
+    pub tokens: Vec<u32>,
     sequences: [StepSequence; 1],
     pages: [PageId; 2],
 }
 
 impl Prompt {
-    fn new(vocab: usize) -> Self {
+    pub fn new(vocab: usize) -> Self {
         let tokens = Rng::new(1).tokens(20, vocab);
         Self {
             tokens,
@@ -35,7 +35,7 @@ impl Prompt {
         }
     }
 
-    fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
+    pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
         Step { tokens: &self.tokens, carried: &[], sequences: &self.sequences, pages: &self.pages, outputs }
     }
 }
@@ -163,182 +163,6 @@ fn load(subject: &Subject, model: RandomModel) -> Result<(), LoadError> {
         attention: AttentionMode::Paged,
     };
     (subject.backend)(2).load(&model.program, model.weights, limits).map(|_| ())
-}
-
-/// If tokens are carried, steps that follow each other without being collected give the same results as steps with
-/// tokens from the host. Otherwise, and without a token to carry, they are refused.
-pub(super) fn carried_tokens(subject: &Subject) -> Verdict {
-    let shape = ModelShape::default();
-    let model = shape.build(1);
-    let greedy = SamplingParams::default();
-    let hot = SamplingParams { temperature: 2.0, top_k: 20, seed: 5, ..SamplingParams::default() };
-    for params in [&greedy, &hot] {
-        let mut decoding = Decoding::new(subject, &model, params)?;
-        let request =
-            SampleRequest { params, draw: 0, history: &[], prompt_tokens: 0, mask: None, logprobs: None };
-        if !decoding.driver.runner().carries(&Want::Sample(request)) {
-            continue;
-        }
-        let serial = decoding.run(false)?;
-        let carried = Decoding::new(subject, &model, params)?.run(true)?;
-        require(serial == carried, || format!("carried tokens give {carried:?}, others {serial:?}"))?;
-    }
-    let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.options())?;
-    let prompt = Prompt::new(shape.vocab);
-    let refused = |driver: &mut Driver, carried: &[Carried]| match driver
-        .runner()
-        .submit(&Step { carried, ..prompt.step(&[]) })
-    {
-        Err(StepError::Invalid(_)) => Ok(()),
-        other => Err(format!("a step with {carried:?} gave {other:?}")),
-    };
-    refused(&mut driver, &[Carried { row: 0, output: 0 }])?;
-    let logits = [Output { row: 19, want: Want::Logits }];
-    submit(driver.runner(), &prompt.step(&logits), &mut StepOutput::default())?;
-    for carried in [
-        &[Carried { row: 0, output: 0 }][..],
-        &[Carried { row: 0, output: 1 }],
-        &[Carried { row: 20, output: 0 }],
-        &[Carried { row: 1, output: 0 }, Carried { row: 1, output: 0 }],
-    ] {
-        refused(&mut driver, carried)?;
-    }
-    submit(driver.runner(), &prompt.step(&logits), &mut StepOutput::default())
-}
-
-/// Three decoding sequences with separate pages, for manual steps.
-struct Decoding<'a> {
-    driver: Driver,
-    vocab: usize,
-    params: &'a SamplingParams,
-}
-
-impl<'a> Decoding<'a> {
-    /// Their prompts.
-    const PROMPTS: [usize; 3] = [1, 14, 20];
-    /// Pages of each.
-    const PAGES: usize = 3;
-    const STEPS: usize = 20;
-
-    fn new(subject: &Subject, model: &RandomModel, params: &'a SamplingParams) -> Result<Self, String> {
-        let options = DriveOptions { least_rows: 0, ..subject.options() };
-        let driver = Driver::new(&*(subject.backend)(2), model, &options)?;
-        Ok(Self { driver, vocab: model.program.vocab, params })
-    }
-
-    /// The tokens of all steps, and the logits after them.
-    fn run(&mut self, carry: bool) -> Result<(Vec<Vec<u32>>, Vec<Outcome>), String> {
-        let mut known: Vec<Vec<u32>> =
-            Self::PROMPTS.iter().map(|&length| Rng::new(length as u64).tokens(length, self.vocab)).collect();
-        let mut in_flight = VecDeque::new();
-        let mut computed = [0; 3];
-        for draw in 0..Self::STEPS {
-            // The second sequence is sometimes left out. Sequences of the previous step have a token that is not known
-            // yet.
-            let own: Vec<usize> = (0..3).filter(|&which| which != 1 || draw % 5 != 3).collect();
-            if !carry || draw % 7 == 6 {
-                self.collect(&mut in_flight, &mut known, 0)?;
-            }
-            let before: Vec<usize> =
-                in_flight.back().map_or(Vec::new(), |(_, own): &(Ticket, Vec<usize>)| own.clone());
-            if own.iter().all(|which| !before.contains(which)) {
-                self.collect(&mut in_flight, &mut known, 0)?;
-            }
-            let ticket = self.submit(&own, &before, &known, &mut computed, draw as u64)?;
-            in_flight.push_back((ticket, own));
-            self.collect(&mut in_flight, &mut known, 1)?;
-        }
-        self.collect(&mut in_flight, &mut known, 0)?;
-        let (tokens, sequences, pages) = Self::rows(&[0, 1, 2], &[], &known, &mut computed);
-        let outputs = [0, 1, 2].map(|row| Output { row: sequences[row].rows.end - 1, want: Want::Logits });
-        let step =
-            Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
-        let mut out = StepOutput::default();
-        submit(self.driver.runner(), &step, &mut out)?;
-        Ok((known, out.outcomes))
-    }
-
-    /// The rows of these sequences, of which those in `carried` have one that is not known.
-    fn rows(
-        own: &[usize],
-        carried: &[usize],
-        known: &[Vec<u32>],
-        computed: &mut [usize; 3],
-    ) -> (Vec<u32>, Vec<StepSequence>, Vec<PageId>) {
-        let (mut tokens, mut sequences, mut pages) = (Vec::new(), Vec::new(), Vec::new());
-        for &which in own {
-            let (first, first_page) = (tokens.len(), pages.len());
-            tokens.extend(&known[which][computed[which].min(known[which].len())..]);
-            tokens.extend(carried.contains(&which).then_some(0));
-            let start = computed[which];
-            computed[which] += tokens.len() - first;
-            let blocks = computed[which].div_ceil(16);
-            pages.extend((0..blocks).map(|block| PageId((1 + Self::PAGES * which + block) as u32)));
-            sequences.push(StepSequence {
-                rows: first..tokens.len(),
-                start,
-                tables: first_page..pages.len(),
-                state: None,
-            });
-        }
-        (tokens, sequences, pages)
-    }
-
-    fn submit(
-        &mut self,
-        own: &[usize],
-        before: &[usize],
-        known: &[Vec<u32>],
-        computed: &mut [usize; 3],
-        draw: u64,
-    ) -> Result<Ticket, String> {
-        let (tokens, sequences, pages) = Self::rows(own, before, known, computed);
-        let request = SampleRequest {
-            params: self.params,
-            draw,
-            history: &[],
-            prompt_tokens: 0,
-            mask: None,
-            logprobs: None,
-        };
-        let ends = sequences.iter().map(|sequence| sequence.rows.end - 1);
-        let outputs: Vec<_> = ends.map(|row| Output { row, want: Want::Sample(request) }).collect();
-        let carried = |(which, output): (&usize, &Output<'_>)| {
-            let output_before = before.iter().position(|other| other == which)?;
-            Some(Carried { row: output.row, output: output_before })
-        };
-        let carried: Vec<_> = own.iter().zip(&outputs).filter_map(carried).collect();
-        let step = Step {
-            tokens: &tokens,
-            carried: &carried,
-            sequences: &sequences,
-            pages: &pages,
-            outputs: &outputs,
-        };
-        self.driver.runner().submit(&step).map_err(|error| error.to_string())
-    }
-
-    /// Collects all steps in flight except the last `left`.
-    fn collect(
-        &mut self,
-        in_flight: &mut VecDeque<(Ticket, Vec<usize>)>,
-        known: &mut [Vec<u32>],
-        left: usize,
-    ) -> Verdict {
-        while in_flight.len() > left
-            && let Some((ticket, own)) = in_flight.pop_front()
-        {
-            let mut out = StepOutput::default();
-            self.driver.runner().collect(ticket, &mut out).map_err(|error| error.to_string())?;
-            for (which, outcome) in own.into_iter().zip(out.outcomes) {
-                let Outcome::Sampled(sampled) = outcome else {
-                    return Err(format!("a token, not {outcome:?}"));
-                };
-                known[which].push(sampled.token);
-            }
-        }
-        Ok(())
-    }
 }
 
 /// A file that ends early, or is another one when everything has been read.

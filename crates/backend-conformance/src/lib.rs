@@ -32,6 +32,7 @@
 //!
 //! Each case becomes a separate test. [`RandomModel`] and [`Driver`] also serve tests of other crates.
 
+mod carried;
 mod compare;
 mod contract;
 mod draw;
@@ -304,7 +305,7 @@ pub const CASES: &[Case] = &[
     Case { name: "outputs", run: contract::outputs },
     Case { name: "samples", run: sampling::samples },
     Case { name: "late_masks", run: contract::late_masks },
-    Case { name: "carried_tokens", run: contract::carried_tokens },
+    Case { name: "carried_tokens", run: carried::carried_tokens },
     Case { name: "bad_weights", run: contract::bad_weights },
     Case { name: "invalid_steps", run: contract::invalid_steps },
     Case { name: "kernel_counts", run: contract::kernel_counts },

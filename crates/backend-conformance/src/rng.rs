@@ -9,7 +9,7 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// The generator of this seed.
+    /// Returns the generator of this seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }

@@ -1,4 +1,4 @@
-//! Attention of one layer, as phases of the team: see the table in `forward.rs`.
+//! Attention of one layer, as phases of the thread pool: see the table in `forward.rs`.
 
 use std::ops::Range;
 
@@ -10,11 +10,13 @@ use paguro_backend::{
 use crate::{
     attention::{SplitJob, clear_partial, partial_len, sink_partial},
     counters::Kernel,
-    forward::{AllPending, Kinds, Member, Model, Pass, Pending},
+    forward::{AllPending, Pass, Pending},
     gather,
+    model::{Kinds, Model},
     pages::{Half, Place},
     plan::{Heads, Tile},
-    team::Portions,
+    thread_pool::Chunking,
+    worker::Worker,
 };
 
 /// Queries over the pages of a layer.
@@ -38,7 +40,7 @@ impl Attend {
 
 impl Pass<'_> {
     /// Attention. Returns its output, `[rows, hidden]`.
-    pub fn attention(&mut self, op: &Attention, pending: AllPending, product: usize) -> Pending {
+    pub fn attention(&mut self, op: &Attention, pending: AllPending, output: usize) -> Pending {
         let (model, buffers, rows) = (self.model, self.buffers, self.rows());
         let heads = Heads::of(&model.program, op);
         let or_q = |linear: Option<Linear>| linear.unwrap_or(op.q);
@@ -55,39 +57,39 @@ impl Pass<'_> {
             (None, _, None) => self.multiply(rows, [q]),
         }
         if let Some(norm @ QkNorm { kind: QkNormKind::Row, .. }) = op.qk_norm {
-            self.phase(Kernel::QkNorm, rows, Portions::Guided(1), |member, range| {
+            self.phase(Kernel::QkNorm, rows, Chunking::Guided(1), |worker, range| {
                 for row in range {
-                    member.finish_row(member.write(&buffers.q, row, heads.q_width()), op.q.bias, norm.q);
+                    worker.finish_row(worker.write(&buffers.q, row, heads.q_width()), op.q.bias, norm.q);
                     if let Some(k) = op.k {
-                        member.finish_row(member.write(&buffers.k, row, heads.kv_width()), k.bias, norm.k);
+                        worker.finish_row(worker.write(&buffers.k, row, heads.kv_width()), k.bias, norm.k);
                     }
                 }
             });
         }
         let kv_heads = heads.kv;
-        self.phase(Kernel::RopeStore, self.rows() * kv_heads, Portions::Guided(8), |member, range| {
+        self.phase(Kernel::RopeStore, self.rows() * kv_heads, Chunking::Guided(8), |worker, range| {
             for unit in range {
-                member.rope_store(op, unit / kv_heads, unit % kv_heads);
+                worker.rope_store(op, unit / kv_heads, unit % kv_heads);
             }
         });
         self.attend(&Attend::of(&model.program, op));
         let width = heads.q_width();
         let kinds = Kinds::of(model, &[op.out]);
-        self.phase(Kernel::Quantize, self.rows(), Portions::Guided(2), |member, range| {
+        self.phase(Kernel::Quantize, self.rows(), Chunking::Guided(2), |worker, range| {
             for row in range {
-                let attended = member.write(&buffers.attended, row, width);
+                let attended = worker.write(&buffers.attended, row, width);
                 if let Some(gate) = op.gate {
-                    let gates = member.write(&buffers.attention_gate, row, width);
+                    let gates = worker.write(&buffers.attention_gate, row, width);
                     if let Some(bias) = gate.bias {
                         model.rows.add(gates, model.vector(bias));
                     }
                     model.delta.sigmoid_gate(attended, gates);
                 }
-                member.set_input(&buffers.input, row, 0, attended, kinds, true);
+                worker.set_input(&buffers.input, row, 0, attended, kinds, true);
             }
         });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[product])]);
-        Pending { product, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+        self.multiply(self.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
+        Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 
     /// Attention of queries over pages.
@@ -95,20 +97,20 @@ impl Pass<'_> {
         if self.model.attention == AttentionMode::Gather {
             return self.attend_gather(op);
         }
-        let cuts = self.plan.cuts(op.kv.group);
-        self.phase(Kernel::Attend, cuts.items.len(), Portions::Single, |member, range| {
-            for item in &cuts.items[range] {
-                let tile = &cuts.tiles[item.tile];
+        let work = self.plan.attention(op.kv.group);
+        self.phase(Kernel::Attend, work.items.len(), Chunking::Single, |worker, range| {
+            for item in &work.items[range] {
+                let tile = &work.tiles[item.tile];
                 match tile.first_partial {
-                    Some(_) => item.splits.clone().for_each(|split| member.attend_shared(op, tile, split)),
-                    None => member.attend_tile(op, tile),
+                    Some(_) => item.splits.clone().for_each(|split| worker.attend_shared(op, tile, split)),
+                    None => worker.attend_tile(op, tile),
                 }
             }
         });
-        if !cuts.shared.is_empty() {
-            self.phase(Kernel::AttendMerge, cuts.shared.len(), Portions::Guided(1), |member, range| {
-                for &tile in &cuts.shared[range] {
-                    member.merge_shared(op, &cuts.tiles[tile]);
+        if !work.shared.is_empty() {
+            self.phase(Kernel::AttendMerge, work.shared.len(), Chunking::Guided(1), |worker, range| {
+                for &tile in &work.shared[range] {
+                    worker.merge_shared(op, &work.tiles[tile]);
                 }
             });
         }
@@ -121,14 +123,14 @@ impl Pass<'_> {
         self.phase(
             Kernel::AttendGather,
             step.sequences.len() * kv_heads,
-            Portions::Single,
-            |member, range| {
+            Chunking::Single,
+            |worker, range| {
                 for unit in range {
                     let (sequence, kv_head) = (&step.sequences[unit / kv_heads], unit % kv_heads);
-                    let job = gather::Job {
+                    let head = gather::HeadAttention {
                         program: &model.program,
                         // SAFETY: nobody writes pages in the phase that attends.
-                        pages: unsafe { member.arena.pages(op.kv.group) },
+                        pages: unsafe { worker.arena.pages(op.kv.group) },
                         step,
                         sequence,
                         op,
@@ -138,22 +140,22 @@ impl Pass<'_> {
                             biases: op.bias.map(|bias| model.vector(bias)),
                         },
                     };
-                    // SAFETY: queries are only read in this phase, and only this member has these heads of these rows.
-                    unsafe { job.run(&member.buffers.q, &member.buffers.attended) };
+                    // SAFETY: queries are only read in this phase, and only this worker has these heads of these rows.
+                    unsafe { head.run(&worker.buffers.q, &worker.buffers.attended) };
                 }
             },
         );
     }
 }
 
-impl Member<'_> {
+impl Worker<'_> {
     /// Bias and norm of a whole row, in place.
     pub fn finish_row(&mut self, x: &mut [f32], bias: Option<VectorId>, norm: Norm) {
         let model = self.model;
         if let Some(bias) = bias {
             model.rows.add(x, model.vector(bias));
         }
-        let normed = &mut self.own.row[..x.len()];
+        let normed = &mut self.scratch.row[..x.len()];
         model.norm(Some(norm), x, normed);
         x.copy_from_slice(normed);
     }
@@ -164,11 +166,11 @@ impl Member<'_> {
         let (model, buffers, plan) = (self.model, self.buffers, self.plan);
         let heads = Heads::of(&model.program, op);
         let (head_dim, group) = (heads.dim, heads.per_kv());
-        let turns = op.rope.map(|index| {
+        let rope_row = op.rope.map(|index| {
             let rope = &model.program.ropes[index];
-            let turn = index * self.step.tokens.len() + plan.rows[row];
-            let turns = self.read(&buffers.turns, turn, model.turn_stride);
-            (&turns[..2 * rope.frequencies.len()], rope.style)
+            let table_row = index * self.step.tokens.len() + plan.rows[row];
+            let rope_row = self.read(&buffers.rope_table, table_row, model.rope_stride);
+            (&rope_row[..2 * rope.frequencies.len()], rope.style)
         });
         let scale = op
             .position_scale
@@ -177,7 +179,7 @@ impl Member<'_> {
         let norms = op.qk_norm.map(|norm| (norm.q, norm.k, norm.kind));
         for head in kv_head * group..(kv_head + 1) * group {
             let q = self.write(&buffers.q, row * heads.queries + head, head_dim);
-            self.finish_head(q, head, op.q.bias, norms.map(|norms| (norms.0, norms.2)), turns);
+            self.finish_head(q, head, op.q.bias, norms.map(|norms| (norms.0, norms.2)), rope_row);
             if let Some(scale) = scale {
                 model.rows.scale(q, scale);
             }
@@ -201,13 +203,13 @@ impl Member<'_> {
                 None
             }
         };
-        self.finish_head(k, kv_head, k_bias, norms.map(|norms| (norms.1, norms.2)), turns);
+        self.finish_head(k, kv_head, k_bias, norms.map(|norms| (norms.1, norms.2)), rope_row);
         let (page, token) = plan.place(self.step, row, op.kv.group);
         let place = Place { group: op.kv.group, page, slot: op.kv.slot, kv_head, token };
         for (half, x) in [(Half::K, k), (Half::V, v)] {
-            self.own.stored.set(&model.rows, x);
-            // SAFETY: in this phase each row's slot is written by one member, and nobody reads pages.
-            unsafe { self.arena.write(place, half, &self.own.stored) };
+            self.scratch.stored.set(&model.rows, x);
+            // SAFETY: in this phase each row's slot is written by one worker, and nobody reads pages.
+            unsafe { self.arena.write(place, half, &self.scratch.stored) };
         }
     }
 
@@ -219,7 +221,7 @@ impl Member<'_> {
         head: usize,
         bias: Option<VectorId>,
         norm: Option<(Norm, QkNormKind)>,
-        turns: Option<(&[f32], RopeStyle)>,
+        rope_row: Option<(&[f32], RopeStyle)>,
     ) {
         let model = self.model;
         let of_kind = |wanted| norm.filter(|(_, kind)| *kind == wanted).map(|(norm, _)| norm);
@@ -230,8 +232,8 @@ impl Member<'_> {
         if let Some(norm) = of_kind(QkNormKind::Head) {
             self.finish_row(x, None, norm);
         }
-        if let Some((turns, style)) = turns {
-            model.rows.rotate(x, turns, style);
+        if let Some((rope_row, style)) = rope_row {
+            model.rows.rotate(x, rope_row, style);
         }
         if let Some(norm) = of_kind(QkNormKind::HeadAfterRope) {
             self.finish_row(x, None, norm);
@@ -268,16 +270,16 @@ impl Member<'_> {
                 &biases[tile.kv_head * of_group..][..of_group]
             }),
         };
-        model.attend.attend_split(&job, &mut self.own.scores, &mut self.own.partial);
+        model.attend.attend_split(&job, &mut self.scratch.scores, &mut self.scratch.partial);
     }
 
-    /// Initializes `self.own.sums`, to which the splits of a tile are added: zero, or the sinks. Returns the length.
+    /// Initializes `self.scratch.sums`, to which the splits of a tile are added: zero, or the sinks. Returns the length.
     fn start_sums(&mut self, op: &Attend, tile: &Tile) -> usize {
         let model = self.model;
         let heads = op.heads;
         let (group, partial) = (heads.per_kv(), partial_len(heads.dim));
         let len = tile.queries * partial;
-        for (query, sum) in self.own.sums[..len].chunks_exact_mut(partial).enumerate() {
+        for (query, sum) in self.scratch.sums[..len].chunks_exact_mut(partial).enumerate() {
             match op.sinks {
                 None => clear_partial(sum),
                 Some(sinks) => sink_partial(sum, model.vector(sinks)[tile.kv_head * group + query % group]),
@@ -292,13 +294,13 @@ impl Member<'_> {
         let len = self.start_sums(op, tile);
         for split in tile.splits.clone() {
             self.attend_split(op, tile, split);
-            let own = &mut *self.own;
-            merge_all(model, len / tile.queries, &mut own.sums[..len], &own.partial[..len]);
+            let scratch = &mut *self.scratch;
+            merge_all(model, len / tile.queries, &mut scratch.sums[..len], &scratch.partial[..len]);
         }
         self.finish_tile(op, tile);
     }
 
-    /// Returns the range of the partial results of a split whose tile several members share.
+    /// Returns the range of the partial results of a split whose tile several workers share.
     fn partials(&self, op: &Attend, tile: &Tile, split: usize) -> Range<usize> {
         let first = tile.first_partial.expect("the plan shares the splits of this tile");
         let start = first + (split - tile.splits.start) * tile.queries;
@@ -306,14 +308,14 @@ impl Member<'_> {
         start * len..(start + tile.queries) * len
     }
 
-    /// Computes one split of a tile that several members share.
+    /// Computes one split of a tile that several workers share.
     fn attend_shared(&mut self, op: &Attend, tile: &Tile, split: usize) {
         self.attend_split(op, tile, split);
         let range = self.partials(op, tile, split);
         let len = range.len();
-        // SAFETY: only this member has this split of this tile.
+        // SAFETY: only this worker has this split of this tile.
         let out = unsafe { self.buffers.partials.get_mut(range) };
-        out.copy_from_slice(&self.own.partial[..len]);
+        out.copy_from_slice(&self.scratch.partial[..len]);
     }
 
     /// Adds up the splits of a tile, in order.
@@ -324,21 +326,21 @@ impl Member<'_> {
             let range = self.partials(op, tile, split);
             // SAFETY: partial results are only read in this phase.
             let partials = unsafe { self.buffers.partials.get(range) };
-            merge_all(model, len / tile.queries, &mut self.own.sums[..len], partials);
+            merge_all(model, len / tile.queries, &mut self.scratch.sums[..len], partials);
         }
         self.finish_tile(op, tile);
     }
 
-    /// Writes a tile's attention from `self.own.sums`.
+    /// Writes a tile's attention from `self.scratch.sums`.
     fn finish_tile(&mut self, op: &Attend, tile: &Tile) {
         let model = self.model;
         let heads = op.heads;
         let group = heads.per_kv();
-        let sums = self.own.sums.chunks_exact(partial_len(heads.dim));
+        let sums = self.scratch.sums.chunks_exact(partial_len(heads.dim));
         for (query, sum) in sums.take(tile.queries).enumerate() {
             let (row, head) = (tile.rows.start + query / group, tile.kv_head * group + query % group);
             let start = (row * heads.queries + head) * heads.dim;
-            // SAFETY: only this member has this tile.
+            // SAFETY: only this worker has this tile.
             let attended = unsafe { self.buffers.attended.get_mut(start..start + heads.dim) };
             model.attend.finish(sum, attended);
             if self.arena.is_quantized() {

@@ -16,13 +16,13 @@ pub enum Kernel<'a> {
     Embed,
     /// Residual add, norm, quantization.
     AddNorm,
-    /// Products with these matrices, by the kernels of their formats.
-    Products(&'a [MatrixId]),
+    /// Matmuls of these matrices, by the kernels of their formats.
+    Matmul(&'a [MatrixId]),
     /// Bias, head norm, rotation, store into the pages.
     RopeStore,
     /// Paged attention.
     Attend,
-    /// Sum of splits that members shared.
+    /// Sum of splits that workers shared.
     AttendMerge,
     /// Attention the reference way.
     AttendGather,
@@ -119,28 +119,28 @@ pub struct Counters {
     kv_dtype: KvDtype,
     fixed: [Count; FIXED.len()],
     /// Counts by weight format.
-    products: Vec<(String, Count)>,
-    /// Index into `products` and bytes, by matrix.
+    matmuls: Vec<(String, Count)>,
+    /// Index into `matmuls` and bytes, by matrix.
     matrices: Vec<(usize, u64)>,
 }
 
 impl Counters {
     /// For these matrices and pages.
     pub fn new(isa: Isa, kv_dtype: KvDtype, matrices: &[PackedMatrix]) -> Self {
-        let mut products: Vec<(String, Count)> = Vec::new();
+        let mut matmuls: Vec<(String, Count)> = Vec::new();
         let matrices = matrices.iter().map(|matrix| {
             let name = matrix.kernel_name(isa);
-            let index = products.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
-                products.push((name, Count::default()));
-                products.len() - 1
+            let index = matmuls.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
+                matmuls.push((name, Count::default()));
+                matmuls.len() - 1
             });
             (index, matrix.bytes() as u64)
         });
         let matrices = matrices.collect();
-        Self { isa, kv_dtype, fixed: Default::default(), products, matrices }
+        Self { isa, kv_dtype, fixed: Default::default(), matmuls, matrices }
     }
 
-    /// Notes one launch. The time of several products in one phase is divided by the bytes they read.
+    /// Records one launch. The time of several matmuls in one phase is divided by the bytes that they read.
     pub fn launched(&self, kernel: Kernel<'_>, time: Duration) {
         let fixed = match kernel {
             Kernel::Embed => 0,
@@ -170,12 +170,12 @@ impl Counters {
             Kernel::Scan => 24,
             Kernel::ScanDots => 25,
             Kernel::CombineLatent => 26,
-            Kernel::Products(ids) => {
+            Kernel::Matmul(ids) => {
                 let matrix = |id: &MatrixId| self.matrices[id.0 as usize];
                 let total: u64 = ids.iter().map(|id| matrix(id).1).sum();
                 for id in ids {
                     let (index, bytes) = matrix(id);
-                    self.products[index].1.add(time.mul_f64(bytes as f64 / total as f64));
+                    self.matmuls[index].1.add(time.mul_f64(bytes as f64 / total as f64));
                 }
                 return;
             }
@@ -194,8 +194,8 @@ impl Counters {
             };
             (format!("{name}{kind}/{isa}"), count)
         });
-        let products = self.products.iter().map(|(name, count)| (name.clone(), count));
-        let counts = products.chain(fixed).map(|(name, count)| KernelCount {
+        let matmuls = self.matmuls.iter().map(|(name, count)| (name.clone(), count));
+        let counts = matmuls.chain(fixed).map(|(name, count)| KernelCount {
             name,
             launches: count.launches.load(Relaxed),
             nanoseconds: count.nanoseconds.load(Relaxed),

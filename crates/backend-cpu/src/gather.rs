@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// One K/V head of one sequence.
-pub struct Job<'a> {
+pub struct HeadAttention<'a> {
     /// Shapes.
     pub program: &'a Program,
     /// The pages.
@@ -31,7 +31,7 @@ pub struct Job<'a> {
     pub vectors: HeadVectors<'a>,
 }
 
-impl Job<'_> {
+impl HeadAttention<'_> {
     /// Computes attention. Both buffers are `[rows, heads, head_dim]`.
     ///
     /// # Safety

@@ -24,7 +24,7 @@ pub(crate) enum Kind {
 }
 
 impl Isa {
-    /// The best one.
+    /// Returns the best one.
     pub fn detect() -> Self {
         Self::supported()[0]
     }
@@ -49,7 +49,7 @@ impl Isa {
         all
     }
 
-    /// The one with this name, if this machine has it.
+    /// Returns the one with this name, if this machine has it.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::supported().into_iter().find(|isa| isa.name() == name)
     }

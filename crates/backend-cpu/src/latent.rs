@@ -1,8 +1,8 @@
-//! Latent attention, as phases of the team:
+//! Latent attention, as phases of the thread pool:
 //!
 //! | phase | shared by | reads | writes |
 //! |-|-|-|-|
-//! | add, norm, quantize | row | `product`, `x` | `x`, `rows` |
+//! | add, norm, quantize | row | `branch_outputs`, `x` | `x`, `rows` |
 //! | queries (or their rank), latent vector | 16 outputs | `rows` | `query` (or `rank`), `k` |
 //! | norm, quantize, if there is a rank | row | `rank` | `rows` |
 //! | queries, if there is a rank | 16 outputs | `rows` | `query` |
@@ -13,7 +13,7 @@
 //! | split, quantize | row | `attended` | `head rows` |
 //! | value | 16 outputs of a head | `head rows` | `heads` |
 //! | join, quantize | row | `heads` | `rows` |
-//! | project | 16 outputs | `rows` | `product` |
+//! | project | 16 outputs | `rows` | `branch_outputs` |
 //!
 //! The latent vector is stored as K and again as V, because pages arrange the two differently.
 
@@ -21,14 +21,17 @@ use paguro_backend::{Latent, LatentQuery, LatentShape, Linear, MatrixId, Mixer, 
 
 use crate::{
     attend::Attend,
+    buffers::Input,
     counters::Kernel,
-    forward::{AllPending, Input, Kinds, Member, Pass, Pending},
+    forward::{AllPending, Pass, Pending},
     matrix::Output,
+    model::Kinds,
     ops,
     pages::{Half, Place},
     plan::Heads,
     shared::Shared,
-    team::Portions,
+    thread_pool::Chunking,
+    worker::Worker,
 };
 
 /// Buffers between the phases.
@@ -80,7 +83,7 @@ impl LatentSizes {
         sizes
     }
 
-    /// Elements of the widest row.
+    /// Returns the number of elements of the widest row.
     pub fn widest(&self) -> usize {
         self.rank.max(self.value).max(self.output)
     }
@@ -93,44 +96,51 @@ impl LatentSizes {
 
 impl Pass<'_> {
     /// Latent attention. Returns its output, `[rows, hidden]`.
-    pub fn latent(&mut self, op: &Latent, pending: AllPending, product: usize) -> Pending {
+    pub fn latent(&mut self, op: &Latent, pending: AllPending, output: usize) -> Pending {
         let (model, buffers, rows) = (self.model, self.buffers, self.rows());
-        let own = &buffers.latent;
+        let latent_buffers = &buffers.latent;
         let LatentShape { heads, latent, value, .. } = op.shape;
         let (first, query_bias) = match &op.query {
-            LatentQuery::Direct(linear) => ((*linear, &own.query), linear.bias),
-            LatentQuery::Down { down, up, .. } => ((*down, &own.rank), up.bias),
+            LatentQuery::Direct(linear) => ((*linear, &latent_buffers.query), linear.bias),
+            LatentQuery::Down { down, up, .. } => ((*down, &latent_buffers.rank), up.bias),
         };
         self.add_norm(op.norm, pending, Kinds::of(model, &[first.0, op.down]));
         self.multiply(rows, [(first.0.matrix, first.1), (op.down.matrix, &buffers.k)]);
         if let LatentQuery::Down { down, rank, norm, up } = &op.query {
             let kinds = Kinds::of(model, &[*up]);
-            self.phase(Kernel::QkNorm, rows, Portions::Guided(1), |member, range| {
+            self.phase(Kernel::QkNorm, rows, Chunking::Guided(1), |worker, range| {
                 for row in range {
-                    let x = member.write(&own.rank, row, *rank);
-                    member.finish_row(x, down.bias, *norm);
-                    member.set_input(&buffers.input, row, 0, x, kinds, true);
+                    let x = worker.write(&latent_buffers.rank, row, *rank);
+                    worker.finish_row(x, down.bias, *norm);
+                    worker.set_input(&buffers.input, row, 0, x, kinds, true);
                 }
             });
-            self.multiply(rows, [(up.matrix, &own.query)]);
+            self.multiply(rows, [(up.matrix, &latent_buffers.query)]);
         }
         let query_head = op.shape.plain + op.shape.rotated;
         let kinds = Kinds::of(model, &[op.absorb]);
-        self.phase(Kernel::LatentSplit, rows, Portions::Guided(1), |member, range| {
+        self.phase(Kernel::LatentSplit, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
-                let query = member.write(&own.query, row, op.shape.query_width());
+                let query = worker.write(&latent_buffers.query, row, op.shape.query_width());
                 if let Some(bias) = query_bias {
                     model.rows.add(query, model.vector(bias));
                 }
                 for (head, query) in query.chunks_exact(query_head).enumerate() {
-                    member.set_input(&own.input, head * rows + row, 0, &query[..op.shape.plain], kinds, true);
+                    worker.set_input(
+                        &latent_buffers.input,
+                        head * rows + row,
+                        0,
+                        &query[..op.shape.plain],
+                        kinds,
+                        true,
+                    );
                 }
             }
         });
         self.multiply_heads(op.absorb.matrix, heads);
-        self.phase(Kernel::LatentStore, rows, Portions::Guided(1), |member, range| {
+        self.phase(Kernel::LatentStore, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
-                member.latent_store(op, row);
+                worker.latent_store(op, row);
             }
         });
         let dim = op.shape.key_dim();
@@ -144,65 +154,75 @@ impl Pass<'_> {
             bias,
         });
         let kinds = Kinds::of(model, &[op.value]);
-        self.phase(Kernel::LatentValues, rows, Portions::Guided(1), |member, range| {
+        self.phase(Kernel::LatentValues, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
-                let attended = member.read(&buffers.attended, row, heads * dim);
+                let attended = worker.read(&buffers.attended, row, heads * dim);
                 for (head, attended) in attended.chunks_exact(dim).enumerate() {
-                    member.set_input(&own.input, head * rows + row, 0, &attended[..latent], kinds, true);
+                    worker.set_input(
+                        &latent_buffers.input,
+                        head * rows + row,
+                        0,
+                        &attended[..latent],
+                        kinds,
+                        true,
+                    );
                 }
             }
         });
         self.multiply_heads(op.value.matrix, heads);
         let kinds = Kinds::of(model, &[op.out]);
-        self.phase(Kernel::LatentJoin, rows, Portions::Guided(1), |member, range| {
+        self.phase(Kernel::LatentJoin, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
-                let mut joined = std::mem::take(&mut member.own.row);
+                let mut joined = std::mem::take(&mut worker.scratch.row);
                 for (head, to) in joined[..heads * value].chunks_exact_mut(value).enumerate() {
-                    to.copy_from_slice(member.read(&own.heads, head * rows + row, value));
+                    to.copy_from_slice(worker.read(&latent_buffers.heads, head * rows + row, value));
                 }
-                member.set_input(&buffers.input, row, 0, &joined[..heads * value], kinds, true);
-                member.own.row = joined;
+                worker.set_input(&buffers.input, row, 0, &joined[..heads * value], kinds, true);
+                worker.scratch.row = joined;
             }
         });
-        self.multiply(rows, [(op.out.matrix, &buffers.products[product])]);
+        self.multiply(rows, [(op.out.matrix, &buffers.branch_outputs[output])]);
         let Linear { bias, .. } = op.out;
-        Pending { product, bias, post_norm: op.post_norm, scale: 1.0 }
+        Pending { output, bias, post_norm: op.post_norm, scale: 1.0 }
     }
 
     /// Multiplies each head's rows with its matrix; groups of outputs of all heads are shared as one list.
     fn multiply_heads(&mut self, id: MatrixId, heads: usize) {
         let (model, rows) = (self.model, self.rows());
-        let own = &self.buffers.latent;
+        let latent_buffers = &self.buffers.latent;
         let matrix = model.matrix(id);
         let (groups, width) = (matrix.groups(), matrix.rows());
         for head in 0..heads {
-            self.add_squares(&[id], head, &own.input, head * rows..(head + 1) * rows);
+            self.add_squares(&[id], head, &latent_buffers.input, head * rows..(head + 1) * rows);
         }
-        self.phase(Kernel::Products(&[id]), groups * heads, Portions::Guided(4), |member, range| {
+        self.phase(Kernel::Matmul(&[id]), groups * heads, Chunking::Guided(4), |worker, range| {
             for head in range.start / groups..range.end.div_ceil(groups) {
                 let part = ops::part(&range, head * groups, groups);
                 let at = head * rows * width..(head + 1) * rows * width;
-                assert!(at.end <= own.heads.len());
+                assert!(at.end <= latent_buffers.heads.len());
                 // SAFETY: the range is inside, see above; it is written by group of outputs of a head in this phase, and
                 // read by nobody.
-                let out = unsafe { Output::from_raw(own.heads.as_ptr().add(at.start), at.len(), width) };
+                let out =
+                    unsafe { Output::from_raw(latent_buffers.heads.as_ptr().add(at.start), at.len(), width) };
                 // SAFETY: inputs are only read in this phase.
-                let input = unsafe { own.input.rows(matrix.row_kind(), head * rows..(head + 1) * rows) };
-                matrix.multiply(&model.products, head, input, rows, part, &out, &mut member.own.scratch);
+                let input =
+                    unsafe { latent_buffers.input.rows(matrix.row_kind(), head * rows..(head + 1) * rows) };
+                matrix.multiply(&model.matmul, head, input, rows, part, &out, &mut worker.scratch.matmul);
             }
         });
     }
 }
 
-impl Member<'_> {
+impl Worker<'_> {
     /// Absorbed and rotated queries of a row, and its latent vector into the page.
     fn latent_store(&mut self, op: &Latent, row: usize) {
         let (model, buffers, plan) = (self.model, self.buffers, self.plan);
         let LatentShape { heads, plain, rotated, latent, .. } = op.shape;
         let (rows, dim) = (plan.rows.len(), op.shape.key_dim());
         let rope = &model.program.ropes[op.rope];
-        let turn = op.rope * self.step.tokens.len() + plan.rows[row];
-        let turns = &self.read(&buffers.turns, turn, model.turn_stride)[..2 * rope.frequencies.len()];
+        let table_row = op.rope * self.step.tokens.len() + plan.rows[row];
+        let rope_row =
+            &self.read(&buffers.rope_table, table_row, model.rope_stride)[..2 * rope.frequencies.len()];
         let scale =
             op.position_scale.map(|scale| reference::ops::position_scale(&scale, plan.positions[row]));
         let query = self.read(&buffers.latent.query, row, op.shape.query_width());
@@ -210,7 +230,7 @@ impl Member<'_> {
             let q = self.write(&buffers.q, row * heads + head, dim);
             q[..latent].copy_from_slice(self.read(&buffers.latent.heads, head * rows + row, latent));
             q[latent..].copy_from_slice(&query[plain..]);
-            model.rows.rotate(&mut q[latent..], turns, rope.style);
+            model.rows.rotate(&mut q[latent..], rope_row, rope.style);
             if let Some(scale) = scale.filter(|&scale| scale != 1.0) {
                 model.rows.scale(q, scale);
             }
@@ -222,15 +242,15 @@ impl Member<'_> {
         if let Some(bias) = op.down.bias {
             model.rows.add(k, model.vector(bias));
         }
-        let (vector, turned) = k.split_at_mut(latent);
+        let (vector, rotated) = k.split_at_mut(latent);
         self.finish_row(vector, None, op.latent_norm);
-        model.rows.rotate(turned, turns, rope.style);
+        model.rows.rotate(rotated, rope_row, rope.style);
         let (page, token) = plan.place(self.step, row, op.kv.group);
         let place = Place { group: op.kv.group, page, slot: op.kv.slot, kv_head: 0, token };
-        self.own.stored.set(&model.rows, k);
+        self.scratch.stored.set(&model.rows, k);
         for half in [Half::K, Half::V] {
-            // SAFETY: in this phase each row's slot is written by one member, and nobody reads pages.
-            unsafe { self.arena.write(place, half, &self.own.stored) };
+            // SAFETY: in this phase each row's slot is written by one worker, and nobody reads pages.
+            unsafe { self.arena.write(place, half, &self.scratch.stored) };
         }
     }
 }

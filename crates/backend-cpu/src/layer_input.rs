@@ -1,14 +1,14 @@
-//! Embeddings for layers, as phases of the team.
+//! Embeddings for layers, as phases of the thread pool.
 //!
 //! | phase | shared by | reads | writes |
 //! |-|-|-|-|
 //! | quantize, before the first layer | row | `x` | `rows` |
 //! | project | 16 outputs | `rows` | `layer_embeds` |
 //! | norm, add the table's row | row | `layer_embeds`, table | `layer_embeds` |
-//! | add, quantize, at a layer's end | row | `products`, `x` | `x`, `rows` |
+//! | add, quantize, at a layer's end | row | `branch_outputs`, `x` | `x`, `rows` |
 //! | gate | 16 outputs | `rows` | `gate` |
 //! | activate, quantize | row | `gate`, `layer_embeds` | `rows` |
-//! | out | 16 outputs | `rows` | `products` |
+//! | out | 16 outputs | `rows` | `branch_outputs` |
 //!
 //! The table is not in memory: each row is read from its source, by the thread that needs it.
 
@@ -18,8 +18,10 @@ use paguro_backend::{LayerEmbeds, LayerInput, StepError};
 
 use crate::{
     counters::Kernel,
-    forward::{AllPending, Kinds, Member, Own, Pass, Pending},
-    team::Portions,
+    forward::{AllPending, Pass, Pending},
+    model::Kinds,
+    thread_pool::Chunking,
+    worker::{Worker, WorkerScratch},
 };
 
 impl Pass<'_> {
@@ -32,9 +34,9 @@ impl Pass<'_> {
         self.add_norm(None, AllPending::NONE, Kinds::of(model, &[op.projection]));
         self.multiply(rows, [(op.projection.matrix, &buffers.layer_embeds)]);
         let failed = Mutex::new(None);
-        self.phase(Kernel::LayerEmbed, rows, Portions::Guided(1), |member, range| {
+        self.phase(Kernel::LayerEmbed, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
-                if let Err(error) = member.layer_embeds(op, row) {
+                if let Err(error) = worker.layer_embeds(op, row) {
                     *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                     return;
                 }
@@ -53,30 +55,30 @@ impl Pass<'_> {
         self.add_norm(None, pending, Kinds::of(model, &[op.gate]));
         self.multiply(rows, [(op.gate.matrix, &buffers.gate)]);
         let stride = model.program.embed.layers.as_ref().map_or(0, |embeds| embeds.count * embeds.width);
-        self.phase(Kernel::LayerInput, rows, Portions::Guided(4), |member, range| {
+        self.phase(Kernel::LayerInput, rows, Chunking::Guided(4), |worker, range| {
             for row in range {
-                let gate = member.write(&buffers.gate, row, width);
+                let gate = worker.write(&buffers.gate, row, width);
                 if let Some(bias) = op.gate.bias {
                     model.rows.add(gate, model.vector(bias));
                 }
-                let embeds = member.read(&buffers.layer_embeds, row, stride);
+                let embeds = worker.read(&buffers.layer_embeds, row, stride);
                 model.rows.activate_gate(gate, &embeds[op.index * width..][..width], op.activation);
-                member.set_input(&buffers.input, row, 0, gate, kinds, true);
+                worker.set_input(&buffers.input, row, 0, gate, kinds, true);
             }
         });
-        self.multiply(rows, [(op.out.matrix, &buffers.products[0])]);
-        Pending { product: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+        self.multiply(rows, [(op.out.matrix, &buffers.branch_outputs[0])]);
+        Pending { output: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 }
 
-impl Member<'_> {
+impl Worker<'_> {
     fn layer_embeds(&mut self, op: &LayerEmbeds, row: usize) -> Result<(), StepError> {
         let model = self.model;
         let all = self.write(&self.buffers.layer_embeds, row, op.count * op.width);
         if let Some(bias) = op.projection.bias {
             model.rows.add(all, model.vector(bias));
         }
-        let Own { encoded, embeds, row: normed, .. } = &mut *self.own;
+        let WorkerScratch { encoded, embeds, row: normed, .. } = &mut *self.scratch;
         let token = self.step.tokens[row] as usize;
         model.tables[op.table.0 as usize].decode_row(token, encoded, embeds)?;
         let normed = &mut normed[..op.width];

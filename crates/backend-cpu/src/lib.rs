@@ -1,11 +1,12 @@
-//! SIMD kernels and the thread team: the backend that always works.
+//! SIMD kernels and the thread pool: the backend that always works.
 //!
 //! [`Cpu`] loads a program: weights are packed for vectors of 16 outputs ([`matrix`]), pages are laid out for loads
-//! from front to back (`pages`), and one team of threads (`team`) then runs every step as a list of phases
+//! from front to back (`pages`), and one thread pool (`thread_pool`) then runs every step as a list of phases
 //! (`forward`). Kernels are written once, over the vectors of [`simd`], and chosen once by [`isa`].
 
 mod attend;
 mod attention;
+mod buffers;
 mod counters;
 mod delta;
 mod experts;
@@ -16,6 +17,7 @@ mod latent;
 mod layer_input;
 mod machine;
 pub mod matrix;
+mod model;
 mod ops;
 mod page_format;
 mod pages;
@@ -28,7 +30,9 @@ mod shared;
 pub mod simd;
 mod ssd;
 mod states;
-mod team;
+mod support;
+mod thread_pool;
+mod worker;
 
 use std::sync::Arc;
 
@@ -60,12 +64,12 @@ pub struct CpuOptions {
 }
 
 impl Cpu {
-    /// A backend with these options.
+    /// Returns a backend with these options.
     pub fn new(options: CpuOptions) -> Self {
         Self { options }
     }
 
-    /// Threads that a team will have.
+    /// Returns the number of threads of a load.
     pub fn threads(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
         self.options.threads.unwrap_or_else(available).max(1)
@@ -107,7 +111,7 @@ impl Backend for Cpu {
     }
 
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
-        runner::buffer_bytes(program, limits, self.threads())
+        buffers::buffer_bytes(program, limits, self.threads())
     }
 
     fn load(

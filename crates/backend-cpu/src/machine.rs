@@ -34,7 +34,7 @@ pub fn memory_available() -> u64 {
     container_memory().map_or(machine, |container| machine.min(container))
 }
 
-/// The value behind `key :` in a file of such lines.
+/// Returns the value behind `key :` in a file of such lines.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;

@@ -21,201 +21,23 @@
 //! masked data by zero, and data of an earlier sequence cannot affect another one. Pages with a part of a state are the
 //! exception: they are cleared before a step writes K and V to them.
 
+mod shape;
+mod stored;
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 
 use half::f16;
 use memmap2::MmapMut;
-use paguro_backend::{KV_BLOCK, KvDtype, KvGroup, KvLayout, LoadError, PageContent, PageId};
+use paguro_backend::{KV_BLOCK, KvDtype, LoadError, PageContent, PageId};
 
-use crate::{ops::RowKernels, simd::LANES};
-
-/// Sizes inside a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageShape {
-    /// Tokens of a page, a multiple of 16.
-    pub block_size: usize,
-    /// Elements of a head, an even number.
-    pub head_dim: usize,
-    /// K/V heads of a layer.
-    pub kv_heads: usize,
-    /// Layers of a page.
-    pub slots: usize,
-    /// Type of stored K and V.
-    pub dtype: KvDtype,
-}
-
-/// K or V.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
-    K,
-    V,
-}
-
-impl PageShape {
-    /// The shapes of a program's pages, by group.
-    ///
-    /// # Errors
-    /// [`LoadError::Unsupported`] for sizes that are not whole vectors.
-    pub fn of_groups(kv: &KvLayout, block_size: usize, dtype: KvDtype) -> Result<Vec<Self>, LoadError> {
-        let unsupported = |what: String| {
-            let supported = format!("sizes that are multiples of {LANES} work");
-            Err(LoadError::Unsupported { device: "cpu".into(), what, supported })
-        };
-        if block_size == 0 || !block_size.is_multiple_of(LANES) {
-            return unsupported(format!("pages of {block_size} tokens"));
-        }
-        if kv.groups.is_empty() {
-            return Err(LoadError::BadProgram("no groups of K and V".into()));
-        }
-        let shape = |group: &KvGroup| {
-            let KvGroup { slots, kv_heads, head_dim, .. } = *group;
-            if !head_dim.is_multiple_of(2) {
-                return Err(LoadError::Unsupported {
-                    device: "cpu".into(),
-                    what: format!("attention heads of {head_dim} elements (head_dim)"),
-                    supported: "even sizes work".into(),
-                });
-            }
-            Ok(Self { block_size, head_dim, kv_heads, slots, dtype })
-        };
-        kv.groups.iter().map(shape).collect()
-    }
-
-    /// Returns the elements of a head in whole vectors: the size of a token's K and V. Those past `head_dim` are never
-    /// written, and their results are not used.
-    pub fn padded_dim(&self) -> usize {
-        self.head_dim.next_multiple_of(if self.dtype == KvDtype::Q4 { KV_BLOCK } else { LANES })
-    }
-
-    /// Scales of a head.
-    pub fn blocks(&self) -> usize {
-        self.head_dim.div_ceil(KV_BLOCK)
-    }
-
-    /// Bytes in front of a tile's elements: scales, in whole cache lines.
-    pub fn scale_bytes(&self) -> usize {
-        match self.dtype {
-            KvDtype::F16 => 0,
-            KvDtype::Q8 | KvDtype::Q4 => (self.blocks() * LANES * size_of::<f16>()).next_multiple_of(64),
-        }
-    }
-
-    /// Bytes of K, or V, of 16 tokens of one head: whole cache lines.
-    pub fn tile_bytes(&self) -> usize {
-        let bits = match self.dtype {
-            KvDtype::F16 => 16,
-            KvDtype::Q8 => 8,
-            KvDtype::Q4 => 4,
-        };
-        self.scale_bytes() + self.padded_dim() * LANES * bits / 8
-    }
-
-    /// Bytes of K, and of V, of one head in one page.
-    pub fn half_bytes(&self) -> usize {
-        self.block_size / LANES * self.tile_bytes()
-    }
-
-    /// Bytes that the group needs of a page.
-    fn used_bytes(&self) -> usize {
-        self.slots * self.kv_heads * 2 * self.half_bytes()
-    }
-
-    /// Bytes of a page that any of the groups may use. The pages of a sequence are read at one place each, one page after the
-    /// other: if they were a large power of two apart, all of these places would compete for the same few cache sets.
-    pub fn page_bytes(groups: &[Self]) -> usize {
-        let bytes = groups.iter().map(Self::used_bytes).max().unwrap_or(0);
-        if bytes.is_multiple_of(1 << 14) { bytes + (1 << 12) } else { bytes }
-    }
-
-    /// The byte at which element `dim` of a token is in its head's K or V. With four bits, see [`Self::is_high`].
-    pub fn element_at(&self, half: Half, token: usize, dim: usize) -> usize {
-        let (tile, token) = (token / LANES, token % LANES);
-        let tile = tile * self.tile_bytes() + self.scale_bytes();
-        tile + match (self.dtype, half) {
-            (KvDtype::F16, Half::K) => size_of::<f16>() * (dim * LANES + token),
-            (KvDtype::F16, Half::V) => size_of::<f16>() * (token * self.padded_dim() + dim),
-            (KvDtype::Q8, Half::K) => (dim / 4 * LANES + token) * 4 + dim % 4,
-            (KvDtype::Q8, Half::V) => (token / 4 * self.padded_dim() + dim) * 4 + token % 4,
-            (KvDtype::Q4, Half::K) => (dim / 8 * LANES + token) * 4 + dim % 4,
-            (KvDtype::Q4, Half::V) => {
-                let dims = token / 4 * self.padded_dim() / 2 + dim / KV_BLOCK * LANES + dim % LANES;
-                dims * 4 + token % 4
-            }
-        }
-    }
-
-    /// Returns true if element `dim` has the high bits of its byte, with four bits.
-    fn is_high(half: Half, dim: usize) -> bool {
-        let together = if half == Half::K { 4 } else { LANES };
-        dim / together % 2 == 1
-    }
-
-    /// The byte at which a block's scale of a token is in its head's K or V.
-    pub fn scale_at(&self, token: usize, block: usize) -> usize {
-        let (tile, token) = (token / LANES, token % LANES);
-        tile * self.tile_bytes() + size_of::<f16>() * (block * LANES + token)
-    }
-}
-
-/// One head of a token in stored form.
-#[derive(Clone, Debug)]
-pub enum StoredHead {
-    /// `[head_dim]`
-    F16(Vec<f16>),
-    /// Rotated and quantized: see [`paguro_backend::quantize_kv`].
-    Quants {
-        /// Eight or four bits.
-        dtype: KvDtype,
-        /// `[blocks]`
-        scales: Vec<f16>,
-        /// `[blocks * KV_BLOCK]`; those past the head are zeros.
-        quants: Vec<i8>,
-    },
-}
-
-impl StoredHead {
-    /// With room for heads of up to `head_dim` elements.
-    pub fn new(dtype: KvDtype, head_dim: usize) -> Self {
-        match dtype {
-            KvDtype::F16 => Self::F16(Vec::with_capacity(head_dim)),
-            KvDtype::Q8 | KvDtype::Q4 => Self::Quants {
-                dtype,
-                scales: Vec::with_capacity(head_dim.div_ceil(KV_BLOCK)),
-                quants: Vec::with_capacity(head_dim.next_multiple_of(KV_BLOCK)),
-            },
-        }
-    }
-
-    /// Becomes `x`, `[head_dim]`, as pages store it. If they are quantized, `x` is rotated in place.
-    pub fn set(&mut self, kernels: &RowKernels, x: &mut [f32]) {
-        match self {
-            Self::F16(halves) => {
-                halves.resize(x.len(), f16::ZERO);
-                kernels.round_f16(x, halves);
-            }
-            Self::Quants { dtype, scales, quants } => {
-                scales.resize(x.len().div_ceil(KV_BLOCK), f16::ZERO);
-                quants.clear();
-                quants.resize(x.len().next_multiple_of(KV_BLOCK), 0);
-                kernels.hadamard(x);
-                kernels.quantize_kv(*dtype, x, scales, &mut quants[..x.len()]);
-            }
-        }
-    }
-}
-
-/// Offset of K's stored quants, which makes them unsigned bytes: see
-/// [`Simd::dot4_offset`](crate::simd::Simd::dot4_offset).
-/// [`Simd::dot4_offset`](crate::simd::Simd::dot4_offset).
-const K_OFFSET: i8 = -128;
-
-/// Four-bit quants are stored with this added.
-pub const Q4_OFFSET: i8 = 8;
-
-/// Two quants in a byte.
-fn nibbles(low: i8, high: i8) -> u8 {
-    (low + Q4_OFFSET) as u8 | ((high + Q4_OFFSET) as u8) << 4
-}
+use self::stored::{K_OFFSET, nibbles};
+pub use self::{
+    shape::{Half, PageShape},
+    stored::{Q4_OFFSET, StoredHead},
+};
+use crate::simd::LANES;
 
 /// All pages, allocated once.
 pub struct Arena {
@@ -235,7 +57,7 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// `pages` pages of zeros; memory that no token has reached is not resident.
+    /// Allocates `pages` pages of zeros. Memory that no token has reached is not resident.
     ///
     /// # Errors
     /// [`LoadError::OutOfMemory`]
@@ -266,7 +88,7 @@ impl Arena {
         }
     }
 
-    /// The byte at which one head's K and V of a page begin.
+    /// Returns the byte at which one head's K and V of a page begin.
     fn head(&self, shape: &PageShape, page: PageId, slot: usize, kv_head: usize) -> usize {
         let PageShape { kv_heads, slots, .. } = *shape;
         assert!((page.0 as usize) < self.pages && slot < slots && kv_head < kv_heads);
@@ -342,7 +164,7 @@ impl Arena {
         }
     }
 
-    /// Bytes of a page.
+    /// Returns the number of bytes of a page.
     pub fn page_bytes(&self) -> usize {
         self.page_bytes
     }
@@ -410,13 +232,13 @@ pub struct Pages<'a> {
 }
 
 impl<'a> Pages<'a> {
-    /// Sizes inside a page.
+    /// Returns the sizes inside a page.
     #[inline]
     pub fn shape(self) -> PageShape {
         self.shape
     }
 
-    /// The tiles of K, and those of V, of one head in one page.
+    /// Returns the tiles of K, and those of V, of one head in one page.
     #[inline]
     pub fn read(self, page: PageId, slot: usize, kv_head: usize) -> (&'a [u8], &'a [u8]) {
         let len = self.shape.half_bytes();
@@ -466,147 +288,4 @@ pub struct Place {
     pub kv_head: usize,
     /// Token in the page.
     pub token: usize,
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use paguro_backend::{KvGroup, hadamard};
-
-    use super::*;
-    use crate::isa::Isa;
-
-    const DTYPES: [KvDtype; 3] = KvDtype::ALL;
-
-    fn shape(block_size: usize, head_dim: usize, dtype: KvDtype) -> PageShape {
-        let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 3, kv_heads: 2, head_dim }] };
-        PageShape::of_groups(&kv, block_size, dtype).unwrap()[0]
-    }
-
-    #[test]
-    fn every_element_has_a_place_of_its_own() {
-        for (block_size, head_dim) in [(16, 16), (32, 80), (64, 48), (32, 72), (16, 8)] {
-            for dtype in DTYPES {
-                let shape = shape(block_size, head_dim, dtype);
-                // In half bytes.
-                let width = [4, 2, 1][DTYPES.iter().position(|&other| other == dtype).unwrap()];
-                for half in [Half::K, Half::V] {
-                    let mut free = vec![true; 2 * shape.half_bytes()];
-                    let mut take = |at: usize, width: usize| {
-                        assert!(
-                            free[at..at + width].iter().all(|&free| free),
-                            "{shape:?}, {half:?}, half byte {at}"
-                        );
-                        free[at..at + width].fill(false);
-                    };
-                    for token in 0..block_size {
-                        for dim in 0..head_dim {
-                            let is_high = dtype == KvDtype::Q4 && PageShape::is_high(half, dim);
-                            take(2 * shape.element_at(half, token, dim) + usize::from(is_high), width);
-                        }
-                        if dtype.is_quantized() {
-                            (0..shape.blocks()).for_each(|block| take(2 * shape.scale_at(token, block), 4));
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_written_is_read_and_nothing_else_changes() {
-        let kernels = RowKernels::new(Isa::detect());
-        for dtype in DTYPES {
-            let shape = shape(32, 48, dtype);
-            let mut arena = Arena::new(4, vec![shape]).unwrap();
-            arena.poison();
-            let all = |arena: &Arena| {
-                let mut numbers = Vec::new();
-                for (page, slot, kv_head) in
-                    (0..4).flat_map(|page| (0..6).map(move |head| (PageId(page), head / 2, head % 2)))
-                {
-                    for token in 0..32 {
-                        let (mut k, mut v) = ([0.0; 48], [0.0; 48]);
-                        // SAFETY: nobody writes.
-                        unsafe { arena.pages(0) }.token(
-                            Place { group: 0, page, slot, kv_head, token },
-                            &mut k,
-                            &mut v,
-                        );
-                        numbers.extend(k.into_iter().chain(v));
-                    }
-                }
-                numbers
-            };
-            let before = all(&arena);
-            assert!(before.iter().all(|x| x.is_finite()), "noise is finite");
-
-            let k: Vec<f32> = (0..48).map(|i| 127.0 - i as f32).collect();
-            let v: Vec<f32> = (0..48).map(|i| 120.0 - i as f32).collect();
-            let place = Place { group: 0, page: PageId(2), slot: 1, kv_head: 1, token: 19 };
-            for (half, x) in [(Half::K, &k), (Half::V, &v)] {
-                let mut stored = StoredHead::new(shape.dtype, shape.head_dim);
-                stored.set(&kernels, &mut x.clone());
-                // SAFETY: nobody else is here.
-                unsafe { arena.write(place, half, &stored) };
-            }
-            let (mut read_k, mut read_v) = (vec![0.0; 48], vec![0.0; 48]);
-            // SAFETY: nobody writes.
-            unsafe { arena.pages(0) }.token(place, &mut read_k, &mut read_v);
-            if dtype.is_quantized() {
-                hadamard(&mut read_k);
-                hadamard(&mut read_v);
-            }
-            // The first element of a transformed part is its sum, which is far larger than the others.
-            let most = [0.0, 5.0, 50.0][DTYPES.iter().position(|&other| other == dtype).unwrap()];
-            for (read, x) in read_k.iter().chain(&read_v).zip(k.iter().chain(&v)) {
-                assert!((read - x).abs() <= most, "{dtype:?}: {read} is not {x}");
-            }
-            let changed = all(&arena).iter().zip(&before).filter(|(a, b)| a != b).count();
-            // Quants that are zeros in the noise may stay zeros.
-            let least = if dtype == KvDtype::F16 { 96 } else { 70 };
-            assert!((least..=96).contains(&changed), "{dtype:?}: {changed}");
-
-            arena.copy(PageId(2), PageId(1));
-            let numbers = all(&arena);
-            let page = numbers.len() / 4;
-            assert!(numbers[page..2 * page] == numbers[2 * page..3 * page]);
-            assert!(numbers[..page] == before[..page] && numbers[3 * page..] == before[3 * page..]);
-        }
-    }
-
-    #[test]
-    fn pages_do_not_share_cache_sets() {
-        // TinyLlama: 22 layers of 4 heads of 64 would make pages of f16 a multiple of 64 KiB.
-        let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 22, kv_heads: 4, head_dim: 64 }] };
-        for dtype in DTYPES {
-            let bytes = PageShape::page_bytes(&PageShape::of_groups(&kv, 32, dtype).unwrap());
-            assert!(bytes >= kv.page_bytes(32, dtype));
-            let sets: HashSet<usize> = (0..16).map(|page| page * bytes % (1 << 16)).collect();
-            assert_eq!(sets.len(), 16);
-        }
-    }
-
-    #[test]
-    fn eight_bits_take_about_half_the_bytes_and_four_a_quarter() {
-        for (head_dim, most_q8, most_q4) in [(64, 0.54, 0.29), (128, 0.54, 0.29), (80, 0.58, 0.38)] {
-            let [f16, q8, q4] =
-                DTYPES.map(|dtype| PageShape::page_bytes(&[shape(32, head_dim, dtype)]) as f64);
-            assert!(q8 <= most_q8 * f16, "{head_dim}: {q8} of {f16}");
-            assert!(q4 <= most_q4 * f16, "{head_dim}: {q4} of {f16}");
-        }
-    }
-
-    #[test]
-    fn sizes_that_do_not_fit_are_refused_by_name() {
-        let kv =
-            |head_dim| KvLayout { groups: vec![KvGroup { window: None, slots: 1, kv_heads: 1, head_dim }] };
-        let error = |kv: &KvLayout, block_size| {
-            PageShape::of_groups(kv, block_size, KvDtype::F16).unwrap_err().to_string()
-        };
-        assert!(error(&kv(63), 16).contains("heads of 63 elements"));
-        assert!(error(&kv(64), 24).contains("pages of 24 tokens"));
-        assert!(error(&kv(64), 0).contains("pages of 0 tokens"));
-    }
 }

@@ -7,7 +7,7 @@ use memmap2::MmapMut;
 use crate::{
     isa::{Isa, simd_kernels},
     simd::Simd,
-    team::{Portions, Team},
+    thread_pool::{Chunking, ThreadPool},
 };
 
 /// Bytes that one round of the probe reads: far more than any cache holds.
@@ -33,12 +33,12 @@ pub fn read_bandwidth(threads: usize, rounds: usize) -> io::Result<f64> {
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
     memory.fill(1);
-    let mut team = Team::new(threads)?;
+    let mut pool = ThreadPool::new(threads)?;
     let kernels = ProbeKernels::new(Isa::detect());
     let mut rates: Vec<f64> = (0..rounds.max(1))
         .map(|_| {
             let start = Instant::now();
-            team.share(PROBE_BYTES / CHUNK, Portions::Guided(1), |_, chunks| {
+            pool.run(PROBE_BYTES / CHUNK, Chunking::Guided(1), |_, chunks| {
                 black_box(kernels.read(&memory[chunks.start * CHUNK..chunks.end * CHUNK]));
             });
             PROBE_BYTES as f64 / start.elapsed().as_secs_f64()

@@ -1,52 +1,39 @@
-//! Mixers with a state, as phases of the team. Threads divide rows, value heads and their columns, never the chunks of
+//! Mixers with a state, as phases of the thread pool. Threads divide rows, value heads and their columns, never the chunks of
 //! a sequence:
 //! | phase | shared by | reads | writes |
 //! |-|-|-|-|
-//! | add, norm, quantize | row | `product`, `x` | `x`, `rows` |
+//! | add, norm, quantize | row | `branch_outputs`, `x` | `x`, `rows` |
 //! | input, or qkv, z, a, b | 16 outputs | `rows` | `mixed`, `z`, `decay`, `beta` |
 //! | biases, if there are any | row | `mixed` | `mixed` |
 //! | convolve | row | `mixed`, states | `convolved`, `decay`, `beta`; of a short convolution `rows` |
 //! | delta rule | sequence, value head, columns | `convolved`, `decay`, `beta`, states | matrices and updates of states, `out` |
 //! | norm, gate, quantize | row | `out`, `z` | `rows` |
 //! | keep | sequence | `mixed`, `convolved`, `decay`, states | inputs, keys and decays of states |
-//! | project | 16 outputs | `rows` | `product` |
+//! | project | 16 outputs | `rows` | `branch_outputs` |
 //!
 //! The scan of Mamba-2 is in `ssd.rs`.
+
+mod buffers;
 
 use std::ops::Range;
 
 use paguro_backend::{
-    Activation, Convolution, DeltaRule, DeltaShape, Linear, LoadError, Mixer, Program, STATE_CHUNK,
-    ShortConv, Ssd, StateUse, StepSequence, VectorId,
+    Activation, Convolution, DeltaRule, DeltaShape, Linear, STATE_CHUNK, ShortConv, Ssd, StateUse,
+    StepSequence, VectorId,
 };
 
+pub use self::buffers::{RecurrentBuffers, RecurrentSizes};
 use crate::{
     counters::Kernel,
     delta::{Piece, Tiles},
-    forward::{AllPending, Kinds, Member, Pass, Pending},
+    forward::{AllPending, Pass, Pending},
+    model::Kinds,
     shared::Shared,
     simd::LANES,
     states::blocks,
-    team::Portions,
+    thread_pool::Chunking,
+    worker::Worker,
 };
-
-/// Intermediate results of mixers with a state, from one phase to the next.
-pub struct RecurrentBuffers {
-    /// Inputs of convolutions, `[rows, channels]`, or b, c and u of a short one, `[rows, 3 * width]`.
-    pub mixed: Shared<f32>,
-    /// Queries, keys and values, `[rows, channels]`.
-    pub convolved: Shared<f32>,
-    /// Gates, `[rows, value_heads * value_dim]`.
-    pub z: Shared<f32>,
-    /// a, and then decays, `[rows, value_heads]`.
-    pub decay: Shared<f32>,
-    /// b, and then strengths, or steps of a scan, `[rows, value_heads]`.
-    pub beta: Shared<f32>,
-    /// Products of a scan's C with B of the rows of the chunk, `[rows, key_heads, STATE_CHUNK]`.
-    pub dots: Shared<f32>,
-    /// Results of the delta rule or the scan, `[rows, value_heads * value_dim]`.
-    pub out: Shared<f32>,
-}
 
 /// A convolution's input in `mixed`.
 #[derive(Clone, Copy)]
@@ -58,7 +45,7 @@ pub enum Inputs {
 }
 
 /// Value heads of a delta rule or a scan.
-pub struct Heads<'a> {
+pub struct ValueHeads<'a> {
     pub shape: &'a DeltaShape,
     /// Index of the layer's state.
     pub state: usize,
@@ -72,7 +59,7 @@ pub enum Rule<'a> {
     Scan(&'a Ssd),
 }
 
-impl Heads<'_> {
+impl ValueHeads<'_> {
     /// Key head of a value head.
     fn key_head(&self, value_head: usize) -> usize {
         match self.rule {
@@ -83,8 +70,8 @@ impl Heads<'_> {
 }
 
 impl Pass<'_> {
-    /// A short convolution. Returns its output, `[rows, hidden]`.
-    pub fn short_conv(&mut self, op: &ShortConv, pending: AllPending, product: usize) -> Pending {
+    /// Computes a short convolution. Returns its output, `[rows, hidden]`.
+    pub fn short_conv(&mut self, op: &ShortConv, pending: AllPending, output: usize) -> Pending {
         let (model, buffers) = (self.model, self.buffers);
         let mixed = &buffers.recurrent.mixed;
         let width = op.width;
@@ -92,81 +79,86 @@ impl Pass<'_> {
         self.multiply(self.rows(), [(op.input.matrix, mixed)]);
         self.add_bias(op.input, mixed, 3 * width);
         let kinds = Kinds::of(model, &[op.out]);
-        self.phase(Kernel::Convolve, self.rows(), Portions::Guided(1), |member, range| {
+        self.phase(Kernel::Convolve, self.rows(), Chunking::Guided(1), |worker, range| {
             for row in range {
-                let mut out = std::mem::take(&mut member.own.row);
+                let mut out = std::mem::take(&mut worker.scratch.row);
                 let y = &mut out[..width];
-                member.convolve(&op.convolution, op.state, row, Inputs::Product, y);
-                let c = &member.read(mixed, row, 3 * width)[width..2 * width];
+                worker.convolve(&op.convolution, op.state, row, Inputs::Product, y);
+                let c = &worker.read(mixed, row, 3 * width)[width..2 * width];
                 model.rows.multiply(y, c);
-                member.set_input(&buffers.input, row, 0, y, kinds, true);
-                member.own.row = out;
+                worker.set_input(&buffers.input, row, 0, y, kinds, true);
+                worker.scratch.row = out;
             }
         });
-        self.phase(Kernel::Keep, self.step.sequences.len(), Portions::Single, |member, range| {
+        self.phase(Kernel::Keep, self.step.sequences.len(), Chunking::Single, |worker, range| {
             for sequence in range {
-                member.keep_inputs(sequence, op.state, Inputs::Product);
+                worker.keep_inputs(sequence, op.state, Inputs::Product);
             }
         });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[product])]);
-        Pending { product, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+        self.multiply(self.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
+        Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 
-    /// The gated delta rule. Returns its output, `[rows, hidden]`.
-    pub fn delta_rule(&mut self, op: &DeltaRule, pending: AllPending, product: usize) -> Pending {
+    /// Computes the gated delta rule. Returns its output, `[rows, hidden]`.
+    pub fn delta_rule(&mut self, op: &DeltaRule, pending: AllPending, output: usize) -> Pending {
         let (model, buffers, step) = (self.model, self.buffers, self.step);
-        let own = &buffers.recurrent;
+        let recurrent = &buffers.recurrent;
         let (channels, width) = (op.shape.channels(), op.shape.value_width());
         self.add_norm(op.norm, pending, Kinds::of(model, &[op.qkv, op.gate, op.alpha, op.beta]));
-        let inputs = [(op.qkv, &own.mixed), (op.gate, &own.z), (op.alpha, &own.decay), (op.beta, &own.beta)];
+        let inputs = [
+            (op.qkv, &recurrent.mixed),
+            (op.gate, &recurrent.z),
+            (op.alpha, &recurrent.decay),
+            (op.beta, &recurrent.beta),
+        ];
         self.multiply(self.rows(), inputs.map(|(linear, out)| (linear.matrix, out)));
-        self.add_bias(op.qkv, &own.mixed, channels);
-        self.phase(Kernel::Convolve, self.rows(), Portions::Guided(1), |member, range| {
+        self.add_bias(op.qkv, &recurrent.mixed, channels);
+        self.phase(Kernel::Convolve, self.rows(), Chunking::Guided(1), |worker, range| {
             for row in range {
-                let out = member.write(&own.convolved, row, channels);
-                member.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
-                member.finish_inputs(op, row, out);
+                let out = worker.write(&recurrent.convolved, row, channels);
+                worker.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
+                worker.finish_inputs(op, row, out);
             }
         });
-        let heads = Heads { shape: &op.shape, state: op.state, rule: Rule::Delta(op) };
+        let heads = ValueHeads { shape: &op.shape, state: op.state, rule: Rule::Delta(op) };
         self.delta_heads(Kernel::Delta, &heads);
         let kinds = Kinds::of(model, &[op.out]);
-        self.phase(Kernel::NormGate, self.rows(), Portions::Guided(1), |member, range| {
+        self.phase(Kernel::NormGate, self.rows(), Chunking::Guided(1), |worker, range| {
             for row in range {
-                let out = member.read(&own.out, row, width);
-                let gates = member.write(&own.z, row, width);
-                member.add_row_bias(op.gate.bias, gates);
+                let out = worker.read(&recurrent.out, row, width);
+                let gates = worker.write(&recurrent.z, row, width);
+                worker.add_row_bias(op.gate.bias, gates);
                 let value_dim = op.shape.value_dim;
                 for (out, gate) in out.chunks_exact(value_dim).zip(gates.chunks_exact_mut(value_dim)) {
-                    let normed = &mut member.own.row[..value_dim];
+                    let normed = &mut worker.scratch.row[..value_dim];
                     model.norm(Some(op.out_norm), out, normed);
                     model.rows.activate_gate(gate, normed, Activation::Silu);
                 }
-                member.set_input(&buffers.input, row, 0, gates, kinds, true);
+                worker.set_input(&buffers.input, row, 0, gates, kinds, true);
             }
         });
-        self.phase(Kernel::Keep, step.sequences.len(), Portions::Single, |member, range| {
+        self.phase(Kernel::Keep, step.sequences.len(), Chunking::Single, |worker, range| {
             for sequence in range {
-                member.keep_inputs(sequence, op.state, Inputs::Plain);
-                member.keep_rows(&op.shape, op.state, sequence);
+                worker.keep_inputs(sequence, op.state, Inputs::Plain);
+                worker.keep_rows(&op.shape, op.state, sequence);
             }
         });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[product])]);
-        Pending { product, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+        self.multiply(self.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
+        Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 
     /// Phase: all rows of the step in all value heads.
-    pub fn delta_heads(&mut self, kernel: Kernel<'_>, op: &Heads<'_>) {
+    pub fn delta_heads(&mut self, kernel: Kernel<'_>, op: &ValueHeads<'_>) {
         let (sequences, heads) = (self.step.sequences.len(), op.shape.value_heads);
-        // Few heads are cut, so that all threads have some.
+        // Few heads are divided, so that all threads have some.
         let blocks = blocks(op.shape);
-        let cut = if sequences * heads < 2 * self.team.threads() { 1 } else { blocks };
-        let cuts = blocks.div_ceil(cut);
-        self.phase(kernel, sequences * heads * cuts, Portions::Single, |member, range| {
+        let columns_per_item = if sequences * heads < 2 * self.pool.threads() { 1 } else { blocks };
+        let items = blocks.div_ceil(columns_per_item);
+        self.phase(kernel, sequences * heads * items, Chunking::Single, |worker, range| {
             for unit in range {
-                let (head, first) = (unit / cuts % heads, unit % cuts * cut);
-                let columns = first..blocks.min(first + cut);
-                member.delta_head(op, unit / cuts / heads, head, columns);
+                let (head, first) = (unit / items % heads, unit % items * columns_per_item);
+                let columns = first..blocks.min(first + columns_per_item);
+                worker.delta_head(op, unit / items / heads, head, columns);
             }
         });
     }
@@ -174,9 +166,9 @@ impl Pass<'_> {
     /// Phase, if there is a bias: adds it, because other rows read this one in the next phase.
     pub fn add_bias(&mut self, linear: Linear, to: &Shared<f32>, width: usize) {
         if linear.bias.is_some() {
-            self.phase(Kernel::Bias, self.rows(), Portions::Guided(4), |member, range| {
+            self.phase(Kernel::Bias, self.rows(), Chunking::Guided(4), |worker, range| {
                 for row in range {
-                    member.add_row_bias(linear.bias, member.write(to, row, width));
+                    worker.add_row_bias(linear.bias, worker.write(to, row, width));
                 }
             });
         }
@@ -193,7 +185,7 @@ pub fn state_of(sequence: &StepSequence) -> StateUse {
     sequence.state.expect("validated")
 }
 
-impl Member<'_> {
+impl Worker<'_> {
     /// Adds a bias to a row, if there is one.
     pub fn add_row_bias(&self, bias: Option<VectorId>, x: &mut [f32]) {
         if let Some(bias) = bias {
@@ -233,17 +225,17 @@ impl Member<'_> {
             Inputs::Plain => use_it(self.read(mixed, row, channels)),
             Inputs::Product => {
                 let row = self.read(mixed, row, 3 * channels);
-                let product = &mut self.own.product[..channels];
-                product.copy_from_slice(&row[..channels]);
-                self.model.rows.multiply(product, &row[2 * channels..]);
-                use_it(product);
+                let gated = &mut self.scratch.conv_input[..channels];
+                gated.copy_from_slice(&row[..channels]);
+                self.model.rows.multiply(gated, &row[2 * channels..]);
+                use_it(gated);
             }
         }
     }
 
     /// Activation and norms of queries, keys and values; decays and strengths of a row.
     fn finish_inputs(&mut self, op: &DeltaRule, row: usize, x: &mut [f32]) {
-        let (model, own) = (self.model, &self.buffers.recurrent);
+        let (model, recurrent) = (self.model, &self.buffers.recurrent);
         let shape = &op.shape;
         model.rows.activate(x, Activation::Silu);
         let scale = 1.0 / (shape.key_dim as f32).sqrt();
@@ -254,8 +246,10 @@ impl Member<'_> {
         for head in rest[..shape.key_width()].chunks_exact_mut(shape.key_dim) {
             model.delta.unit_norm(head, DeltaRule::EPS, 1.0);
         }
-        let (decays, betas) =
-            (self.write(&own.decay, row, shape.value_heads), self.write(&own.beta, row, shape.value_heads));
+        let (decays, betas) = (
+            self.write(&recurrent.decay, row, shape.value_heads),
+            self.write(&recurrent.beta, row, shape.value_heads),
+        );
         self.add_row_bias(op.alpha.bias, decays);
         self.add_row_bias(op.beta.bias, betas);
         let constants = model.vector(op.decay).iter().zip(model.vector(op.dt));
@@ -267,13 +261,13 @@ impl Member<'_> {
     }
 
     /// All rows of a sequence in some blocks of columns of a value head.
-    fn delta_head(&mut self, op: &Heads<'_>, index: usize, head: usize, columns: Range<usize>) {
-        let (model, own) = (self.model, &self.buffers.recurrent);
+    fn delta_head(&mut self, op: &ValueHeads<'_>, index: usize, head: usize, columns: Range<usize>) {
+        let (model, recurrent) = (self.model, &self.buffers.recurrent);
         let sequence = &self.step.sequences[index];
         let (state, place, shape) = (state_of(sequence), self.states.place(op.state), op.shape);
         let start = sequence.start;
         let (matrices, updates) = (place.matrices(head, &columns), place.updates(head, &columns));
-        // SAFETY: only this member has these columns of this head in this phase, and no sequence of the step reads a
+        // SAFETY: only this worker has these columns of this head in this phase, and no sequence of the step reads a
         // state that another one writes.
         let (matrices_mut, updates_mut) = unsafe {
             let states = self.states;
@@ -291,7 +285,7 @@ impl Member<'_> {
         let mut tiles = Tiles { matrices: matrices_mut, updates: updates_mut };
         let key_head = op.key_head(head);
         let key = key_head * shape.key_dim..(key_head + 1) * shape.key_dim;
-        let scratch = &mut self.own.delta;
+        let scratch = &mut self.scratch.delta;
         // Keys and decays of the rows of the open chunk, which is full if this step's first row begins another one. A scan
         // only needs keys to fold them.
         let open = if start == 0 { 0 } else { (start - 1) % STATE_CHUNK + 1 };
@@ -318,9 +312,9 @@ impl Member<'_> {
                 model.delta.fold(position > STATE_CHUNK, shape.key_dim, &mut tiles, scratch);
             }
             // SAFETY: only read in this phase.
-            let inputs = unsafe { own.convolved.get(row * stride..(row + rows) * stride) };
+            let inputs = unsafe { recurrent.convolved.get(row * stride..(row + rows) * stride) };
             // SAFETY: only read in this phase.
-            let betas = unsafe { own.beta.get(row * heads..(row + rows) * heads) };
+            let betas = unsafe { recurrent.beta.get(row * heads..(row + rows) * heads) };
             for index in 0..rows {
                 let keys = &inputs[index * stride + shape.key_width()..][..shape.key_width()];
                 if needs_keys {
@@ -347,15 +341,15 @@ impl Member<'_> {
                 Rule::Scan(_) => {
                     let stride = shape.key_heads * STATE_CHUNK;
                     // SAFETY: only read in this phase.
-                    let dots = unsafe { own.dots.get(row * stride..(row + rows) * stride) };
+                    let dots = unsafe { recurrent.dots.get(row * stride..(row + rows) * stride) };
                     model.delta.scan(&piece, &dots[key_head * STATE_CHUNK..], stride, &mut tiles, scratch);
                 }
             }
             let all = columns.len() * LANES;
             for (index, result) in scratch.out.chunks_exact(all).take(rows).enumerate() {
                 let at = (row + index) * shape.value_width() + head * shape.value_dim + first_column;
-                // SAFETY: only this member has these columns of this row in this phase.
-                let out = unsafe { own.out.get_mut(at..at + width) };
+                // SAFETY: only this worker has these columns of this row in this phase.
+                let out = unsafe { recurrent.out.get_mut(at..at + width) };
                 out.copy_from_slice(&result[..width]);
             }
             done += rows;
@@ -372,7 +366,7 @@ impl Member<'_> {
             if position >= start {
                 let row = sequence.rows.start + position - start;
                 self.with_input(row, place.channels(), inputs, |input| {
-                    // SAFETY: only this member has this sequence's states in this phase.
+                    // SAFETY: only this worker has this sequence's states in this phase.
                     unsafe { self.states.get_mut(state.write, part) }.copy_from_slice(input);
                 });
             } else if copies_from(state) {
@@ -396,7 +390,7 @@ impl Member<'_> {
             let row = sequence.rows.start + position - start;
             let inputs = self.read(&self.buffers.recurrent.convolved, row, shape.channels());
             let keys = &inputs[shape.key_width()..2 * shape.key_width()];
-            // SAFETY: only this member has this sequence's states in this phase.
+            // SAFETY: only this worker has this sequence's states in this phase.
             unsafe { self.states.get_mut(state.write, place.keys(position - chunk)) }.copy_from_slice(keys);
         }
         for head in 0..shape.value_heads {
@@ -417,97 +411,9 @@ impl Member<'_> {
         if part.is_empty() {
             return;
         }
-        // SAFETY: only this member has this sequence's states in this phase, and nobody writes the one that is read.
+        // SAFETY: only this worker has this sequence's states in this phase, and nobody writes the one that is read.
         let (from, to) =
             unsafe { (self.states.get(state.read, part.clone()), self.states.get_mut(state.write, part)) };
         to.copy_from_slice(from);
-    }
-}
-
-impl RecurrentBuffers {
-    /// Decay of a row and value head.
-    fn decay_of(&self, row: usize, head: usize, heads: usize) -> f32 {
-        // SAFETY: decays are written in the phase that convolves, and then only read.
-        let decay = unsafe { self.decay.get(row * heads + head..row * heads + head + 1) };
-        decay[0]
-    }
-}
-
-/// Widths of the largest mixers with a state.
-#[derive(Clone, Copy, Default)]
-pub struct RecurrentSizes {
-    mixed: usize,
-    channels: usize,
-    values: usize,
-    heads: usize,
-    /// Key heads of scans.
-    groups: usize,
-    key_dim: usize,
-    value_dim: usize,
-    /// Widest row of a short convolution.
-    conv: usize,
-}
-
-impl RecurrentSizes {
-    /// Returns the sizes of a program.
-    pub fn of(program: &Program) -> Self {
-        let mut sizes = Self::default();
-        for mixer in program.mixers() {
-            let shape = match mixer {
-                Mixer::Conv(op) => {
-                    sizes.mixed = sizes.mixed.max(3 * op.width);
-                    sizes.conv = sizes.conv.max(op.width);
-                    continue;
-                }
-                Mixer::DeltaRule(op) => &op.shape,
-                Mixer::Ssd(op) => {
-                    sizes.groups = sizes.groups.max(op.shape.key_heads);
-                    &op.shape
-                }
-                _ => continue,
-            };
-            sizes.mixed = sizes.mixed.max(shape.channels());
-            sizes.channels = sizes.channels.max(shape.channels());
-            sizes.values = sizes.values.max(shape.value_width());
-            sizes.heads = sizes.heads.max(shape.value_heads);
-            sizes.key_dim = sizes.key_dim.max(shape.key_dim);
-            sizes.value_dim = sizes.value_dim.max(shape.value_dim);
-        }
-        sizes
-    }
-
-    /// Widest row that is an input of a product.
-    pub fn widest(&self) -> usize {
-        self.conv.max(self.values)
-    }
-
-    /// Elements of a short convolution.
-    pub fn conv(&self) -> usize {
-        self.conv
-    }
-
-    /// Largest heads of keys and values.
-    pub fn head(&self) -> (usize, usize) {
-        (self.key_dim, self.value_dim)
-    }
-
-    /// Floats of the buffers for each row.
-    pub fn floats(&self) -> usize {
-        self.mixed + self.channels + 2 * self.values + 2 * self.heads + self.groups * STATE_CHUNK
-    }
-
-    /// # Errors
-    /// [`LoadError::OutOfMemory`]
-    pub fn allocate(&self, rows: usize) -> Result<RecurrentBuffers, LoadError> {
-        let floats = |width: usize, what: &str| Shared::new(rows * width, what);
-        Ok(RecurrentBuffers {
-            mixed: floats(self.mixed, "inputs of convolutions")?,
-            convolved: floats(self.channels, "convolutions")?,
-            z: floats(self.values, "gates of delta rules")?,
-            decay: floats(self.heads, "decays of delta rules")?,
-            beta: floats(self.heads, "strengths of delta rules")?,
-            dots: floats(self.groups * STATE_CHUNK, "products of scans")?,
-            out: floats(self.values, "results of delta rules")?,
-        })
     }
 }

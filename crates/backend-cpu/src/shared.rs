@@ -1,4 +1,4 @@
-//! Buffers that a team works on together.
+//! Buffers that a thread pool works on together.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -7,7 +7,7 @@ use paguro_backend::LoadError;
 
 use crate::quantize::QuantBlock;
 
-/// A fixed buffer whose parts are written by different members of a team in one phase and read by all of them in a
+/// A fixed buffer whose parts are written by different workers of a thread pool in one phase and read by all of them in a
 /// later one. `forward.rs` defines the accesses of each phase.
 ///
 /// It begins at a memory page, and memory that no step has used is not resident: buffers are sized for the largest
@@ -73,7 +73,7 @@ impl<T> Shared<T> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
     }
 
-    /// Elements to read.
+    /// Returns the elements to read.
     ///
     /// # Safety
     /// Nobody writes them while the slice lives.
@@ -83,7 +83,7 @@ impl<T> Shared<T> {
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 
-    /// Elements to write.
+    /// Returns the elements to write.
     ///
     /// # Safety
     /// Nobody else reads or writes them while the slice lives.

@@ -1,9 +1,9 @@
-//! The scan of Mamba-2, as phases of the team. It shares the kernels and the state of the delta rule; its B, C and x
+//! The scan of Mamba-2, as phases of the thread pool. It shares the kernels and the state of the delta rule; its B, C and x
 //! are the keys, queries and values.
 //!
 //! | phase | shared by | reads | writes |
 //! |-|-|-|-|
-//! | add, norm, quantize | row | `product`, `x` | `x`, `rows` |
+//! | add, norm, quantize | row | `branch_outputs`, `x` | `x`, `rows` |
 //! | C, B and x; z; d | 16 outputs | `rows` | `mixed`, `z`, `decay` |
 //! | biases, if there are any | row | `mixed` | `mixed` |
 //! | convolve | row | `mixed`, states | `convolved`, `decay`, `beta` |
@@ -11,67 +11,70 @@
 //! | scan | sequence, value head, columns | `convolved`, `dots`, `decay`, `beta`, states | matrices and updates of states, `out` |
 //! | skip, gate, norm, quantize | row | `out`, `convolved`, `z` | `rows` |
 //! | keep | sequence | `mixed`, `convolved`, `decay`, states | inputs, keys and decays of states |
-//! | project | 16 outputs | `rows` | `product` |
+//! | project | 16 outputs | `rows` | `branch_outputs` |
 
 use paguro_backend::{Activation, GatedNorm, GroupNorm, STATE_CHUNK, Ssd};
 
 use crate::{
     counters::Kernel,
-    forward::{AllPending, Kinds, Member, Pass, Pending},
-    recurrent::{Heads, Inputs, Rule, state_of},
-    team::Portions,
+    forward::{AllPending, Pass, Pending},
+    model::Kinds,
+    recurrent::{Inputs, Rule, ValueHeads, state_of},
+    thread_pool::Chunking,
+    worker::Worker,
 };
 
 impl Pass<'_> {
-    /// The scan of Mamba-2. Returns its output, `[rows, hidden]`.
-    pub fn ssd(&mut self, op: &Ssd, pending: AllPending, product: usize) -> Pending {
+    /// Computes the scan of Mamba-2. Returns its output, `[rows, hidden]`.
+    pub fn ssd(&mut self, op: &Ssd, pending: AllPending, output: usize) -> Pending {
         let (model, buffers) = (self.model, self.buffers);
-        let own = &buffers.recurrent;
+        let recurrent = &buffers.recurrent;
         let (channels, width) = (op.shape.channels(), op.shape.value_width());
         self.add_norm(op.norm, pending, Kinds::of(model, &[op.cbv, op.gate, op.dt]));
-        let inputs = [(op.cbv, &own.mixed), (op.gate, &own.z), (op.dt, &own.decay)];
+        let inputs = [(op.cbv, &recurrent.mixed), (op.gate, &recurrent.z), (op.dt, &recurrent.decay)];
         self.multiply(self.rows(), inputs.map(|(linear, out)| (linear.matrix, out)));
-        self.add_bias(op.cbv, &own.mixed, channels);
-        self.phase(Kernel::Convolve, self.rows(), Portions::Guided(1), |member, range| {
+        self.add_bias(op.cbv, &recurrent.mixed, channels);
+        self.phase(Kernel::Convolve, self.rows(), Chunking::Guided(1), |worker, range| {
             for row in range {
-                let out = member.write(&own.convolved, row, channels);
-                member.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
+                let out = worker.write(&recurrent.convolved, row, channels);
+                worker.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
                 model.rows.activate(out, Activation::Silu);
-                member.ssd_steps(op, row);
+                worker.ssd_steps(op, row);
             }
         });
-        self.phase(Kernel::ScanDots, self.rows(), Portions::Guided(1), |member, range| {
+        self.phase(Kernel::ScanDots, self.rows(), Chunking::Guided(1), |worker, range| {
             for row in range {
-                member.ssd_dots(op, row);
+                worker.ssd_dots(op, row);
             }
         });
-        let heads = Heads { shape: &op.shape, state: op.state, rule: Rule::Scan(op) };
+        let heads = ValueHeads { shape: &op.shape, state: op.state, rule: Rule::Scan(op) };
         self.delta_heads(Kernel::Scan, &heads);
         let kinds = Kinds::of(model, &[op.out]);
-        self.phase(Kernel::NormGate, self.rows(), Portions::Guided(1), |member, range| {
+        self.phase(Kernel::NormGate, self.rows(), Chunking::Guided(1), |worker, range| {
             for row in range {
-                let mut normed = std::mem::take(&mut member.own.row);
-                member.ssd_output(op, row, &mut normed[..width]);
-                member.set_input(&buffers.input, row, 0, &normed[..width], kinds, true);
-                member.own.row = normed;
+                let mut normed = std::mem::take(&mut worker.scratch.row);
+                worker.ssd_output(op, row, &mut normed[..width]);
+                worker.set_input(&buffers.input, row, 0, &normed[..width], kinds, true);
+                worker.scratch.row = normed;
             }
         });
-        self.phase(Kernel::Keep, self.step.sequences.len(), Portions::Single, |member, range| {
+        self.phase(Kernel::Keep, self.step.sequences.len(), Chunking::Single, |worker, range| {
             for sequence in range {
-                member.keep_inputs(sequence, op.state, Inputs::Plain);
-                member.keep_rows(&op.shape, op.state, sequence);
+                worker.keep_inputs(sequence, op.state, Inputs::Plain);
+                worker.keep_rows(&op.shape, op.state, sequence);
             }
         });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[product])]);
-        Pending { product, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+        self.multiply(self.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
+        Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 }
 
-impl Member<'_> {
+impl Worker<'_> {
     /// Steps Δ of a row, and its decays.
     fn ssd_steps(&self, op: &Ssd, row: usize) {
-        let (model, own, heads) = (self.model, &self.buffers.recurrent, op.shape.value_heads);
-        let (decays, steps) = (self.write(&own.decay, row, heads), self.write(&own.beta, row, heads));
+        let (model, recurrent, heads) = (self.model, &self.buffers.recurrent, op.shape.value_heads);
+        let (decays, steps) =
+            (self.write(&recurrent.decay, row, heads), self.write(&recurrent.beta, row, heads));
         self.add_row_bias(op.dt.bias, decays);
         let constants = model.vector(op.decay).iter().zip(model.vector(op.dt_bias));
         for ((decay, step), (constant, bias)) in decays.iter_mut().zip(steps).zip(constants) {
@@ -84,19 +87,21 @@ impl Member<'_> {
 
     /// Products of a row's C with B of the chunk's rows up to this one, for each key head.
     fn ssd_dots(&self, op: &Ssd, row: usize) {
-        let (own, shape) = (&self.buffers.recurrent, &op.shape);
+        let (recurrent, shape) = (&self.buffers.recurrent, &op.shape);
         let (key_width, key_dim) = (shape.key_width(), shape.key_dim);
         let sequence = &self.step.sequences[self.plan.sequence(row)];
         let (place, state) = (self.states.place(op.state), state_of(sequence));
         let position = self.plan.positions[row];
-        let c = &self.read(&own.convolved, row, shape.channels())[..key_width];
-        let dots = self.write(&own.dots, row, shape.key_heads * STATE_CHUNK);
+        let c = &self.read(&recurrent.convolved, row, shape.channels())[..key_width];
+        let dots = self.write(&recurrent.dots, row, shape.key_heads * STATE_CHUNK);
         for index in 0..=position % STATE_CHUNK {
             let back = position % STATE_CHUNK - index;
             let b = match position - back < sequence.start {
                 // SAFETY: nobody writes keys of states in this phase.
                 true => unsafe { self.states.get(state.read, place.keys(index)) },
-                false => &self.read(&own.convolved, row - back, shape.channels())[key_width..2 * key_width],
+                false => {
+                    &self.read(&recurrent.convolved, row - back, shape.channels())[key_width..2 * key_width]
+                }
             };
             for (head, (c, b)) in c.chunks_exact(key_dim).zip(b.chunks_exact(key_dim)).enumerate() {
                 dots[head * STATE_CHUNK + index] = self.model.delta.dot(c, b);
@@ -106,15 +111,15 @@ impl Member<'_> {
 
     /// The scan's output with its skip connection, gate and norm.
     fn ssd_output(&self, op: &Ssd, row: usize, to: &mut [f32]) {
-        let (model, own, shape) = (self.model, &self.buffers.recurrent, &op.shape);
+        let (model, recurrent, shape) = (self.model, &self.buffers.recurrent, &op.shape);
         let width = to.len();
-        let out = self.write(&own.out, row, width);
-        let values = &self.read(&own.convolved, row, shape.channels())[2 * shape.key_width()..];
+        let out = self.write(&recurrent.out, row, width);
+        let values = &self.read(&recurrent.convolved, row, shape.channels())[2 * shape.key_width()..];
         let heads = out.chunks_exact_mut(shape.value_dim).zip(values.chunks_exact(shape.value_dim));
         for ((out, values), &skip) in heads.zip(model.vector(op.skip)) {
             model.rows.add_scaled(out, values, skip);
         }
-        let gates = self.write(&own.z, row, width);
+        let gates = self.write(&recurrent.z, row, width);
         self.add_row_bias(op.gate.bias, gates);
         if op.gate_scale != 1.0 {
             model.rows.scale(gates, op.gate_scale);

@@ -24,7 +24,7 @@ pub struct LayerPlace {
     delta: DeltaShape,
 }
 
-/// Blocks of 16 columns of a value head.
+/// Returns the number of blocks of 16 columns of a value head.
 pub fn blocks(shape: &DeltaShape) -> usize {
     shape.value_dim.div_ceil(LANES)
 }
@@ -52,12 +52,12 @@ impl LayerPlace {
         self.rows
     }
 
-    /// Elements of each.
+    /// Returns the number of elements of each.
     pub fn channels(&self) -> usize {
         self.channels
     }
 
-    /// The input of the convolution at a position.
+    /// Returns the input of the convolution at a position.
     pub fn input(&self, position: usize) -> Range<usize> {
         let start = self.inputs + position % self.rows * self.channels;
         start..start + self.channels
@@ -107,7 +107,7 @@ impl States {
         Ok(Self { numbers, slot, layers })
     }
 
-    /// Bytes of a slot.
+    /// Returns the number of bytes of a slot.
     pub fn slot_bytes(layout: &StateLayout) -> usize {
         places(layout).1 * size_of::<f32>()
     }
@@ -123,17 +123,17 @@ impl States {
         }
     }
 
-    /// Bytes of a slot of these states.
+    /// Returns the number of bytes of a slot of these states.
     pub fn bytes_of_slot(&self) -> usize {
         self.slot * size_of::<f32>()
     }
 
-    /// All bytes of a slot.
+    /// Returns all bytes of a slot.
     pub fn bytes(&mut self, slot: StateId) -> &[u8] {
         self.bytes_mut(slot)
     }
 
-    /// All bytes of a slot, to write.
+    /// Returns all bytes of a slot, to write.
     pub fn bytes_mut(&mut self, slot: StateId) -> &mut [u8] {
         let range = self.range(slot, 0..self.slot);
         // SAFETY: nobody else has the states.
@@ -153,7 +153,7 @@ impl States {
         start + part.start..start + part.end
     }
 
-    /// A part of a slot.
+    /// Returns a part of a slot.
     ///
     /// # Safety
     /// Nobody writes it while the slice lives.
@@ -162,7 +162,7 @@ impl States {
         unsafe { self.numbers.get(self.range(slot, part)) }
     }
 
-    /// A part of a slot, to write.
+    /// Returns a part of a slot, to write.
     ///
     /// # Safety
     /// Nobody else reads or writes it while the slice lives.

@@ -100,7 +100,7 @@ fn share_again(kv: &KvLayout, layers: &mut [Layer]) {
     }
 }
 
-/// Index of a mixer's state.
+/// Returns the index of a mixer's state.
 fn state_of(mixer: &mut Mixer) -> Option<&mut usize> {
     match mixer {
         Mixer::Conv(ShortConv { state, .. }) | Mixer::DeltaRule(DeltaRule { state, .. }) => Some(state),
@@ -109,7 +109,8 @@ fn state_of(mixer: &mut Mixer) -> Option<&mut usize> {
     }
 }
 
-/// A selection bias that decides for `used` of the first `among` of `count` experts: no score is larger than one.
+/// Returns a selection bias that decides for `used` of the first `among` of `count` experts: no score is larger than
+/// one.
 fn choice(count: usize, among: usize, used: usize) -> Vec<f32> {
     let mut bias = vec![0.0; count];
     (0..used).for_each(|index| bias[index * among / used] = 4.0);

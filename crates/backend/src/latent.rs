@@ -78,17 +78,17 @@ pub enum LatentQuery {
 }
 
 impl LatentShape {
-    /// Elements of a row of queries before they are absorbed.
+    /// Returns the number of elements of a row of queries before they are absorbed.
     pub fn query_width(&self) -> usize {
         self.heads * (self.plain + self.rotated)
     }
 
-    /// Elements of the K head.
+    /// Returns the number of elements of the K head.
     pub fn key_dim(&self) -> usize {
         self.latent + self.rotated
     }
 
-    /// Elements of a row of the output's heads.
+    /// Returns the number of elements of a row of the output's heads.
     pub fn value_width(&self) -> usize {
         self.heads * self.value
     }

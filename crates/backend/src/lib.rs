@@ -13,6 +13,7 @@ pub mod excerpt;
 pub mod format;
 pub mod kv;
 pub mod latent;
+pub mod output_rows;
 pub mod page_io;
 pub mod program;
 pub mod recurrent;
@@ -29,6 +30,7 @@ pub use excerpt::excerpt;
 pub use format::WeightFormat;
 pub use kv::{HADAMARD, KV_BLOCK, KvDtype, hadamard, hadamard_parts, quantize_kv};
 pub use latent::{Latent, LatentQuery, LatentShape};
+pub use output_rows::OutputRows;
 pub use page_io::{PageContent, PageFormat};
 pub use program::{
     Activation, Attention, Beside, Branch, Dense, DistanceBias, Embed, ExpertGroups, ExpertLatent, Experts,

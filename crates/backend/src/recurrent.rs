@@ -64,7 +64,7 @@ pub struct DeltaShape {
 }
 
 impl StateLayout {
-    /// True if sequences have no states.
+    /// Returns true if sequences have no states.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
@@ -74,7 +74,7 @@ impl StateLayout {
         (!self.is_empty()).then_some(StateUse::in_place(state))
     }
 
-    /// Bytes of the states of one sequence, before any padding of the backend's.
+    /// Returns the number of bytes of the states of one sequence, before any padding of the backend's.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(StateShape::numbers).sum::<usize>() * size_of::<f32>()
     }
@@ -88,17 +88,17 @@ impl StateShape {
 }
 
 impl DeltaShape {
-    /// Elements of a row of all keys, or of all queries.
+    /// Returns the number of elements of a row of all keys, or of all queries.
     pub fn key_width(&self) -> usize {
         self.key_heads * self.key_dim
     }
 
-    /// Elements of a row of all values.
+    /// Returns the number of elements of a row of all values.
     pub fn value_width(&self) -> usize {
         self.value_heads * self.value_dim
     }
 
-    /// Elements of a row of all queries, keys and values.
+    /// Returns the number of elements of a row of all queries, keys and values.
     pub fn channels(&self) -> usize {
         2 * self.key_width() + self.value_width()
     }

@@ -13,10 +13,10 @@ pub trait Backend: Send {
     /// Returns the free memory and a description of the device.
     fn capacity(&self) -> Capacity;
 
-    /// Bytes of one page of this program in the backend's own arrangement.
+    /// Returns the number of bytes of one page of this program in the backend's own arrangement.
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize;
 
-    /// Bytes of the states of one sequence in the backend's own arrangement.
+    /// Returns the number of bytes of the states of one sequence in the backend's own arrangement.
     fn state_bytes(&self, program: &Program) -> usize {
         program.state.bytes()
     }
@@ -49,7 +49,7 @@ pub trait Backend: Send {
         }
     }
 
-    /// Bytes of everything that a load allocates beside weights and pages.
+    /// Returns the number of bytes of everything that a load allocates beside weights and pages.
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64;
 
     /// Allocates all memory for `limits`, repacks the weights, and returns a runner. An operation, weight format or
@@ -146,12 +146,12 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// All of it.
+    /// Returns all of it.
     pub fn total(&self) -> u64 {
         self.fixed().saturating_add(self.kv)
     }
 
-    /// Bytes that do not depend on the number of pages.
+    /// Returns the number of bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> u64 {
         self.weights.saturating_add(self.states).saturating_add(self.buffers)
     }

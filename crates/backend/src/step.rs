@@ -47,7 +47,7 @@ pub struct StepSequence {
 }
 
 impl StepSequence {
-    /// Number of tokens in the pages after this step.
+    /// Returns the number of tokens in the pages after this step.
     pub fn len(&self) -> usize {
         self.start + self.rows.len()
     }
@@ -57,7 +57,7 @@ impl StepSequence {
         self.len() == 0
     }
 
-    /// The block table of KV group `group` of `groups`, `[blocks]`.
+    /// Returns the block table of KV group `group` of `groups`, `[blocks]`.
     pub fn table<'a>(&self, pages: &'a [PageId], group: usize, groups: usize) -> &'a [PageId] {
         let tables = &pages[self.tables.clone()];
         let blocks = tables.len() / groups;

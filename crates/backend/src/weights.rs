@@ -22,12 +22,12 @@ impl Weights {
         &self.matrices[id.0 as usize]
     }
 
-    /// The table with this id.
+    /// Returns the table with this id.
     pub fn table(&self, id: TableId) -> &Matrix {
         &self.tables[id.0 as usize]
     }
 
-    /// The vector with this id.
+    /// Returns the vector with this id.
     pub fn vector(&self, id: VectorId) -> &[f32] {
         &self.vectors[id.0 as usize]
     }
@@ -138,7 +138,7 @@ impl Matrix {
 
 /// A store of bytes that weights are read from: a file, a static slice, a vector.
 pub trait ByteSource: Send + Sync {
-    /// Number of bytes.
+    /// Returns the number of bytes.
     fn size(&self) -> u64;
 
     /// Returns all bytes, if they are in memory.
@@ -215,7 +215,7 @@ impl Bytes {
         Self { source, start, len }
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -42,7 +42,7 @@ impl Arena {
         Self { states, places, free }
     }
 
-    /// Pages that sequences can use.
+    /// Returns the number of pages that sequences can use.
     pub fn usable(&self) -> usize {
         self.states.len() - 1
     }

@@ -33,7 +33,7 @@ pub struct DiskCache {
 }
 
 impl DiskCache {
-    /// A store for a model with this digest of its files, if it is known.
+    /// Returns a store for a model with this digest of its files, if it is known.
     pub fn new(store: Arc<Store>, model: &str, weights: Option<&[u8]>) -> Self {
         let (weights, model) = (weights.map(<[u8]>::to_vec), model.to_owned());
         Self { store, weights, model, least_tokens: LEAST_TOKENS, worth: 1.0 }
@@ -75,7 +75,7 @@ pub struct DiskStats {
 }
 
 impl DiskStats {
-    /// True if everything that is to be kept has been written.
+    /// Returns true if everything that is to be kept has been written.
     pub fn has_caught_up(&self) -> bool {
         !self.is_opening && self.waiting == 0 && self.pending_bytes == 0
     }
@@ -133,12 +133,12 @@ impl Disk {
         self.space = Some(self.store.space(&identity, info));
     }
 
-    /// The items of this model, as soon as the digest of its weights is known.
+    /// Returns the items of this model, as soon as the digest of its weights is known.
     pub fn space(&self) -> Option<&Space> {
         self.space.as_ref()
     }
 
-    /// True if the disk has a unit.
+    /// Returns true if the disk has a unit.
     pub fn contains(&self, unit: Unit) -> bool {
         self.space.as_ref().is_some_and(|space| space.contains(&unit.item()))
     }
@@ -163,7 +163,7 @@ impl Disk {
         self.queued.remove(unit)
     }
 
-    /// The next unit that is to be saved.
+    /// Returns the next unit that is to be saved.
     pub fn next_save(&mut self) -> Option<Unit> {
         loop {
             let unit = self.queue.pop_front()?;
@@ -180,17 +180,17 @@ impl Disk {
         }
     }
 
-    /// True if units can be saved now.
+    /// Returns true if units can be saved now.
     pub fn has_saves(&self) -> bool {
         !self.queued.is_empty() && self.space.is_some() && !self.is_off()
     }
 
-    /// Bytes that the writer takes now.
+    /// Returns the number of bytes that the writer takes now.
     pub fn room(&self) -> usize {
         self.space.as_ref().map_or(0, Space::room)
     }
 
-    /// Bytes that wait to be written.
+    /// Returns the number of bytes that wait to be written.
     pub fn pending_bytes(&self) -> usize {
         self.space.as_ref().map_or(0, Space::pending_bytes)
     }

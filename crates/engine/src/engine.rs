@@ -1,40 +1,34 @@
-//! The engine thread: it processes commands, plans a step, runs it, and publishes the results. It sleeps when it is
-//! idle.
+//! An engine: its start, its end, and the memory that it will need. `worker.rs` has the loop of its thread.
 
 mod tiers;
+mod worker;
 
 use std::{
-    any::Any,
     collections::HashMap,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, PoisonError,
-        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
-    },
+    sync::{Arc, mpsc::channel},
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use paguro_backend::{
-    Backend, Limits, Outcome, Output, PageId, Program, Runner, StateId, Step, StepError, StepOutput,
-    StepSequence, Ticket, Want, Weights,
+    Backend, Limits, Outcome, Output, PageId, Program, Runner, StateId, Step, StepOutput, StepSequence, Want,
+    Weights,
 };
 use paguro_kv_store::ModelInfo;
 use paguro_model::{Model, tokenizer::Tokenizer};
 
-use self::tiers::{Loaded, Saving};
+use self::worker::Worker;
 use crate::{
     EngineError, EngineOptions, EnginePlan, Handle,
     disk::{Disk, Identity},
     events::Events,
-    handle::{Command, Queue, Shared, Signals},
+    handle::{Command, Queue, Shared},
     host::Host,
     layout::Layout,
     options::Resolved,
     pages::Pages,
-    request::{RequestLimits, Signal},
+    request::RequestLimits,
     scheduler::Scheduler,
-    snapshot::Snapshot,
     tiers::Tiers,
 };
 
@@ -160,7 +154,7 @@ impl Engine {
         Ok(Self { handle: Handle { shared, commands }, thread: Some(thread) })
     }
 
-    /// Something to submit requests with.
+    /// Returns a handle that submits requests.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
@@ -170,7 +164,7 @@ impl Engine {
         drop(self);
     }
 
-    /// Takes no more requests, finishes those it has, and waits for the thread to end.
+    /// Accepts no more requests, finishes those that it has, and waits for the thread to end.
     pub fn finish(mut self) {
         self.stop(true);
     }
@@ -247,251 +241,4 @@ fn open_tiers(
     });
     let worth = options.disk.as_ref().map_or(1.0, |cache| cache.worth);
     Some(Tiers::new(options.host.clone().map(Host::new), disk, worth, page_bytes))
-}
-
-/// State of the engine thread.
-struct Worker {
-    scheduler: Scheduler,
-    runner: Box<dyn Runner>,
-    commands: Receiver<Command>,
-    /// Receivers of each request's signals.
-    clients: HashMap<u64, Client>,
-    shared: Arc<Shared>,
-    /// Outputs of a step; the vector is reused.
-    outputs: Vec<Output<'static>>,
-    answer: StepOutput,
-    /// Units that were loaded from other tiers.
-    loaded: (Sender<Loaded>, Receiver<Loaded>),
-    /// The step that was submitted ahead, while the one before was computed.
-    in_flight: Option<Ticket>,
-    /// Ends when nothing is left to do.
-    stopping: bool,
-}
-
-struct Client {
-    signals: Signals,
-    prompt_tokens: usize,
-    /// Branches that have not ended.
-    open: usize,
-    /// True if the request has left the queue, by a start or an end.
-    started: bool,
-}
-
-impl Worker {
-    /// Runs the loop. A panic closes the channels, which wakes all waiting callers, and is reported to later ones.
-    fn run_guarded(mut self) {
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.run()));
-        self.scheduler.send_end();
-        let reason = match outcome {
-            Ok(()) => "it was shut down".to_owned(),
-            Err(panic) => format!("a defect: {}", panic_message(panic.as_ref())),
-        };
-        // Only a shutdown sets another reason.
-        let _ = self.shared.stopped.set(reason);
-    }
-
-    fn run(&mut self) {
-        loop {
-            while let Ok(command) = self.commands.try_recv() {
-                self.obey(command);
-            }
-            if !self.scheduler.is_idle() {
-                self.scheduler.expire(Instant::now());
-            }
-            self.take_loaded();
-            if self.scheduler.has_work() || self.in_flight.is_some() {
-                self.step();
-            } else if !self.scheduler.is_idle() {
-                self.publish();
-                self.wait_for_load();
-            } else if self.stopping {
-                self.finish_saves();
-                self.publish();
-                return;
-            } else {
-                self.publish();
-                if cfg!(debug_assertions)
-                    && let Err(problem) = self.scheduler.check()
-                {
-                    panic!("page accounting is wrong: {problem}");
-                }
-                let command = match self.save_in_idle_time() {
-                    Saving::Some => continue,
-                    Saving::Full => match self.commands.recv_timeout(Duration::from_millis(5)) {
-                        Err(RecvTimeoutError::Timeout) => continue,
-                        received => received.map_err(|_| ()),
-                    },
-                    // Sleeps until a command arrives. Fails if there are no handles left.
-                    Saving::Done => self.commands.recv().map_err(|_| ()),
-                };
-                match command {
-                    Ok(command) => self.obey(command),
-                    Err(()) => return,
-                }
-            }
-        }
-    }
-
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::Submit { signals, .. } if self.stopping => drop(signals),
-            Command::Submit { job, prompt, signals } => {
-                self.clients.insert(
-                    job.id,
-                    Client { signals, prompt_tokens: prompt.len(), open: job.sampling.len(), started: false },
-                );
-                self.scheduler.submit(*job, prompt);
-            }
-            Command::Cancel { request, branch } => self.scheduler.cancel(request, branch),
-            Command::ClearCache => self.scheduler.clear_cache(),
-            Command::OpenDisk(weights) => self.open_disk(weights.as_deref()),
-            // The caller may have gone.
-            Command::KernelCounts(reply) => drop(reply.send(self.runner.kernel_counts())),
-            Command::Snapshot { kernels, reply } => {
-                let kernels = kernels.then(|| self.runner.kernel_counts());
-                drop(reply.send(Snapshot::new(&self.scheduler, kernels)));
-            }
-            Command::CheckPages(reply) => drop(reply.send(self.scheduler.check())),
-            Command::Stop { finish } => {
-                let _ = self.shared.stopped.set("it was shut down".into());
-                self.stopping = true;
-                if !finish {
-                    self.scheduler.cancel_all();
-                }
-            }
-        }
-        self.publish();
-    }
-
-    fn step(&mut self) {
-        let begin = Instant::now();
-        match self.run_step() {
-            Ok(true) => self.scheduler.record_time(begin.elapsed()),
-            // All sequences wait for loads.
-            Ok(false) => {}
-            Err(error) => {
-                self.scheduler.fail(&error);
-                self.scheduler.record_time(begin.elapsed());
-            }
-        }
-        self.save_some();
-        self.publish();
-    }
-
-    /// Runs a step. Returns false if there was none.
-    fn run_step(&mut self) -> Result<bool, StepError> {
-        let ticket = match self.in_flight.take() {
-            Some(ticket) => ticket,
-            None => match self.plan_and_submit()? {
-                Some(ticket) => ticket,
-                None => return Ok(false),
-            },
-        };
-        // The device gets its next step while it computes this one.
-        let is_ahead = self.scheduler.plan_ahead(|want| self.runner.carries(want));
-        let ahead = is_ahead.then(|| {
-            self.rescue();
-            self.submit_planned(true)
-        });
-        let collected = self.runner.collect(ticket, &mut self.answer);
-        match collected.and_then(|()| self.scheduler.apply(&mut self.answer, Instant::now())) {
-            Ok(()) => self.in_flight = ahead.transpose()?,
-            Err(error) => {
-                if let Some(Ok(ticket)) = ahead {
-                    // The step continued from the failed one, so its result is dropped.
-                    let _ = self.runner.collect(ticket, &mut self.answer);
-                }
-                return Err(error);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Plans a step and submits it. `None` if all sequences wait for loads.
-    fn plan_and_submit(&mut self) -> Result<Option<Ticket>, StepError> {
-        self.scheduler.plan(Instant::now());
-        self.start_loads();
-        self.rescue();
-        if !self.scheduler.signals.is_empty() {
-            // Starts are published before the step, which may take long.
-            self.publish();
-        }
-        if !self.scheduler.moves().is_empty() {
-            self.runner.move_pages(self.scheduler.moves())?;
-        }
-        if self.scheduler.planned_rows() == 0 {
-            return Ok(None);
-        }
-        self.submit_planned(false).map(Some)
-    }
-
-    /// Submits the planned step, or the one that was planned ahead of it.
-    fn submit_planned(&mut self, ahead: bool) -> Result<Ticket, StepError> {
-        let Self { scheduler, runner, .. } = self;
-        let mut outputs = recycle(std::mem::take(&mut self.outputs));
-        let submitted = if ahead {
-            scheduler.write_outputs_ahead(&mut outputs);
-            runner.submit(&scheduler.step_ahead(&outputs))
-        } else {
-            scheduler.write_outputs(&mut outputs);
-            runner.submit(&scheduler.step(&outputs))
-        };
-        self.outputs = recycle(outputs);
-        submitted
-    }
-
-    /// Publishes the counters before the events, so that a reader of an event sees its step counted.
-    fn publish(&mut self) {
-        self.scheduler.send_events();
-        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.scheduler.stats();
-        for (request, signal) in self.scheduler.signals.drain(..) {
-            let Some(client) = self.clients.get_mut(&request) else { continue };
-            let starts = matches!(signal, Signal::Started { .. });
-            match signal {
-                Signal::Finished { .. } => client.open -= 1,
-                Signal::Failed(_) => client.open = 0,
-                Signal::Started { .. }
-                | Signal::Prefilled { .. }
-                | Signal::Token { .. }
-                | Signal::PromptScores { .. }
-                | Signal::Embedding { .. } => {}
-            }
-            if !client.started && (starts || client.open == 0) {
-                client.started = true;
-                self.shared.queue.leave(client.prompt_tokens);
-            }
-            client.signals.send(signal);
-            if client.open == 0 {
-                self.clients.remove(&request);
-            }
-        }
-    }
-}
-
-/// An empty vector with the memory of another one, whose elements may have borrowed from something else. (Collecting
-/// a vector's own iterator reuses its memory if the types have the same size.)
-fn recycle<'to>(mut outputs: Vec<Output<'_>>) -> Vec<Output<'to>> {
-    outputs.clear();
-    outputs.into_iter().map(|_| unreachable!("it was cleared")).collect()
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
-}
-
-#[cfg(test)]
-mod tests {
-    use paguro_backend::Want;
-
-    use super::*;
-
-    #[test]
-    fn recycled_outputs_keep_their_memory() {
-        let mut outputs = Vec::with_capacity(100);
-        outputs.push(Output { row: 0, want: Want::Score { token: 1, top: 0 } });
-        let place = outputs.as_ptr() as usize;
-        let outputs = recycle(outputs);
-        assert_eq!((outputs.len(), outputs.capacity(), outputs.as_ptr() as usize), (0, 100, place));
-    }
 }

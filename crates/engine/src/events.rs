@@ -64,7 +64,7 @@ pub(crate) struct Events {
     new: Vec<KvEvent>,
 }
 
-/// Name of a block for others: the end of its key, as vLLM shortens its hashes.
+/// Returns the name of a block for others: the end of its key, as vLLM shortens its hashes.
 pub(crate) fn hash(key: &BlockKey) -> u64 {
     let bytes = key.bytes();
     u64::from_be_bytes([24, 25, 26, 27, 28, 29, 30, 31].map(|at| bytes[at]))

@@ -47,7 +47,7 @@ impl Ledger {
         }
     }
 
-    /// Tokens computed for a tenant, as far as they count.
+    /// Returns the number of tokens computed for a tenant, as far as they count.
     pub fn of(&self, tenant: &Tenant) -> u64 {
         self.tokens.get(tenant).copied().unwrap_or(0).max(self.most.saturating_sub(CREDIT))
     }

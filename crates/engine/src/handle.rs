@@ -1,31 +1,25 @@
-//! The interface of the engine: [`Handle`] submits requests from any thread, and [`Generation`] reads one answer,
-//! blocking or asynchronously. Tokens are decoded to text on the reader's side, so the engine thread handles only
+//! The interface of the engine: [`Handle`] checks requests and submits them from any thread. The engine thread handles only
 //! numbers.
 
-use std::{
-    collections::VecDeque,
-    future::poll_fn,
-    sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
-        mpsc::{Sender, SyncSender, sync_channel},
-    },
-    task::{Context, Poll, ready},
+use std::sync::{
+    Arc, Mutex, OnceLock, PoisonError,
+    atomic::{AtomicU64, Ordering},
+    mpsc::{Sender, SyncSender, sync_channel},
 };
 
-use paguro_backend::{KernelCount, Score};
+use paguro_backend::KernelCount;
 use paguro_kv_store::Space;
 use paguro_model::tokenizer::Tokenizer;
 use tokio::sync::{
-    mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    mpsc::{UnboundedSender, unbounded_channel},
     oneshot,
 };
 
 use crate::{
-    Constraint, Event, FinishReason, Grammar, GrammarError, Request, RequestError, Stats, SubmitError, Usage,
+    Canceller, Constraint, Event, Generation, Grammar, GrammarError, Request, Stats, SubmitError, Usage,
+    checked_request::CheckedRequest,
     constraint::Vocabulary,
-    request::{RequestLimits, Signal},
-    sequence::Job,
+    request::RequestLimits,
     snapshot::Snapshot,
     text::{StopMatcher, Writer},
     thought::{Thought, Watch},
@@ -34,7 +28,7 @@ use crate::{
 /// Commands for the engine thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Submit { job: Box<Job>, prompt: Vec<u32>, signals: Signals },
+    Submit { checked: Box<CheckedRequest>, prompt: Vec<u32>, events: EventSender },
     Cancel { request: u64, branch: Option<usize> },
     ClearCache,
     OpenDisk(Option<Vec<u8>>),
@@ -46,16 +40,16 @@ pub(crate) enum Command {
 
 /// The engine thread's end of a [`Generation`], dropped when the request has ended.
 #[derive(Debug)]
-pub(crate) struct Signals {
-    sender: UnboundedSender<Signal>,
+pub(crate) struct EventSender {
+    sender: UnboundedSender<Event>,
     /// Notifies its receiver on drop.
     _ended: oneshot::Sender<()>,
 }
 
-impl Signals {
-    /// Sends a signal. A reader that is gone has sent a cancellation.
-    pub fn send(&self, signal: Signal) {
-        let _ = self.sender.send(signal);
+impl EventSender {
+    /// Sends an event. A reader that is gone has sent a cancellation.
+    pub fn send(&self, event: Event) {
+        let _ = self.sender.send(event);
     }
 }
 
@@ -153,7 +147,7 @@ impl Shared {
         vocabulary.as_ref().map_err(Clone::clone)
     }
 
-    fn why_stopped(&self) -> String {
+    pub fn why_stopped(&self) -> String {
         self.stopped.get().cloned().unwrap_or_else(|| "it was dropped".into())
     }
 }
@@ -187,14 +181,14 @@ impl Handle {
             return Err(SubmitError::Invalid { field: "constraint", problem });
         }
         let id = shared.next_request.fetch_add(1, Ordering::Relaxed);
-        let mut job = Job::new(id, &request, &shared.model_stop_tokens, shared.limits)?;
+        let mut checked = CheckedRequest::new(id, &request, &shared.model_stop_tokens, shared.limits)?;
         if let Some(limit) = request.thought {
             let Some(tokenizer) = shared.tokenizer.clone() else {
                 let problem = "cannot be bounded: the engine has no tokenizer".into();
                 return Err(SubmitError::Invalid { field: "thought", problem });
             };
             let watch = Watch::new(limit, tokenizer, shared.limits.vocab);
-            job.thought = Some(Thought::new(Arc::new(watch)));
+            checked.thought = Some(Thought::new(Arc::new(watch)));
         }
         shared.queue.enter(request.prompt.len())?;
         // The answer continues the prompt, so its first space is kept. Without an answer there is no text.
@@ -214,19 +208,19 @@ impl Handle {
         // Unbounded, so that a slow reader blocks no other; it holds at most the answer's tokens.
         let (sender, receiver) = unbounded_channel();
         let (end, ended) = oneshot::channel();
-        let signals = Signals { sender, _ended: end };
-        let submit = Command::Submit { job: job.into(), prompt: request.prompt, signals };
+        let events = EventSender { sender, _ended: end };
+        let submit = Command::Submit { checked: checked.into(), prompt: request.prompt, events };
         self.commands.send(submit).map_err(|_| self.stopped())?;
         Ok(Generation {
             canceller: Canceller { request: id, commands: self.commands.clone() },
-            signals: receiver,
+            events: receiver,
             engine_ended: Some(ended),
             shared: shared.clone(),
             stops,
             min_tokens: request.min_tokens,
             writers,
             usage: vec![usage; request.branches],
-            ready: VecDeque::new(),
+            ready: Default::default(),
             ended: false,
         })
     }
@@ -247,7 +241,7 @@ impl Handle {
         let _ = self.commands.send(Command::OpenDisk(digest.map(<[u8]>::to_vec)));
     }
 
-    /// True if the engine takes no more requests.
+    /// Returns true if the engine accepts no more requests.
     pub fn has_stopped(&self) -> bool {
         self.shared.stopped.get().is_some()
     }
@@ -267,12 +261,12 @@ impl Handle {
         self.shared.limits.max_context
     }
 
-    /// Most branches of a request.
+    /// Returns the maximum number of branches of a request.
     pub fn max_branches(&self) -> usize {
         self.shared.limits.max_sequences
     }
 
-    /// Number of tokens in the model's vocabulary.
+    /// Returns the number of tokens in the model's vocabulary.
     pub fn vocab(&self) -> usize {
         self.shared.limits.vocab
     }
@@ -289,14 +283,13 @@ impl Handle {
     /// # Errors
     /// [`SubmitError::Stopped`].
     pub fn kernel_counts(&self) -> Result<Vec<KernelCount>, SubmitError> {
-        self.ask(Command::KernelCounts)
+        self.request(Command::KernelCounts)
     }
 
-    /// Returns the state of every page and sequence, and the kernel statistics if `kernels` is true. The engine answers
-    /// between two steps. It has no cost while it is not called.
+    /// Returns the state of every page and sequence, and the kernel statistics if `kernels` is true. The engine thread
+    /// replies between two steps.
     ///
     /// # Errors
-    /// [`SubmitError::Stopped`].
     /// [`SubmitError::Stopped`].
     pub async fn snapshot(&self, kernels: bool) -> Result<Snapshot, SubmitError> {
         let (reply, answer) = oneshot::channel();
@@ -309,12 +302,11 @@ impl Handle {
     ///
     /// # Errors
     /// [`SubmitError::Stopped`]; the inner error describes the difference.
-    /// [`SubmitError::Stopped`]; the inner error says what does not agree.
     pub fn check_pages(&self) -> Result<Result<(), String>, SubmitError> {
-        self.ask(Command::CheckPages)
+        self.request(Command::CheckPages)
     }
 
-    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, SubmitError> {
+    fn request<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, SubmitError> {
         let (reply, answer) = sync_channel(1);
         self.commands.send(command(reply)).map_err(|_| self.stopped())?;
         answer.recv().map_err(|_| self.stopped())
@@ -322,171 +314,5 @@ impl Handle {
 
     fn stopped(&self) -> SubmitError {
         SubmitError::Stopped { reason: self.shared.why_stopped() }
-    }
-}
-
-/// Cancels one request from anywhere.
-#[derive(Clone, Debug)]
-pub struct Canceller {
-    request: u64,
-    commands: Sender<Command>,
-}
-
-impl Canceller {
-    /// Ends all branches with [`FinishReason::Cancelled`] before the next step; their pages are free then. Does
-    /// nothing if the request has ended.
-    pub fn cancel(&self) {
-        self.send(None);
-    }
-
-    fn send(&self, branch: Option<usize>) {
-        // If the engine has ended, so has the request.
-        let _ = self.commands.send(Command::Cancel { request: self.request, branch });
-    }
-}
-
-/// The events of one request. Dropping it cancels the request.
-#[derive(Debug)]
-pub struct Generation {
-    canceller: Canceller,
-    signals: UnboundedReceiver<Signal>,
-    /// Ready when the engine has dropped its end.
-    engine_ended: Option<oneshot::Receiver<()>>,
-    shared: Arc<Shared>,
-    stops: Arc<[String]>,
-    /// Tokens of which the stop strings are not looked for.
-    min_tokens: usize,
-    /// Writers by branch; `None` after the branch has ended.
-    writers: Vec<Option<Writer>>,
-    /// Usage by branch, up to the last event read.
-    usage: Vec<Usage>,
-    /// Further events of the last signal.
-    ready: VecDeque<Event>,
-    /// No more signals are waited for.
-    ended: bool,
-}
-
-impl Generation {
-    /// Returns the next event; `None` after the last one. Cancel-safe.
-    pub async fn next(&mut self) -> Option<Event> {
-        poll_fn(|context| self.poll_next(context)).await
-    }
-
-    /// The next event for code that polls; `None` after the last one.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Poll::Ready(Some(event));
-            }
-            if self.ended {
-                return Poll::Ready(None);
-            }
-            let signal = ready!(self.signals.poll_recv(context));
-            self.receive(signal);
-        }
-    }
-
-    /// Returns the next event, for threads that may block; `None` after the last one.
-    ///
-    /// # Panics
-    /// In async code, which must use [`Generation::next`].
-    pub fn next_blocking(&mut self) -> Option<Event> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Some(event);
-            }
-            if self.ended {
-                return None;
-            }
-            let signal = self.signals.blocking_recv();
-            self.receive(signal);
-        }
-    }
-
-    /// Waits until the engine has nothing more to do for this request, whether or not its events have been read: they
-    /// ended, failed or were cancelled. Only the first call waits.
-    pub fn engine_ended(&mut self) -> impl Future<Output = ()> + Send + 'static {
-        let ended = self.engine_ended.take();
-        async move {
-            if let Some(ended) = ended {
-                // The channel has no messages.
-                let _ = ended.await;
-            }
-        }
-    }
-
-    /// Ends a branch with [`FinishReason::StopString`], for a reader that has found `stop` itself, in a part of the
-    /// text that the engine does not distinguish. Unread events of the branch are dropped, and [`Event::Finished`] is
-    /// its next one. No effect if the branch has ended.
-    pub fn stop(&mut self, branch: usize, stop: String) {
-        if self.writers[branch].is_none() {
-            return;
-        }
-        self.canceller.send(Some(branch));
-        self.end(branch, String::new(), FinishReason::StopString(stop), None, self.usage[branch]);
-    }
-
-    /// Returns an object that can cancel this request while another task awaits its events.
-    pub fn canceller(&self) -> Canceller {
-        self.canceller.clone()
-    }
-
-    /// Makes events of a signal.
-    fn receive(&mut self, signal: Option<Signal>) {
-        let signal =
-            signal.unwrap_or_else(|| Signal::Failed(RequestError::EngineStopped(self.shared.why_stopped())));
-        match signal {
-            Signal::Started { cached_tokens, at } => {
-                self.usage.iter_mut().for_each(|usage| usage.cached_tokens = cached_tokens);
-                self.ready.push_back(Event::Started { cached_tokens, at });
-            }
-            Signal::Prefilled { tokens, at } => self.ready.push_back(Event::Prefilled { tokens, at }),
-            Signal::PromptScores { from, scores } => {
-                self.ready.push_back(Event::PromptScores { from, scores })
-            }
-            Signal::Embedding { values } => self.ready.push_back(Event::Embedding { values }),
-            Signal::Token { branch, token, logprob, top, at } => {
-                // After a stop string, more tokens may be on their way.
-                let Some(writer) = &mut self.writers[branch] else { return };
-                self.usage[branch].generated_tokens += 1;
-                let may_stop = self.usage[branch].generated_tokens > self.min_tokens;
-                let (text, stop) = writer.push(token, may_stop);
-                self.ready.push_back(Event::Token { branch, token, text, logprob, top, at });
-                if let Some(stop) = stop {
-                    self.canceller.send(Some(branch));
-                    let reason = FinishReason::StopString(self.stops[stop].clone());
-                    self.end(branch, String::new(), reason, None, self.usage[branch]);
-                }
-            }
-            Signal::Finished { branch, reason, stop_score, usage } => {
-                let Some(writer) = self.writers[branch].take() else { return };
-                self.end(branch, writer.finish(), reason, stop_score, usage);
-            }
-            Signal::Failed(error) => {
-                self.ended = true;
-                self.ready.push_back(Event::Failed(error));
-            }
-        }
-    }
-
-    fn end(
-        &mut self,
-        branch: usize,
-        text: String,
-        reason: FinishReason,
-        stop_score: Option<Score>,
-        usage: Usage,
-    ) {
-        self.writers[branch] = None;
-        self.ended = self.writers.iter().all(Option::is_none);
-        self.ready.push_back(Event::Finished { branch, text, reason, stop_score, usage });
-    }
-}
-
-impl Drop for Generation {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.canceller.cancel();
-        }
     }
 }

@@ -109,7 +109,7 @@ impl Host {
         self.units.contains_key(unit)
     }
 
-    /// All units, in no order.
+    /// Returns all units, in no order.
     pub fn units(&self) -> impl Iterator<Item = &Unit> {
         self.units.keys()
     }
@@ -209,7 +209,7 @@ impl Drop for Host {
     }
 }
 
-/// The mean of times, so that a slow copy counts as long as it took.
+/// Returns the mean of times, so that a slow copy counts as long as it took.
 fn mean(speed: u64, bytes: usize, time: Duration) -> u64 {
     let newest = time.as_secs_f64().max(1e-9) / bytes.max(1) as f64;
     (1.0 / ((1.0 - RATE) / speed.max(1) as f64 + RATE * newest)) as u64

@@ -28,7 +28,7 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Least distance in tokens between the checkpoint at the end of a prompt and the one before it.
+    /// Returns the least distance in tokens between the checkpoint at the end of a prompt and the one before it.
     pub fn least_gap(&self) -> usize {
         (self.interval / 8).min(64)
     }
@@ -58,7 +58,7 @@ impl Layout {
         self.windows.len()
     }
 
-    /// Blocks that `tokens` tokens fill, the last one perhaps partly.
+    /// Returns the number of blocks that `tokens` tokens fill, the last one perhaps partly.
     pub fn blocks(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_size)
     }
@@ -81,12 +81,13 @@ impl Layout {
         }
     }
 
-    /// Most pages of all groups that a sequence of `tokens` tokens needs at one moment, alone and from nothing.
+    /// Returns the maximum number of pages of all groups that a sequence of `tokens` tokens needs at one moment, alone
+    /// and from nothing.
     pub fn peak_of_all(&self, tokens: usize) -> usize {
         (0..self.groups()).map(|group| self.peak(group, 0, tokens)).sum()
     }
 
-    /// Tokens of the longest sequence that `pages` pages can hold, at most `max_context`.
+    /// Returns the number of tokens of the longest sequence that `pages` pages can hold, at most `max_context`.
     pub fn longest(&self, pages: usize, max_context: usize) -> usize {
         let (mut fits, mut too_long) = (0, max_context + 1);
         while fits + 1 < too_long {
@@ -96,7 +97,7 @@ impl Layout {
         fits
     }
 
-    /// Most blocks that a span of `tokens` consecutive tokens touches, wherever it begins.
+    /// Returns the maximum number of blocks that a span of `tokens` consecutive tokens touches, wherever it begins.
     fn touched(&self, tokens: usize) -> usize {
         if tokens == 0 { 0 } else { (tokens + self.block_size - 2) / self.block_size + 1 }
     }

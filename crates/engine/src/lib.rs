@@ -3,7 +3,7 @@
 //! [`Engine::start`] loads a model into a backend and starts the thread. A [`Handle`] submits [`Request`]s from any
 //! thread, and each [`Generation`] returns the [`Event`]s of one. A token passes through `handle` (checks, queue),
 //! `engine` (the loop), `scheduler` (plans a step), `sequence` (block tables), `pages` (the arena and its prefix
-//! cache), the runner, `scheduler` (applies the outputs) and `handle` (text, stop strings).
+//! cache), the runner, `scheduler` (applies the outputs) and `generation` (text, stop strings).
 //!
 //! The engine thread has no tokenizer and no text. Its clock determines only deadlines and the length of a prompt's
 //! chunk. The crate names no device. There is one attention path, and K and V are copied only when a shared page is
@@ -11,7 +11,7 @@
 
 mod arena;
 mod batch;
-mod checkpoint;
+mod checked_request;
 mod closed;
 mod constraint;
 mod cost;
@@ -21,6 +21,7 @@ mod error;
 mod events;
 mod fair;
 mod formats;
+mod generation;
 mod handle;
 mod host;
 mod layout;
@@ -45,7 +46,8 @@ pub use disk::{DiskCache, DiskStats, LEAST_TOKENS};
 pub use engine::{Engine, ModelParts};
 pub use error::{EngineError, RequestError, SubmitError};
 pub use events::{EventSink, KvEvent, Medium};
-pub use handle::{Canceller, Generation, Handle};
+pub use generation::{Canceller, Generation};
+pub use handle::Handle;
 pub use host::{HostMemory, HostStats};
 pub use options::{EngineOptions, EnginePlan, PageBudget, PageOrder};
 pub use paguro_backend::{KernelCount, MemoryPlan, Score, sampling::Dry};

@@ -277,12 +277,12 @@ pub struct EnginePlan {
 }
 
 impl EnginePlan {
-    /// Bytes of the pages that one sequence of `tokens` tokens needs when it runs alone.
+    /// Returns the number of bytes of the pages that one sequence of `tokens` tokens needs when it runs alone.
     pub fn kv_for(&self, tokens: usize) -> u64 {
         (self.layout.peak_of_all(tokens) as u64 + 1).saturating_mul(self.page_bytes)
     }
 
-    /// Most tokens of a sequence in pages of `bytes` bytes, if nothing else bounds them.
+    /// Returns the maximum number of tokens of a sequence in pages of `bytes` bytes, if nothing else bounds them.
     pub fn longest_in(&self, bytes: u64) -> usize {
         let pages = usize::try_from(bytes / self.page_bytes.max(1)).unwrap_or(usize::MAX).saturating_sub(1);
         self.layout.longest(pages, (u32::MAX / 2) as usize)

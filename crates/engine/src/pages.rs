@@ -84,18 +84,19 @@ impl Pages {
         self.cache.as_ref().map_or(0, PrefixCache::evictable)
     }
 
-    /// The parent of first blocks of texts with this salt; `None` without a prefix cache, or for the empty salt.
+    /// Returns the parent of first blocks of texts with this salt; `None` without a prefix cache, or for the empty
+    /// salt.
     pub fn root(&self, salt: &[u8]) -> Option<BlockKey> {
         self.cache.as_ref().filter(|_| !salt.is_empty()).map(|cache| cache.salted(salt))
     }
 
-    /// The key of the block with these tokens after the block `parent`, or of a first block; `None` without a
+    /// Returns the key of the block with these tokens after the block `parent`, or of a first block; `None` without a
     /// prefix cache.
     pub fn key(&self, parent: Option<&BlockKey>, tokens: &[u32]) -> Option<BlockKey> {
         Some(self.cache.as_ref()?.key(parent, tokens))
     }
 
-    /// A page for one block table.
+    /// Returns a page for one block table.
     ///
     /// # Panics
     /// If none is [`available`](Pages::available).
@@ -220,7 +221,7 @@ impl Pages {
         self.cache.as_ref()?.checkpoint(key)
     }
 
-    /// Number of checkpoints.
+    /// Returns the number of checkpoints.
     pub fn checkpoints(&self) -> usize {
         self.cache.as_ref().map_or(0, PrefixCache::checkpoints)
     }
@@ -240,7 +241,7 @@ impl Pages {
         }
     }
 
-    /// Pages of a part of a block, if the cache has it.
+    /// Returns the pages of a part of a block, if the cache has it.
     pub fn pages_of(&self, unit: Unit) -> Option<Vec<PageId>> {
         match unit.part {
             Part::Kv(group) => self.find(group, &unit.key).map(|page| vec![page]),

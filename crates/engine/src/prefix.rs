@@ -16,17 +16,17 @@ use crate::tiers::{Part, Unit};
 pub(crate) struct BlockKey([u8; 32]);
 
 impl BlockKey {
-    /// The parent of every first block.
+    /// Returns the parent of every first block.
     pub fn root(salt: &[u8]) -> Self {
         Self(Sha256::digest(salt).into())
     }
 
-    /// The hash itself.
+    /// Returns the hash itself.
     pub fn bytes(&self) -> [u8; 32] {
         self.0
     }
 
-    /// The key of the block with these tokens after this one.
+    /// Returns the key of the block with these tokens after this one.
     pub fn child(&self, tokens: &[u32]) -> Self {
         let mut hash = Sha256::new();
         hash.update(self.0);
@@ -42,7 +42,6 @@ impl BlockKey {
 ///
 /// Checkpoints are in the same order. No sequence holds one, so all can be evicted. A checkpoint is removed with the
 /// block before it, because it is useless without it.
-/// block before it, without which it is of no use.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
     /// Parent of every first block.
@@ -106,7 +105,7 @@ impl PrefixCache {
         BlockKey(hash.finalize().into())
     }
 
-    /// The key of the block with these tokens after the block `parent`, or of a first block.
+    /// Returns the key of the block with these tokens after the block `parent`, or of a first block.
     pub fn key(&self, parent: Option<&BlockKey>, tokens: &[u32]) -> BlockKey {
         parent.unwrap_or(&self.root).child(tokens)
     }
@@ -161,7 +160,7 @@ impl PrefixCache {
         self.entries[page.0 as usize].is_some_and(|entry| entry.unused_since.is_some())
     }
 
-    /// Number of pages that can be evicted.
+    /// Returns the number of pages that can be evicted.
     pub fn evictable(&self) -> usize {
         self.evictable
     }
@@ -197,12 +196,12 @@ impl PrefixCache {
         assert!(other.is_none(), "there are two checkpoints of one block");
     }
 
-    /// Pages of the checkpoint after this block, in order.
+    /// Returns the pages of the checkpoint after this block, in order.
     pub fn checkpoint(&self, key: &BlockKey) -> Option<&[PageId]> {
         self.checkpoints.get(key).map(|checkpoint| checkpoint.pages.as_slice())
     }
 
-    /// Number of checkpoints.
+    /// Returns the number of checkpoints.
     pub fn checkpoints(&self) -> usize {
         self.checkpoints.len()
     }
@@ -234,7 +233,7 @@ impl PrefixCache {
         self.pages.remove(&(group, *key))
     }
 
-    /// Pages that can be evicted.
+    /// Returns the pages that can be evicted.
     pub fn unused_pages(&self) -> impl Iterator<Item = PageId> {
         let blocks = self.unused.values().filter_map(|unused| match unused {
             Unused::Block(page) => Some(*page),

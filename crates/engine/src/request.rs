@@ -103,7 +103,8 @@ impl Request {
     }
 }
 
-/// Events of a request, in order.
+/// Events of a request, in order. On the engine thread their texts are empty; [`Generation`](crate::Generation) decodes
+/// tokens.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Event {
@@ -116,8 +117,8 @@ pub enum Event {
     },
     /// A part of the prompt was computed. Only with [`Request::report_prefill`].
     Prefilled {
-        /// Tokens of the prompt whose K and V exist, those from the prefix cache included. Less than before where a request
-        /// has lost its pages to another one.
+        /// Tokens of the prompt whose K and V exist, including those from the prefix cache. The number falls when the request is
+        /// preempted.
         tokens: usize,
         /// Time at which the device had computed them.
         at: Instant,
@@ -204,18 +205,6 @@ pub struct Usage {
     pub generated_tokens: usize,
 }
 
-/// A message of the engine thread to a [`Generation`](crate::Generation): an [`Event`] without text.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Signal {
-    Started { cached_tokens: usize, at: Instant },
-    Prefilled { tokens: usize, at: Instant },
-    PromptScores { from: usize, scores: Vec<Score> },
-    Embedding { values: Vec<f32> },
-    Token { branch: usize, token: u32, logprob: Option<f32>, top: Vec<(u32, f32)>, at: Instant },
-    Finished { branch: usize, reason: FinishReason, stop_score: Option<Score>, usage: Usage },
-    Failed(RequestError),
-}
-
 /// Limits that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
@@ -229,7 +218,7 @@ pub(crate) struct RequestLimits {
 }
 
 impl Request {
-    /// Refuses, by name, whatever cannot be honoured.
+    /// Refuses, by name, every field that cannot be honoured.
     pub(crate) fn check(&self, limits: RequestLimits) -> Result<(), SubmitError> {
         let RequestLimits { vocab, token_ids, max_context, max_sequences, is_encoder } = limits;
         let tokens = self.prompt.len();

@@ -78,17 +78,17 @@ impl SequenceSnapshot {
     fn new(sequence: &Sequence, running: bool, step: u64) -> Self {
         let (last_step, rows) = sequence.last_rows;
         Self {
-            request: sequence.job.id,
+            request: sequence.request.id,
             branch: sequence.branches.start,
             branches: sequence.branches.len(),
             running,
             preempted: !running && sequence.cached_tokens.is_some(),
             priority: sequence.priority,
-            prompt_tokens: sequence.job.prompt_tokens,
+            prompt_tokens: sequence.request.prompt_tokens,
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
             computed: sequence.computed,
             generated: sequence.generated(),
-            max_tokens: sequence.job.max_tokens,
+            max_tokens: sequence.request.max_tokens,
             rows: if running && last_step == step { rows } else { 0 },
             pages: sequence.held_pages().map(|page| page.0).collect(),
         }

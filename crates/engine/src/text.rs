@@ -18,7 +18,7 @@ impl Writer {
         Self { stream, stops }
     }
 
-    /// The text that is certain after this token, and the stop string that it completes, if it may stop.
+    /// Returns the text that is certain after this token, and the stop string that it completes, if it may stop.
     pub fn push(&mut self, token: u32, may_stop: bool) -> (String, Option<usize>) {
         match &mut self.stream {
             Some(stream) if may_stop => self.stops.push(&stream.push(token)),
@@ -27,8 +27,8 @@ impl Writer {
         }
     }
 
-    /// The text that was held back: the beginning of a stop string. A character that stays incomplete is dropped: a
-    /// limit has cut it, and its bytes are no text.
+    /// Returns the text that was held back: the beginning of a stop string. A character that stays incomplete is
+    /// dropped: a limit has cut it, and its bytes are no text.
     pub fn finish(mut self) -> String {
         self.stops.take_held()
     }
@@ -72,7 +72,7 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
-    /// Bytes at the end of the held text that are the beginning of a stop string.
+    /// Returns the number of bytes at the end of the held text that are the beginning of a stop string.
     fn longest_beginning(&self) -> usize {
         let beginnings =
             self.stops.iter().flat_map(|stop| stop.char_indices().map(move |(at, _)| &stop[..at]));
@@ -90,7 +90,7 @@ mod tests {
         StopMatcher::new(stops.iter().map(|stop| stop.to_string()).collect(), include)
     }
 
-    /// All text of the pieces, each piece's own, and which stop string ended it.
+    /// Returns all text of the pieces, each piece's own, and which stop string ended it.
     fn run(stops: &[&str], include: bool, pieces: &[&str]) -> (Vec<String>, Option<usize>) {
         let mut writer = Writer::new(None, matcher(stops, include));
         let mut texts = Vec::new();

@@ -72,7 +72,7 @@ impl Thought {
         Self { watch, at }
     }
 
-    /// The mask that makes the next token a closing one, if it must be.
+    /// Returns the mask that makes the next token a closing one, if it must be.
     pub fn mask(&self) -> Option<&Arc<TokenMask>> {
         match self.at {
             At::Closing(next) => self.watch.closing.get(next),

@@ -27,7 +27,7 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
-    /// Its name on disk.
+    /// Returns its name on disk.
     pub fn item(self) -> Item {
         let part = match self.part {
             Part::Kv(group) => group as u32,
@@ -104,7 +104,7 @@ impl Tiers {
         Self { host, disk, worth, page_bytes, loads: Vec::new(), evicted: Vec::new() }
     }
 
-    /// True if a tier has a unit; `all` includes the disk.
+    /// Returns true if a tier has a unit; `all` includes the disk.
     pub fn contains(&self, unit: Unit, all: bool) -> bool {
         self.host.as_ref().is_some_and(|host| host.contains(&unit))
             || all && self.disk.as_ref().is_some_and(|disk| disk.contains(unit))

@@ -62,8 +62,8 @@ impl Stat {
         }
     }
 
-    /// True if the digest of the file may be remembered under this. A clock that was set back makes files unsettled, which costs
-    /// time and nothing else.
+    /// Returns true if the digest of the file may be remembered under this. A clock that was set back makes files
+    /// unsettled, which costs time and nothing else.
     fn is_settled(&self, now: SystemTime) -> bool {
         #[cfg(unix)]
         {
@@ -139,7 +139,7 @@ impl ModelFiles {
         Ok(combine(&ids))
     }
 
-    /// True if the files are still those of [`ModelFiles::of`].
+    /// Returns true if the files are still those of [`ModelFiles::of`].
     pub fn is_current(&self) -> bool {
         let same = |(path, stat): &(PathBuf, Stat)| {
             File::open(path).and_then(|file| Stat::of(&file)).is_ok_and(|now| now == *stat)

@@ -115,7 +115,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&new, path)
 }
 
-/// Name of a segment.
+/// Returns the name of a segment.
 pub(crate) fn segment(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("segment-{number:016x}.kv"))
 }
@@ -148,8 +148,8 @@ pub(crate) fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()
     }
 }
 
-/// Bytes that are free for the user on the disk of a folder, or of the first folder above it that exists. `None` where the system
-/// does not tell.
+/// Returns the bytes that are free for the user on the disk of a folder, or of the first folder above it that exists.
+/// `None` where the system does not tell.
 pub fn free_bytes(dir: &Path) -> Option<u64> {
     #[cfg(unix)]
     {

@@ -140,12 +140,12 @@ impl Index {
         items
     }
 
-    /// Bytes of all segments.
+    /// Returns the number of bytes of all segments.
     pub fn total(&self) -> u64 {
         self.segments.values().map(|segment| segment.bytes).sum()
     }
 
-    /// Bytes of all items.
+    /// Returns the number of bytes of all items.
     pub fn live(&self) -> u64 {
         self.segments.values().map(|segment| segment.live).sum()
     }

@@ -329,7 +329,7 @@ impl Log {
         Ok(Active { number, file, bytes: 0 })
     }
 
-    /// Ids of all items.
+    /// Returns the ids of all items.
     pub fn ids(&self) -> Vec<Id> {
         let index = self.index();
         let numbers: Vec<u64> = index.segments.keys().copied().collect();

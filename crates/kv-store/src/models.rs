@@ -67,7 +67,7 @@ pub(crate) fn request_removal(dir: &Path, model: &str) -> std::io::Result<()> {
     files::replace(&removal(dir, model), model.as_bytes())
 }
 
-/// Names that are to be removed. Their notes are deleted when that is done.
+/// Returns the names that are to be removed. Their notes are deleted when that is done.
 pub(crate) fn removals(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let notes = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("remove-"));

@@ -88,13 +88,13 @@ impl Header {
         (len <= MOST_PAYLOAD).then_some(header)
     }
 
-    /// True if these are the bytes that the record was written with.
+    /// Returns true if these are the bytes that the record was written with.
     pub fn is_of(&self, payload: &[u8], key: &Key) -> bool {
         payload.len() as u64 == self.len
             && blake3::keyed_hash(key, payload) == blake3::Hash::from_bytes(self.payload_hash)
     }
 
-    /// Bytes of the record.
+    /// Returns the number of bytes of the record.
     pub fn record_bytes(&self) -> u64 {
         HEADER as u64 + self.len
     }

@@ -52,7 +52,7 @@ impl fmt::Debug for Load {
 }
 
 impl Load {
-    /// True if the items from the one at `index` on would be there only after the load's time is over.
+    /// Returns true if the items from the one at `index` on would be there only after the load's time is over.
     pub(crate) fn is_too_slow(&self, index: usize, elapsed: Duration, speed: f64) -> bool {
         let left = (self.ids.len() - index) as f64 * self.item_bytes / speed.max(1.0);
         elapsed.as_secs_f64() + left > self.budget.as_secs_f64()
@@ -74,7 +74,7 @@ impl Space {
         Self { shared, reader, id }
     }
 
-    /// Name of an item in the store.
+    /// Returns the name of an item in the store.
     pub fn id(&self, item: &Item) -> Id {
         let mut hasher = blake3::Hasher::new_keyed(&self.id);
         hasher.update(&item.key);
@@ -82,12 +82,12 @@ impl Space {
         *hasher.finalize().as_bytes()
     }
 
-    /// True if the store has an item.
+    /// Returns true if the store has an item.
     pub fn contains(&self, item: &Item) -> bool {
         !self.shared.is_off() && self.shared.log.index().get(&self.id(item)).is_some()
     }
 
-    /// Bytes that the writer takes now without more of them waiting than should.
+    /// Returns the number of bytes that the writer takes now without more of them waiting than should.
     pub fn room(&self) -> usize {
         self.shared.room()
     }
@@ -102,12 +102,12 @@ impl Space {
         self.shared.log.index().take_removed(&self.id)
     }
 
-    /// True if the store was turned off by an error.
+    /// Returns true if the store was turned off by an error.
     pub fn is_off(&self) -> bool {
         self.shared.is_off()
     }
 
-    /// Bytes that wait to be written.
+    /// Returns the number of bytes that wait to be written.
     pub fn pending_bytes(&self) -> usize {
         self.shared.pending_bytes()
     }
@@ -117,12 +117,12 @@ impl Space {
         self.shared.save(self.id, self.id(item), payload.into());
     }
 
-    /// Bytes per second that the disk reads, as measured.
+    /// Returns the bytes per second that the disk reads, as measured.
     pub fn read_speed(&self) -> f64 {
         self.shared.read_speed()
     }
 
-    /// Bytes per second that the disk writes, as measured.
+    /// Returns the bytes per second that the disk writes, as measured.
     pub fn write_speed(&self) -> f64 {
         self.shared.write_speed()
     }

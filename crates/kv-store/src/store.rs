@@ -1,4 +1,6 @@
-//! A store with its two threads: one writes, one reads.
+//! A store of pages in a folder. Its two threads are in `threads.rs`.
+
+mod threads;
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -7,37 +9,27 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        mpsc::{Receiver, Sender, channel},
+        Arc, Condvar, Mutex,
+        mpsc::{Sender, channel},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use crate::{
     Id, StoreError,
     files::{self, FaultyDisk},
-    log::{Appender, Log, ReadError, Scan},
+    log::{Log, Scan},
     models::{self, ModelInfo},
-    space::{Chunk, Load, Space, space_id},
+    space::{Load, Space, space_id},
 };
 
-/// Bytes that wait to be written, at most: some of the largest checkpoints.
-const QUEUE_BYTES: usize = 192 << 20;
-/// Bytes of one [`Chunk`], unless a single item is larger.
-const CHUNK_BYTES: usize = 8 << 20;
-/// Bytes per second that a disk is taken to read before any were read.
+/// Bytes per second of reads and writes before the first measurement.
 const FIRST_SPEED: f64 = 500e6;
-/// Growth of the estimated speed each time that a load is refused for it, so that a disk which was slow once is tried again.
-const FORGIVENESS: f64 = 1.01;
-/// Weight of the newest measurement of a speed.
-const RATE: f64 = 0.3;
-/// How often the owner of a store looks for notes of other processes.
-const NOTES_EVERY: Duration = Duration::from_secs(3);
 /// Items of more than this many bytes per second are not written.
 const WRITE_SPEED: f64 = 400e6;
 
-/// How a store is used.
+/// Options of a store.
 #[derive(Clone)]
 pub struct StoreOptions {
     /// Bytes of all segments, at most.
@@ -53,7 +45,7 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
-    /// A store of up to `bound` bytes.
+    /// Returns a store of up to `bound` bytes.
     pub fn new(bound: u64) -> Self {
         Self { bound, write_speed: WRITE_SPEED, read_speed: f64::INFINITY, faults: None, notice: |_| () }
     }
@@ -65,7 +57,7 @@ impl fmt::Debug for StoreOptions {
     }
 }
 
-/// Numbers of a store. Gauges say how it is now; counters count since it was opened.
+/// Statistics of a store. Counters count since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StoreStats {
     /// Items on disk.
@@ -226,7 +218,7 @@ impl Store {
         Ok((info, damaged))
     }
 
-    /// Bytes of all segments in a folder, whoever has it open.
+    /// Returns the number of bytes of all segments in a folder, whoever has it open.
     pub fn size(dir: &Path) -> u64 {
         let bytes = |number| std::fs::metadata(files::segment(dir, number)).map_or(0, |file| file.len());
         files::segments(dir).unwrap_or_default().into_iter().map(bytes).sum()
@@ -315,266 +307,4 @@ fn info(dir: &Path, log: &Log, scan: Scan) -> Info {
     let mut spaces: Vec<_> = spaces.collect();
     spaces.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
     Info { spaces, bytes: index.total(), scan }
-}
-
-impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn removed(&self) -> MutexGuard<'_, HashSet<Id>> {
-        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn numbers(&self) -> MutexGuard<'_, StoreStats> {
-        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn stats(&self) -> StoreStats {
-        let (items, bytes) = {
-            let index = self.log.index();
-            (index.len() as u64, index.total())
-        };
-        let pending_bytes = self.queue().bytes as u64;
-        StoreStats { items, bytes, pending_bytes, ..*self.numbers() }
-    }
-
-    /// Bytes that the writer takes now.
-    pub fn room(&self) -> usize {
-        if self.is_off() { 0 } else { QUEUE_BYTES.saturating_sub(self.queue().bytes) }
-    }
-
-    pub fn pending_bytes(&self) -> usize {
-        self.queue().bytes
-    }
-
-    pub fn is_off(&self) -> bool {
-        self.numbers().is_off
-    }
-
-    pub fn read_speed(&self) -> f64 {
-        self.numbers().read_speed
-    }
-
-    pub fn write_speed(&self) -> f64 {
-        self.numbers().write_speed
-    }
-
-    /// A load was refused because of the speed.
-    pub fn forgive(&self) {
-        self.numbers().read_speed *= FORGIVENESS;
-    }
-
-    pub fn save(&self, space: Id, id: Id, payload: Arc<Vec<u8>>) {
-        if self.removed().contains(&space) {
-            return;
-        }
-        self.push(Write::Item { space, id, payload });
-    }
-
-    fn push(&self, write: Write) {
-        if self.is_off() {
-            return;
-        }
-        let mut queue = self.queue();
-        if let Write::Item { payload, .. } = &write {
-            queue.bytes += payload.len();
-        }
-        queue.writes.push_back(write);
-        drop(queue);
-        self.changed.notify_all();
-    }
-
-    pub fn flush(&self, patience: Duration) -> bool {
-        let mut queue = self.queue();
-        let end = Instant::now() + patience;
-        while !queue.writes.is_empty() || queue.is_busy {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            queue = self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
-    }
-
-    /// Turns the store off, and says so once.
-    fn turn_off(&self, what: &str, error: &io::Error) {
-        if !std::mem::replace(&mut self.numbers().is_off, true) {
-            (self.options.notice)(&format!(
-                "the cache on disk is off: cannot {what} {}: {error}; requests go on without it",
-                self.dir.display()
-            ));
-        }
-        let mut queue = self.queue();
-        queue.writes.clear();
-        queue.bytes = 0;
-    }
-
-    /// Spaces of all models with this name.
-    fn spaces_of(&self, name: &str) -> Vec<Id> {
-        let has_name = |space: &Id| models::read(&self.dir, space).is_some_and(|info| info.model == name);
-        models::spaces(&self.dir).into_iter().filter(has_name).collect()
-    }
-
-    /// Queues the removal of what other processes have left notes about, behind everything that waits to be written.
-    fn obey_notes(&self) {
-        for name in models::removals(&self.dir) {
-            for space in self.spaces_of(&name) {
-                self.removed().insert(space);
-                self.push(Write::Remove { space });
-            }
-            self.push(Write::Obeyed { name });
-        }
-    }
-
-    /// The writer's thread.
-    fn write_all(&self, mut appender: Appender) {
-        let mut looked = Instant::now();
-        loop {
-            if looked.elapsed() >= NOTES_EVERY {
-                self.obey_notes();
-                looked = Instant::now();
-            }
-            let write = {
-                let mut queue = self.queue();
-                queue.is_busy = false;
-                self.changed.notify_all();
-                loop {
-                    if let Some(write) = queue.writes.pop_front() {
-                        queue.is_busy = true;
-                        break Some(write);
-                    }
-                    if queue.closing {
-                        return;
-                    }
-                    let waited = self.changed.wait_timeout(queue, NOTES_EVERY);
-                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
-                    if looked.elapsed() >= NOTES_EVERY {
-                        break None;
-                    }
-                }
-            };
-            let Some(write) = write else { continue };
-            let started = Instant::now();
-            let (bytes, result) = match &write {
-                Write::Item { space, id, payload } => {
-                    (payload.len(), self.log.append(&mut appender, *space, *id, payload))
-                }
-                // The order of uses may be lost: what is stored can be read from a full disk.
-                Write::Uses => match self.log.append_uses(&mut appender) {
-                    Err(error) if error.kind() == io::ErrorKind::StorageFull => (0, Ok(())),
-                    result => (0, result),
-                },
-                Write::Remove { space } => {
-                    models::remove(&self.dir, space);
-                    (0, self.log.remove_space(&mut appender, space))
-                }
-                Write::Obeyed { name } => {
-                    models::forget_removal(&self.dir, name);
-                    (0, Ok(()))
-                }
-                Write::Clear => {
-                    models::spaces(&self.dir).iter().for_each(|space| models::remove(&self.dir, space));
-                    (0, self.log.clear(&mut appender))
-                }
-            };
-            match result {
-                Ok(()) if bytes > 0 => {
-                    let mut numbers = self.numbers();
-                    numbers.written += 1;
-                    numbers.written_bytes += bytes as u64;
-                    numbers.write_speed = mean(numbers.write_speed, bytes, started.elapsed());
-                }
-                Ok(()) => {}
-                Err(error) => self.turn_off("write to", &error),
-            }
-            // The disk is left to others for the rest of the time that these bytes may take.
-            let least = Duration::from_secs_f64(bytes as f64 / self.options.write_speed);
-            thread::sleep(least.saturating_sub(started.elapsed()));
-            let mut queue = self.queue();
-            queue.bytes = queue.bytes.saturating_sub(bytes);
-        }
-    }
-
-    /// The reader's thread.
-    fn read_all(&self, loads: &Receiver<Load>) {
-        while let Ok(load) = loads.recv() {
-            self.read_one(load);
-        }
-    }
-
-    fn read_one(&self, mut load: Load) {
-        let started = Instant::now();
-        let mut payloads = Vec::new();
-        let (mut first, mut bytes) = (0, 0);
-        let mut read = Vec::with_capacity(load.ids.len());
-        for (index, id) in load.ids.iter().enumerate() {
-            if self.is_off() || load.is_too_slow(index, started.elapsed(), self.read_speed()) {
-                break;
-            }
-            match self.read_item(id) {
-                Some(payload) => {
-                    bytes += payload.len();
-                    payloads.push(payload);
-                    read.push(*id);
-                }
-                None => break,
-            }
-            if bytes >= CHUNK_BYTES {
-                let payloads = std::mem::take(&mut payloads);
-                let next = first + payloads.len();
-                (load.deliver)(Chunk { first, payloads, is_last: false });
-                (first, bytes) = (next, 0);
-            }
-        }
-        let has_read = !read.is_empty();
-        {
-            let mut index = self.log.index();
-            read.iter().for_each(|id| index.touch(id));
-            index.read.append(&mut read);
-        }
-        (load.deliver)(Chunk { first, payloads, is_last: true });
-        if has_read {
-            self.push(Write::Uses);
-        }
-    }
-
-    fn read_item(&self, id: &Id) -> Option<Vec<u8>> {
-        let started = Instant::now();
-        match self.log.read(id) {
-            Ok(payload) => {
-                let least = Duration::from_secs_f64(payload.len() as f64 / self.options.read_speed);
-                thread::sleep(least.saturating_sub(started.elapsed()));
-                let mut numbers = self.numbers();
-                numbers.read_speed = mean(numbers.read_speed, payload.len(), started.elapsed());
-                numbers.read += 1;
-                numbers.read_bytes += payload.len() as u64;
-                Some(payload)
-            }
-            Err(ReadError::Missing) => None,
-            Err(ReadError::Damaged) => {
-                self.numbers().damaged += 1;
-                None
-            }
-            Err(ReadError::Io(error)) => {
-                self.turn_off("read", &error);
-                None
-            }
-        }
-    }
-
-    /// Removes the names of spaces without items.
-    fn forget_empty_models(&self) {
-        let full: Vec<Id> = self.log.index().spaces().map(|(space, ..)| *space).collect();
-        for space in models::spaces(&self.dir).iter().filter(|space| !full.contains(space)) {
-            models::remove(&self.dir, space);
-        }
-    }
-}
-
-/// A new estimate of a speed. It is the mean of times, so that one slow item counts as long as it took.
-fn mean(speed: f64, bytes: usize, time: Duration) -> f64 {
-    let newest = bytes.max(1) as f64 / time.as_secs_f64().max(1e-6);
-    1.0 / ((1.0 - RATE) / speed + RATE / newest)
 }

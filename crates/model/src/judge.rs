@@ -58,13 +58,13 @@ pub(crate) fn template_of<'n>(
     (names.any(|name| folded(name).contains(NAME)) || asks()).then(|| TEMPLATE.to_owned())
 }
 
-/// A name without case and separators.
+/// Returns a name without case and separators.
 fn folded(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
 }
 
 impl Judge {
-    /// The judge that a model is, if it is one by its files or by `name`.
+    /// Returns the judge that a model is, if it is one by its files or by `name`.
     ///
     /// # Errors
     /// A head that cannot be read, or a vocabulary without the two words.
@@ -92,7 +92,8 @@ impl Judge {
         Ok(Some(Self { template, yes, no, scale: head.scale, soft_cap: head.soft_cap }))
     }
 
-    /// The tokens of the question about a document. A document that is too long for `most` tokens is cut if `cut` says where.
+    /// Returns the tokens of the question about a document. A document that is too long for `most` tokens is cut if
+    /// `cut` says where.
     ///
     /// # Errors
     /// The number of tokens, if they are more than `most`.
@@ -145,7 +146,7 @@ impl Judge {
         Ok(ids)
     }
 
-    /// The logit of `yes` less that of `no`, from the hidden state of the last token.
+    /// Returns the logit of `yes` less that of `no`, from the hidden state of the last token.
     pub fn logit(&self, hidden: &[f32]) -> f32 {
         let logit = |row: &Row| {
             let sum: f64 = row.weights.iter().zip(hidden).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum();
@@ -155,7 +156,7 @@ impl Judge {
         logit(&self.yes) - logit(&self.no)
     }
 
-    /// The probability of `yes` against `no`.
+    /// Returns the probability of `yes` against `no`.
     pub fn score(&self, hidden: &[f32]) -> f32 {
         1.0 / (1.0 + (-self.logit(hidden)).exp())
     }

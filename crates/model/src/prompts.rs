@@ -25,12 +25,12 @@ pub enum TextRole {
 }
 
 impl TextRole {
-    /// The role that a request names, in the words of several APIs; `None` for types that are neither.
+    /// Returns the role that a request names, in the words of several APIs; `None` for types that are neither.
     pub fn of_input_type(name: &str) -> Option<Self> {
         [Self::Query, Self::Document].into_iter().find(|role| role.names().contains(&name))
     }
 
-    /// Names that files use for its prompt, the usual ones first.
+    /// Returns the names that files use for its prompt, the usual ones first.
     fn names(self) -> &'static [&'static str] {
         match self {
             Self::Query => {
@@ -50,17 +50,17 @@ impl TextRole {
 }
 
 impl Prompts {
-    /// The prompt of this name.
+    /// Returns the prompt of this name.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.named.iter().find(|(other, _)| other == name).map(|(_, text)| text.as_str())
     }
 
-    /// The prompt of texts of a role; `None` if the model's files define none for it.
+    /// Returns the prompt of texts of a role; `None` if the model's files define none for it.
     pub fn of_role(&self, role: TextRole) -> Option<&str> {
         role.names().iter().find_map(|name| self.get(name))
     }
 
-    /// All names, separated by commas, for errors.
+    /// Returns all names, separated by commas, for errors.
     pub fn names(&self) -> String {
         self.named.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ")
     }

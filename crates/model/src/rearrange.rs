@@ -50,7 +50,7 @@ impl ByteSource for Joined {
     }
 }
 
-/// A stack in NVFP4 with the scale of each part in all of its blocks: NVFP4_SCALED.
+/// Returns a stack in NVFP4 with the scale of each part in all of its blocks: NVFP4_SCALED.
 pub(crate) fn scale_nvfp4(stack: &Matrix, scales: Vec<f32>) -> Bytes {
     let blocks = stack.rows * stack.cols / WeightFormat::NVFP4.block_len();
     let len = scales.len() * blocks * WeightFormat::NVFP4_SCALED.block_bytes();
@@ -103,7 +103,7 @@ pub(crate) struct Transpose {
 }
 
 impl Transpose {
-    /// The transposed stack.
+    /// Returns the transposed stack.
     pub(crate) fn of(self, source: &Bytes) -> Bytes {
         debug_assert_eq!(source.len(), self.parts * self.part_bytes(self.columns));
         let len = self.parts * self.part_bytes(self.outputs);
@@ -198,7 +198,7 @@ pub(crate) struct SplitMxfp4 {
 const BLOCK: usize = 17;
 
 impl SplitMxfp4 {
-    /// The rows, as a matrix has them.
+    /// Returns the rows, as a matrix has them.
     pub(crate) fn join(self) -> Bytes {
         let len = self.parts * self.rows * self.row_blocks * BLOCK;
         Bytes::new(Arc::new(self), 0, len)
@@ -246,11 +246,11 @@ impl ByteSource for SplitMxfp4 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Reads everything, in pieces of some bytes.
-    fn read(bytes: &Bytes, piece: usize) -> Vec<u8> {
+    pub(crate) fn read(bytes: &Bytes, piece: usize) -> Vec<u8> {
         let mut all = vec![0; bytes.len()];
         for (index, out) in all.chunks_mut(piece).enumerate() {
             bytes.read_at(index * piece, out).unwrap();

@@ -111,7 +111,7 @@ impl RopeConfig {
         }
     }
 
-    /// The numbers that a backend needs.
+    /// Returns the numbers that a backend needs.
     pub(crate) fn lower(&self) -> Rope {
         let frequencies = (0..self.dims / 2).map(|pair| self.frequency(pair) as f32).collect();
         Rope { style: self.style, frequencies, magnitude: self.magnitude as f32 }

@@ -24,7 +24,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Number of elements. Readers have checked that it fits; the other dimensions of an empty tensor may have any size.
+    /// Returns the number of elements. Readers have checked that it fits; the other dimensions of an empty tensor may
+    /// have any size.
     pub fn elements(&self) -> u64 {
         if self.shape.contains(&0) {
             return 0;
@@ -43,7 +44,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// The weight format, unless it is one that is only listed.
+    /// Returns the weight format, unless it is one that is only listed.
     pub fn weight_format(&self) -> Option<WeightFormat> {
         match self {
             DType::Weight(format) => Some(*format),
@@ -51,7 +52,7 @@ impl DType {
         }
     }
 
-    /// The number that GGUF files give the type, if they have it (`enum ggml_type`).
+    /// Returns the number that GGUF files give the type, if they have it (`enum ggml_type`).
     pub fn ggml_type(&self) -> Option<u32> {
         match self {
             DType::Weight(format) => Some(format.ggml_type()).filter(|&number| number != u32::MAX),

@@ -86,7 +86,7 @@ fn codes(block: &[f32; BLOCK], scale: f32) -> [u8; BLOCK] {
     block.map(|x| closest(inverse * x) as u8)
 }
 
-/// Index of the value of IQ4 that is closest to `x`, the upper one of two.
+/// Returns the index of the value of IQ4 that is closest to `x`, the upper one of two.
 fn closest(x: f32) -> usize {
     // A binary search for the last value that is not above.
     let mut index = 0;

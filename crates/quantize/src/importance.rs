@@ -72,7 +72,7 @@ pub enum ImportanceError {
 }
 
 impl Importance {
-    /// An empty one, for pieces of text of `chunk_size` tokens.
+    /// Returns an empty one, for pieces of text of `chunk_size` tokens.
     pub fn new(chunk_size: u32) -> Self {
         Self { chunk_size, ..Self::default() }
     }
@@ -191,12 +191,12 @@ impl Importance {
         })
     }
 
-    /// Largest number of rows of a part.
+    /// Returns the largest number of rows of a part.
     pub fn most_rows(&self) -> f32 {
         self.entries.values().flat_map(|entry| &entry.counts).copied().fold(0.0, f32::max)
     }
 
-    /// Number of matrices.
+    /// Returns the number of matrices.
     pub fn len(&self) -> usize {
         self.entries.len()
     }

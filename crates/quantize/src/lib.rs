@@ -38,7 +38,7 @@ impl Encoder {
         is_written.then_some(Self { format, lattice })
     }
 
-    /// The format.
+    /// Returns the format.
     pub fn format(&self) -> WeightFormat {
         self.format
     }

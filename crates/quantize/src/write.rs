@@ -285,7 +285,7 @@ impl Planned<'_> {
         Ok(TensorInfo { name: tensor.name.clone(), ggml_type, shape: tensor.shape.clone(), bytes })
     }
 
-    /// The format to encode in; `None` for tensors that are copied.
+    /// Returns the format to encode in; `None` for tensors that are copied.
     fn target(&self) -> Option<WeightFormat> {
         self.format.filter(|&format| self.tensor.dtype.weight_format() != Some(format))
     }

@@ -153,14 +153,14 @@ impl Catalogue {
         Ok(models.into_iter().map(|(_, model)| model).collect())
     }
 
-    /// All names.
+    /// Returns all names.
     pub(crate) fn names(&self) -> Result<Vec<ModelName>, RegistryError> {
         let connection = self.lock();
         let mut statement = connection.prepare("SELECT base, tag FROM models ORDER BY base, tag")?;
         Ok(statement.query_map([], name)?.collect::<Result<_, _>>()?)
     }
 
-    /// The model of this name.
+    /// Returns the model of this name.
     pub(crate) fn get(&self, name: &ModelName) -> Result<Option<ModelRecord>, RegistryError> {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
@@ -364,7 +364,7 @@ fn files(transaction: &Transaction<'_>, model: i64) -> Result<Vec<FileRecord>, R
     Ok(statement.query_map([model], file)?.collect::<Result<_, _>>()?)
 }
 
-/// A row of `models`, still without its files.
+/// Returns a row of `models`, still without its files.
 fn record(row: &Row<'_>) -> rusqlite::Result<ModelRecord> {
     Ok(ModelRecord {
         name: name(row)?,

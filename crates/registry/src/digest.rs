@@ -11,7 +11,7 @@ use crate::error::RegistryError;
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// The digest of these bytes.
+    /// Returns the digest of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
@@ -21,12 +21,12 @@ impl Digest {
         Self(hasher.finalize().into())
     }
 
-    /// The 64 digits alone.
+    /// Returns the 64 digits alone.
     pub fn hex(&self) -> String {
         hex(&self.0)
     }
 
-    /// The name of the blob's file.
+    /// Returns the name of the blob's file.
     pub(crate) fn file_name(&self) -> String {
         format!("sha256-{}", self.hex())
     }

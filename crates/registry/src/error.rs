@@ -317,7 +317,7 @@ impl RegistryError {
         }
     }
 
-    /// The system's reason, if it is that nothing may be written here.
+    /// Returns the system's reason, if it is that nothing may be written here.
     pub(crate) fn read_only(&self) -> Option<String> {
         match self {
             Self::Io { source, .. }

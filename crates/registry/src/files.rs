@@ -80,7 +80,7 @@ pub(crate) fn kind(metadata: &fs::Metadata) -> Option<&'static str> {
     Some(if kind.is_dir() { "a folder" } else { "something else" })
 }
 
-/// True if both paths lead to one file. Errors count as no.
+/// Returns true if both paths lead to one file. Errors count as no.
 pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
     same_file::is_same_file(a, b).unwrap_or(false)
 }

@@ -107,13 +107,13 @@ pub(crate) fn split(stem: &str) -> Option<(&str, u32, u32)> {
     (1..=count).contains(&number).then_some((name, number, count))
 }
 
-/// The name without `.gguf`, in any case.
+/// Returns the name without `.gguf`, in any case.
 pub(crate) fn gguf_stem(name: &str) -> Option<&str> {
     let at = name.len().checked_sub(".gguf".len())?;
     name.get(at..)?.eq_ignore_ascii_case(".gguf").then(|| &name[..at])
 }
 
-/// A name that is one file in one folder, on every system.
+/// Returns a name that is one file in one folder, on every system.
 pub(crate) fn is_file_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= 255
@@ -176,7 +176,7 @@ fn with_content(path: &Path) -> Result<(), RegistryError> {
     }
 }
 
-/// The model at a path.
+/// Returns the model at a path.
 pub(crate) fn find(path: &Path) -> Result<Found, RegistryError> {
     let bad = |problem: String| RegistryError::NotAModel { path: path.to_owned(), problem };
     let open = path.canonicalize().map_err(RegistryError::io("open", path))?;

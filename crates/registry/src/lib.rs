@@ -7,6 +7,7 @@
 //! The library does not read the content of a model. Its caller opens the model ([`Inspect`]) and reports its
 //! properties.
 
+mod add;
 mod cancel;
 mod catalogue;
 mod digest;
@@ -20,6 +21,7 @@ mod name;
 mod open;
 mod rebuild;
 mod record;
+mod remove;
 mod reserve;
 mod store;
 mod upload;

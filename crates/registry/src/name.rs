@@ -30,17 +30,17 @@ impl ModelName {
         Ok(Self { base: base.to_owned(), tag: tag.to_owned() })
     }
 
-    /// The part before the tag: `owner/model`.
+    /// Returns the part before the tag: `owner/model`.
     pub fn base(&self) -> &str {
         &self.base
     }
 
-    /// The part after the colon, or [`LATEST`] without one.
+    /// Returns the part after the colon, or [`LATEST`] without one.
     pub fn tag(&self) -> &str {
         &self.tag
     }
 
-    /// The name without a tag that needs no saying.
+    /// Returns the name without a tag that needs no saying.
     pub fn short(&self) -> String {
         if self.tag == LATEST { self.base.clone() } else { self.to_string() }
     }

@@ -225,7 +225,7 @@ impl Registry {
     }
 }
 
-/// True if a catalogue can be read to its end.
+/// Returns true if a catalogue can be read to its end.
 fn is_whole(path: &Path) -> Result<bool, RegistryError> {
     match Catalogue::open_read_only(path).and_then(|catalogue| {
         catalogue.check()?;

@@ -38,7 +38,7 @@ pub struct ModelRecord {
 }
 
 impl ModelRecord {
-    /// Bytes of all its files.
+    /// Returns the number of bytes of all its files.
     pub fn size(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()
     }

@@ -78,7 +78,7 @@ impl Store {
         self.partial().join(key)
     }
 
-    /// The lock of a download under this key.
+    /// Returns the lock of a download under this key.
     pub(crate) fn lock_file(&self, key: &str) -> PathBuf {
         self.locks().join(key)
     }
@@ -113,7 +113,7 @@ impl Store {
         Ok((digest, size))
     }
 
-    /// A file that arrives in pieces.
+    /// Returns a file that arrives in pieces.
     pub(crate) fn begin_upload(&self) -> Result<Upload, RegistryError> {
         let folder = self.temporary();
         let file = shared_builder(0o666)
@@ -261,7 +261,7 @@ impl Store {
         Ok(Some(self.view_of(files)).filter(|view| is_complete(view, files)))
     }
 
-    /// The folder in which these files have their names, there or not.
+    /// Returns the folder in which these files have their names, there or not.
     pub(crate) fn view_of(&self, files: &[FileRecord]) -> PathBuf {
         self.views().join(view_name(files))
     }
@@ -271,7 +271,7 @@ impl Store {
         self.blob(digest).is_file() && self.damage(digest).is_none()
     }
 
-    /// A blob's bytes.
+    /// Returns a blob's bytes.
     pub(crate) fn blob_size(&self, digest: &Digest) -> Result<u64, RegistryError> {
         match fs::metadata(self.blob(digest)) {
             Ok(metadata) => Ok(metadata.len()),

@@ -38,7 +38,7 @@ impl Upload {
     }
 }
 
-/// True if a file is one that arrives right now.
+/// Returns true if a file is one that arrives right now.
 pub(crate) fn is_arriving(file: &Path) -> bool {
     File::open(file).is_ok_and(|file| matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock)))
 }

@@ -92,7 +92,7 @@ pub enum Repair {
 }
 
 impl Finding {
-    /// True if the file is whole again.
+    /// Returns true if the file is whole again.
     pub fn is_repaired(&self) -> bool {
         matches!(self.repair, Some(Repair::Done(_)))
     }

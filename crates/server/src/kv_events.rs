@@ -185,7 +185,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// A batch of one event: all blocks are gone.
+/// Returns a batch of one event: all blocks are gone.
 fn cleared() -> Vec<u8> {
     let mut out = Vec::new();
     write(&mut out, |out| {
@@ -198,7 +198,7 @@ fn cleared() -> Vec<u8> {
     out
 }
 
-/// A batch: its time and its events.
+/// Returns a batch: its time and its events.
 fn encode(events: &[KvEvent]) -> Vec<u8> {
     let mut out = Vec::new();
     write(&mut out, |out| {

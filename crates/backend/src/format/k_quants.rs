@@ -41,8 +41,8 @@ pub(super) fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     }
 }
 
-/// The 16 scales of a Q3_K block: the low four bits of scale `s` are in byte `s % 8` (low half for `s < 8`), the high
-/// two in byte `8 + s % 4`, at bit `2 * (s / 4)`.
+/// Returns the 16 scales of a Q3_K block: the low four bits of scale `s` are in byte `s % 8` (low half for `s < 8`),
+/// the high two in byte `8 + s % 4`, at bit `2 * (s / 4)`.
 fn q3_k_scales(bytes: &[u8]) -> [i32; 16] {
     std::array::from_fn(|s| {
         let low = bytes[s % 8] >> (s / 8 * 4) & 0x0f;

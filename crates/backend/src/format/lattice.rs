@@ -218,7 +218,7 @@ pub(super) fn iq1_m(block: &[u8], out: &mut Lattice) {
     }
 }
 
-/// The scale of an IQ1_M block, bits of an f16.
+/// Returns the scale of an IQ1_M block, bits of an f16.
 pub(super) fn iq1_m_d(block: &[u8]) -> u16 {
     (0..4).fold(0, |d, i| d | u16_at(block, 48 + 2 * i) >> 12 << (4 * i))
 }

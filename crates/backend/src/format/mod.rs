@@ -34,21 +34,21 @@ macro_rules! formats {
             /// Every format.
             pub const ALL: [WeightFormat; [$($len),*].len()] = [$(Self::$name),*];
 
-            /// Elements in a block.
+            /// Returns the number of elements in a block.
             pub const fn block_len(self) -> usize {
                 match self {
                     $(Self::$name => $len,)*
                 }
             }
 
-            /// Bytes of a block.
+            /// Returns the number of bytes of a block.
             pub const fn block_bytes(self) -> usize {
                 match self {
                     $(Self::$name => $bytes,)*
                 }
             }
 
-            /// The name, as GGUF writes it.
+            /// Returns the name, as GGUF writes it.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
@@ -63,7 +63,7 @@ macro_rules! formats {
                 }
             }
 
-            /// Bytes of a block that hold an f16 scale or minimum.
+            /// Returns the bytes of a block that hold an f16 scale or minimum.
             pub const fn halves(self) -> &'static [usize] {
                 match self {
                     $(Self::$name => &$halves,)*
@@ -121,17 +121,17 @@ formats! {
 }
 
 impl WeightFormat {
-    /// True if elements share scales in blocks; false for floats.
+    /// Returns true if elements share scales in blocks; false for floats.
     pub const fn is_quantized(self) -> bool {
         self.block_len() > 1
     }
 
-    /// Bytes of a row of `cols` elements; `cols` is a multiple of [`WeightFormat::block_len`].
+    /// Returns the number of bytes of a row of `cols` elements; `cols` is a multiple of [`WeightFormat::block_len`].
     pub const fn row_bytes(self, cols: usize) -> usize {
         cols / self.block_len() * self.block_bytes()
     }
 
-    /// The format with this `enum ggml_type` number, if it is one of ours.
+    /// Returns the format with this `enum ggml_type` number, if it is one of ours.
     pub fn from_ggml_type(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.ggml_type() == number && number != OWN)
     }
@@ -199,7 +199,8 @@ impl WeightFormat {
         }
     }
 
-    /// True if no element of encoded rows is infinite or NaN. Quantized formats are looked at by their scales only.
+    /// Returns true if no element of encoded rows is infinite or NaN. Quantized formats are looked at by their scales
+    /// only.
     pub fn is_finite(self, bytes: &[u8]) -> bool {
         let blocks = || bytes.chunks_exact(self.block_bytes());
         // Without branches, so that it runs at memory speed.
@@ -301,7 +302,7 @@ pub struct UnknownFormat {
     pub name: String,
 }
 
-/// A decoder of rows from one of blocks; lengths have been checked.
+/// Returns a decoder of rows from one of blocks; lengths have been checked.
 fn blocks<const BYTES: usize, const LEN: usize>(
     decode: fn(&[u8; BYTES], &mut [f32; LEN]),
 ) -> impl Fn(&[u8], &mut [f32]) {
@@ -312,7 +313,7 @@ fn blocks<const BYTES: usize, const LEN: usize>(
     }
 }
 
-/// A decoder of rows of a format that has an [`Alphabet`].
+/// Returns a decoder of rows of a format that has an [`Alphabet`].
 fn lattice_blocks(format: WeightFormat) -> impl Fn(&[u8], &mut [f32]) {
     move |bytes, out| {
         let alphabet = format.alphabet().unwrap_or(lattice::TERNARY);
@@ -324,7 +325,7 @@ fn lattice_blocks(format: WeightFormat) -> impl Fn(&[u8], &mut [f32]) {
     }
 }
 
-/// The f16 at byte `at` of a block.
+/// Returns the f16 at byte `at` of a block.
 fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }

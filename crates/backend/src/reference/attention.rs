@@ -1,6 +1,9 @@
-//! Plain attention over contiguous K and V.
+//! Attention: its definition over contiguous K and V, and the mixer around it.
 
 use std::ops::Range;
+
+use super::{Half, ReferenceRunner, ops};
+use crate::{Attention, AttentionMode, Linear, Norm, QkNormKind, Step, StepSequence, VectorId};
 
 /// Shape of an [`attention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,7 +28,7 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Positions of the keys that a query at `position` sees.
+    /// Returns the positions of the keys that a query at `position` sees.
     pub fn visible(&self, position: usize) -> Range<usize> {
         crate::visible(self.window, self.len, position)
     }
@@ -114,4 +117,113 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
     }
     let rest: f64 = a_rest.iter().zip(b_rest).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
     sums.iter().sum::<f64>() + rest
+}
+
+impl ReferenceRunner {
+    /// Returns the output of attention for each row.
+    pub(super) fn attention(&mut self, op: &Attention, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let groups = self.program.kv.groups.len();
+        let mut added = Vec::with_capacity(x.len());
+        for sequence in step.sequences {
+            let table = sequence.table(step.pages, op.kv.group, groups);
+            let mut queries = Vec::new();
+            for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
+                let h = self.optional_norm(op.norm, &x[row]);
+                queries.extend(self.queries(op, &h, position));
+                if let Some(k) = &op.k {
+                    let [k, v] = self.keys_values(op, k, &h, position);
+                    self.arena.store(table, op.kv, Half::K, position, &k);
+                    self.arena.store(table, op.kv, Half::V, position, &v);
+                }
+            }
+            let mut attended = self.attend(op, step, sequence, &queries);
+            let width = op.heads * self.program.kv_group(op).head_dim;
+            for (a, row) in attended.chunks_exact_mut(width).zip(sequence.rows.clone()) {
+                if let Some(gate) = &op.gate {
+                    let gate = self.linear(gate, &self.optional_norm(op.norm, &x[row]));
+                    a.iter_mut().zip(gate).for_each(|(a, gate)| *a = ops::sigmoid_gate(gate, *a));
+                }
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, a)));
+            }
+        }
+        self.count("store");
+        self.count(match self.limits.attention {
+            AttentionMode::Paged => "attend",
+            AttentionMode::Gather => "attend_gather",
+        });
+        added
+    }
+
+    /// Queries of a row `h` at `position`, `[heads * head_dim]`.
+    fn queries(&self, op: &Attention, h: &[f32], position: usize) -> Vec<f32> {
+        let norm = op.qk_norm.map(|norm| (norm.q, norm.kind));
+        let mut q = self.norm_and_rotate(op, self.linear(&op.q, h), norm, position);
+        if let Some(scale) = &op.position_scale {
+            let factor = ops::position_scale(scale, position);
+            q.iter_mut().for_each(|q| *q *= factor);
+        }
+        q
+    }
+
+    /// Keys and values of a row `h` at `position`, `[kv_heads * head_dim]` each.
+    fn keys_values(&self, op: &Attention, k: &Linear, h: &[f32], position: usize) -> [Vec<f32>; 2] {
+        let k = self.linear(k, h);
+        let mut v = op.v.map_or_else(|| k.clone(), |v| self.linear(&v, h));
+        if let Some(norm) = &op.v_norm {
+            for head in v.chunks_exact_mut(self.program.kv_group(op).head_dim) {
+                head.copy_from_slice(&self.norm(norm, head));
+            }
+        }
+        let norm = op.qk_norm.map(|norm| (norm.k, norm.kind));
+        [self.norm_and_rotate(op, k, norm, position), v]
+    }
+
+    /// Norms and rotates a row of queries or keys.
+    fn norm_and_rotate(
+        &self,
+        op: &Attention,
+        mut row: Vec<f32>,
+        norm: Option<(Norm, QkNormKind)>,
+        position: usize,
+    ) -> Vec<f32> {
+        if let Some((norm, QkNormKind::Row)) = norm {
+            row = self.norm(&norm, &row);
+        }
+        for head in row.chunks_exact_mut(self.program.kv_group(op).head_dim) {
+            if let Some((norm, QkNormKind::Head)) = norm {
+                head.copy_from_slice(&self.norm(&norm, head));
+            }
+            if let Some(rope) = op.rope {
+                ops::rotate(head, position, &self.program.ropes[rope]);
+            }
+            if let Some((norm, QkNormKind::HeadAfterRope)) = norm {
+                head.copy_from_slice(&self.norm(&norm, head));
+            }
+        }
+        row
+    }
+
+    /// Attention of the rows of one sequence, `[rows, heads * head_dim]`.
+    fn attend(&self, op: &Attention, step: &Step<'_>, sequence: &StepSequence, q: &[f32]) -> Vec<f32> {
+        let group = self.program.kv_group(op);
+        let table = sequence.table(step.pages, op.kv.group, self.program.kv.groups.len());
+        let shape = AttentionShape {
+            heads: op.heads,
+            kv_heads: group.kv_heads,
+            head_dim: group.head_dim,
+            start: sequence.start,
+            scale: op.scale,
+            soft_cap: op.soft_cap,
+            window: group.window,
+            len: self.program.bidirectional.then(|| sequence.len()),
+        };
+        let k = self.arena.gather(table, op.kv, Half::K);
+        let v = self.arena.gather(table, op.kv, Half::V);
+        let vector = |id: Option<VectorId>| id.map(|id| self.vector(id));
+        let vectors =
+            HeadVectors { sinks: vector(op.sinks), biases: vector(op.distance_bias.map(|bias| bias.table)) };
+        let mut out = vec![0.0; q.len()];
+        (self.attention)(q, &k, &v, vectors, &shape, &mut out);
+        out
+    }
 }

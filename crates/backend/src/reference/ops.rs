@@ -45,13 +45,13 @@ pub fn rotate(head: &mut [f32], position: usize, rope: &Rope) {
     }
 }
 
-/// The factor of a query at `position`: `1 + beta * ln(1 + floor(position / original))`.
+/// Returns the factor of a query at `position`: `1 + beta * ln(1 + floor(position / original))`.
 pub fn position_scale(scale: &PositionScale, position: usize) -> f32 {
     let periods = position / scale.original as usize;
     (1.0 + f64::from(scale.beta) * (periods as f64).ln_1p()) as f32
 }
 
-/// The activation of an input `up` with its gate, or of an input alone.
+/// Returns the activation of an input `up` with its gate, or of an input alone.
 pub fn activate(gate: Option<f32>, up: f32, activation: Activation) -> f32 {
     let of = |x: f64| match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
@@ -79,7 +79,7 @@ pub fn sigmoid_gate(gate: f32, x: f32) -> f32 {
     (f64::from(x) / (1.0 + (-f64::from(gate)).exp())) as f32
 }
 
-/// The complementary error function, to about 1e-15: a series near zero, a continued fraction elsewhere.
+/// Returns the complementary error function, to about 1e-15: a series near zero, a continued fraction elsewhere.
 fn erfc(x: f64) -> f64 {
     if x < 0.0 {
         return 2.0 - erfc(-x);

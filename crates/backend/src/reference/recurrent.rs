@@ -2,8 +2,8 @@
 
 use super::{ReferenceRunner, attention::dot, ops};
 use crate::{
-    Activation, DeltaRule, DeltaShape, GatedNorm, GroupNorm, Limits, NormKind, STATE_CHUNK, Ssd, StateId,
-    StateLayout, StateShape, StateUse, Step,
+    Activation, Convolution, DeltaRule, DeltaShape, GatedNorm, GroupNorm, Limits, NormKind, STATE_CHUNK,
+    ShortConv, Ssd, StateId, StateLayout, StateShape, StateUse, Step,
 };
 
 /// State of one layer.
@@ -23,7 +23,7 @@ pub struct LayerState {
 }
 
 impl LayerState {
-    /// A state before position 0, filled with zeros.
+    /// Returns a state before position 0, filled with zeros.
     pub fn new(shape: StateShape) -> Self {
         let zeros = |len: usize| vec![0.0; len];
         let delta = shape.delta;
@@ -42,7 +42,7 @@ impl LayerState {
         [&mut self.inputs, &mut self.matrices, &mut self.keys, &mut self.updates, &mut self.decays]
     }
 
-    /// The convolution of the row `input`, `[channels]`, at `position`, of which it becomes part of the state.
+    /// Returns the convolution of the row `input`, `[channels]`, at `position`, of which it becomes part of the state.
     ///
     /// - `weight`: `[rows + 1, channels]`
     /// - `bias`: `[channels]`
@@ -69,7 +69,7 @@ impl LayerState {
         out
     }
 
-    /// The delta rule of one row, `[value_heads, value_dim]`.
+    /// Returns the delta rule of one row, `[value_heads, value_dim]`.
     ///
     /// Within a chunk that began with the state `S`, with decays `G` that are summed up from there:
     ///
@@ -129,7 +129,7 @@ impl LayerState {
         out
     }
 
-    /// The scan of one row, `[value_heads, value_dim]`, without its skip connection.
+    /// Returns the scan of one row, `[value_heads, value_dim]`, without its skip connection.
     ///
     /// Within a chunk that began with the state `S`, with decays `G` that are summed up from there:
     ///
@@ -251,6 +251,75 @@ fn ssd_step(op: &Ssd, d: f32, bias: f32) -> f32 {
 }
 
 impl ReferenceRunner {
+    /// Returns a short convolution's output, which is added to each row.
+    pub(super) fn conv(&mut self, op: &ShortConv, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let mut added = Vec::with_capacity(x.len());
+        for sequence in step.sequences {
+            let state = sequence.state.expect("validated");
+            for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
+                let input = self.linear(&op.input, &self.optional_norm(op.norm, &x[row]));
+                let (b, rest) = input.split_at(op.width);
+                let (c, u) = rest.split_at(op.width);
+                let gated: Vec<f32> = b.iter().zip(u).map(|(b, u)| b * u).collect();
+                let y = self.convolve(&op.convolution, state, (op.state, sequence.start), &gated, position);
+                let y: Vec<f32> = c.iter().zip(y).map(|(c, y)| c * y).collect();
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &y)));
+            }
+        }
+        self.count("conv");
+        added
+    }
+
+    /// Returns a delta rule's output, which is added to each row.
+    pub(super) fn delta(&mut self, op: &DeltaRule, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let mut added = Vec::with_capacity(x.len());
+        for sequence in step.sequences {
+            let state = sequence.state.expect("validated");
+            for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
+                let h = self.optional_norm(op.norm, &x[row]);
+                let [mixed, gate, a, b] =
+                    [&op.qkv, &op.gate, &op.alpha, &op.beta].map(|linear| self.linear(linear, &h));
+                let mixed =
+                    self.convolve(&op.convolution, state, (op.state, sequence.start), &mixed, position);
+                let mixed = delta_inputs(&op.shape, &mixed);
+                let (q, rest) = mixed.split_at(op.shape.key_width());
+                let (k, v) = rest.split_at(op.shape.key_width());
+                let (decay, dt) = (self.vector(op.decay), self.vector(op.dt));
+                let (decay, beta): (Vec<f32>, Vec<f32>) =
+                    (0..a.len()).map(|head| delta_gates(decay[head], dt[head], a[head], b[head])).unzip();
+                // The convolution has begun the state.
+                let own = self.states.begin(StateUse::in_place(state.write), op.state, position);
+                let mut out = own.delta(op, position, [q, k, v], &decay, &beta);
+                let heads = out.chunks_exact_mut(op.shape.value_dim);
+                for (head, gate) in heads.zip(gate.chunks_exact(op.shape.value_dim)) {
+                    let normed = self.norm(&op.out_norm, head);
+                    for ((out, normed), &gate) in head.iter_mut().zip(normed).zip(gate) {
+                        *out = ops::activate(Some(gate), normed, Activation::Silu);
+                    }
+                }
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &out)));
+            }
+        }
+        self.count("delta");
+        added
+    }
+
+    /// Returns the convolution of one row of a sequence whose step began at `start`, in the state of `layer`.
+    fn convolve(
+        &mut self,
+        op: &Convolution,
+        state: StateUse,
+        (layer, start): (usize, usize),
+        input: &[f32],
+        position: usize,
+    ) -> Vec<f32> {
+        // The first row of the step moves the state from the slot that is read.
+        let state = if position == start { state } else { StateUse::in_place(state.write) };
+        let (weight, bias) = (&self.vectors[op.weight.0 as usize], op.bias);
+        let bias = bias.map(|bias| self.vectors[bias.0 as usize].as_slice());
+        self.states.begin(state, layer, position).convolve(input, position, weight, bias)
+    }
+
     /// Returns the output of a scan, which is added to each row.
     pub(super) fn ssd(&mut self, op: &Ssd, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let mut added = Vec::with_capacity(x.len());
@@ -354,7 +423,7 @@ impl States {
         numbers.skip(part * places).zip(page).for_each(|(number, place)| copy(number, place));
     }
 
-    /// The state of a layer that a sequence's rows from `start` on continue and write.
+    /// Returns the state of a layer that a sequence's rows from `start` on continue and write.
     pub(super) fn begin(&mut self, state: StateUse, layer: usize, start: usize) -> &mut LayerState {
         let StateUse { read, write } = state;
         if start > 0 && read != write {

@@ -29,7 +29,7 @@ impl Default for Dry {
 }
 
 impl Dry {
-    /// True if it can have an effect.
+    /// Returns true if it can have an effect.
     pub fn is_on(&self) -> bool {
         self.multiplier > 0.0 && self.window != Some(0)
     }

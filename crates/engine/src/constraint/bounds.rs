@@ -182,7 +182,7 @@ impl Measure {
             let end = match char {
                 '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
                 '"' | '/' => {
-                    let end = super::literal(rest);
+                    let end = super::grammar::literal(rest);
                     self.regex(&rest[..end])?;
                     end
                 }
@@ -244,7 +244,7 @@ struct Node<'s> {
     names: bool,
 }
 
-/// True if a keyword's value is an object whose keys are names.
+/// Returns true if a keyword's value is an object whose keys are names.
 fn lists_names(keyword: &str) -> bool {
     matches!(keyword, "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas")
 }

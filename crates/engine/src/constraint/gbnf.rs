@@ -65,7 +65,7 @@ impl Source {
         }
     }
 
-    /// All nodes of a rule's body.
+    /// Returns all nodes of a rule's body.
     fn body(&self, rule: usize) -> impl Iterator<Item = NodeId> {
         let mut rest = vec![self.rules[rule]];
         std::iter::from_fn(move || {
@@ -86,7 +86,7 @@ pub(super) fn to_lark(text: &str, tokens: &TokTrie) -> Result<String, String> {
     Ok(lexemes::write(&mut source, &regular, tokens.eos_tokens()))
 }
 
-/// True if a grammar is GBNF, and not Lark: its first rule has `::=`.
+/// Returns true if a grammar is GBNF, and not Lark: its first rule has `::=`.
 pub(super) fn is_gbnf(text: &str) -> bool {
     let mut rest = text.trim_start_matches('\u{feff}').trim_start();
     while rest.starts_with('#') || rest.starts_with("//") {

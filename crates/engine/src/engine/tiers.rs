@@ -7,7 +7,7 @@ use std::{
 
 use paguro_backend::{PageContent, PageId};
 
-use super::Worker;
+use super::worker::Worker;
 use crate::{
     disk::Disk,
     events::{self, Medium},
@@ -284,7 +284,7 @@ impl Worker {
     }
 }
 
-/// True if the writer takes a unit of this size. An empty queue takes any.
+/// Returns true if the writer takes a unit of this size. An empty queue takes any.
 fn has_room(disk: &Disk, bytes: usize) -> bool {
     disk.room() > 0 && (disk.room() >= bytes || disk.pending_bytes() == 0)
 }

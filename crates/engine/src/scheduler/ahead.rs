@@ -35,7 +35,7 @@ impl Scheduler {
         next_plan.clear();
         let mut output = 0;
         for sequence in running {
-            let owner = (sequence.job.id, sequence.branches.start);
+            let owner = (sequence.request.id, sequence.branches.start);
             // Between them are those of sequences that have ended since the planned step was planned ahead.
             while plan.owners.get(output).is_some_and(|other| *other != owner) {
                 output += 1;
@@ -64,7 +64,7 @@ impl Scheduler {
         }));
     }
 
-    /// The step that was planned ahead, with these outputs.
+    /// Returns the step that was planned ahead, with these outputs.
     pub fn step_ahead<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
         self.next_plan.step(outputs)
     }
@@ -85,7 +85,7 @@ impl Scheduler {
         let mut left = self.running.iter().filter(|sequence| sequence.rows > 0).peekable();
         output.outcomes.retain(|_| {
             let owner = owners.next();
-            left.next_if(|sequence| Some(&(sequence.job.id, sequence.branches.start)) == owner).is_some()
+            left.next_if(|sequence| Some(&(sequence.request.id, sequence.branches.start)) == owner).is_some()
         });
         Ok(())
     }

@@ -62,7 +62,7 @@ impl Plan {
         Step { tokens, carried, sequences, pages, outputs }
     }
 
-    /// The step's work, by which its time is estimated.
+    /// Returns the step's work, by which its time is estimated.
     pub fn work(&self) -> Work {
         let sequences = self.sequences.iter();
         sequences.fold(Work::default(), |work, sequence| work.and(sequence.start, sequence.rows.len()))

@@ -30,7 +30,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::{Limits, Output, PageId, PageMove, Step, Want};
+use paguro_backend::{Limits, Output, PageId, PageMove, Step};
 
 use self::{
     buffers::{Plan, Saves},
@@ -38,13 +38,14 @@ use self::{
 };
 use crate::{
     RequestError, Stats,
+    checked_request::CheckedRequest,
     constraint::MaskWorkers,
     cost::{StepCost, Work},
     fair::Ledger,
     layout::Layout,
     pages::Pages,
-    request::{FinishReason, Signal},
-    sequence::{Job, Rank, Sequence},
+    request::{Event, FinishReason},
+    sequence::{Rank, Sequence},
     states::States,
 };
 
@@ -76,8 +77,8 @@ pub(crate) struct Scheduler {
     is_ahead: bool,
     saves: Saves,
     mask_workers: MaskWorkers,
-    /// Events since the last look, by request.
-    pub signals: Vec<(u64, Signal)>,
+    /// Events that are not published yet, with their requests. Their texts are empty: the reader decodes tokens.
+    pub events: Vec<(u64, Event)>,
     stats: Stats,
 }
 
@@ -108,16 +109,16 @@ impl Scheduler {
             is_ahead: false,
             saves: Saves::default(),
             mask_workers: MaskWorkers::default(),
-            signals: Vec::new(),
+            events: Vec::new(),
             stats: Stats::default(),
         }
     }
 
     /// Queues a request that was checked.
-    pub fn submit(&mut self, job: Job, prompt: Vec<u32>) {
+    pub fn submit(&mut self, request: CheckedRequest, prompt: Vec<u32>) {
         let active = self.running.iter().chain(self.waiting.values());
-        self.ledger.enter(&job.tenant, active.map(|sequence| &sequence.job.tenant));
-        let mut sequence = Sequence::new(job, prompt, &self.layout, &self.pages);
+        self.ledger.enter(&request.tenant, active.map(|sequence| &sequence.request.tenant));
+        let mut sequence = Sequence::new(request, prompt, &self.layout, &self.pages);
         sequence.seniority = self.arrivals;
         self.arrivals += 1;
         sequence.waits_since = self.step;
@@ -128,27 +129,28 @@ impl Scheduler {
     /// Ends a request, or one branch of it; its pages are free at once.
     pub fn cancel(&mut self, request: u64, branch: Option<usize>) {
         for sequence in
-            self.remove(|s| s.job.id == request && branch.is_none_or(|b| s.branches == (b..b + 1)))
+            self.remove(|s| s.request.id == request && branch.is_none_or(|b| s.branches == (b..b + 1)))
         {
-            finish(&sequence, &FinishReason::Cancelled, None, &mut self.signals);
+            finish(&sequence, &FinishReason::Cancelled, None, &mut self.events);
         }
     }
 
     /// Ends the requests whose deadline is not after `now`.
     pub fn expire(&mut self, now: Instant) {
-        for sequence in self.remove(|sequence| sequence.job.deadline.is_some_and(|deadline| deadline <= now))
+        for sequence in
+            self.remove(|sequence| sequence.request.deadline.is_some_and(|deadline| deadline <= now))
         {
             if sequence.cached_tokens.is_some() {
-                finish(&sequence, &FinishReason::DeadlineExceeded, None, &mut self.signals);
+                finish(&sequence, &FinishReason::DeadlineExceeded, None, &mut self.events);
             } else {
-                self.signals.push((sequence.job.id, Signal::Failed(RequestError::DeadlineExceeded)));
+                self.events.push((sequence.request.id, Event::Failed(RequestError::DeadlineExceeded)));
             }
         }
     }
 
     pub fn cancel_all(&mut self) {
         for sequence in self.remove(|_| true) {
-            finish(&sequence, &FinishReason::Cancelled, None, &mut self.signals);
+            finish(&sequence, &FinishReason::Cancelled, None, &mut self.events);
         }
     }
 
@@ -181,7 +183,7 @@ impl Scheduler {
         assert!(!self.has_work() || !self.plan.tokens.is_empty(), "one sequence can always go on");
     }
 
-    /// Rows of the planned step.
+    /// Returns the number of rows of the planned step.
     pub fn planned_rows(&self) -> usize {
         self.plan.tokens.len()
     }
@@ -195,27 +197,11 @@ impl Scheduler {
     pub fn write_outputs<'a>(&'a self, outputs: &mut Vec<Output<'a>>) {
         let running = self.running.iter().filter(|sequence| sequence.rows > 0);
         for (sequence, part) in running.zip(&self.plan.sequences) {
-            outputs.extend(sequence.scored_in(sequence.rows).map(|position| Output {
-                row: part.rows.start + position - sequence.computed,
-                want: Want::Score {
-                    token: sequence.tokens[position + 1],
-                    top: sequence.job.logprobs.unwrap_or(0),
-                },
-            }));
-            outputs.extend(sequence.embedded_in(sequence.rows).map(|position| Output {
-                row: part.rows.start + position - sequence.computed,
-                want: Want::Embedding,
-            }));
-            if sequence.samples() {
-                outputs.extend(sequence.branches.clone().map(|branch| Output {
-                    row: part.rows.end - 1,
-                    want: Want::Sample(sequence.sample_request(branch, false)),
-                }));
-            }
+            sequence.write_outputs(part.rows.start, outputs);
         }
     }
 
-    /// The planned step with these outputs.
+    /// Returns the planned step with these outputs.
     pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
         self.plan.step(outputs)
     }
@@ -256,12 +242,12 @@ impl Scheduler {
         self.limits
     }
 
-    /// Gives up every cached block that no sequence uses.
+    /// Evicts every cached block that no sequence uses.
     pub fn clear_cache(&mut self) {
         self.pages.clear_cache();
     }
 
-    /// The last step took this long.
+    /// Records the duration of the last step.
     pub fn record_time(&mut self, duration: Duration) {
         self.stats.step_times.record(duration);
         if let Some(work) = self.last_work.take() {
@@ -269,7 +255,7 @@ impl Scheduler {
         }
     }
 
-    /// A step of `rows` rows of one sequence took this long before there were requests.
+    /// Records the duration of a step of `rows` rows of one sequence, which ran before there were requests.
     pub fn record_probe(&mut self, rows: usize, duration: Duration) {
         self.cost.learn(Work::default().and(0, rows), duration);
     }
@@ -278,7 +264,7 @@ impl Scheduler {
     pub fn check(&self) -> Result<(), String> {
         let holds = |sequence: &&Sequence| sequence.held_pages().next().is_some() || sequence.state.is_some();
         if let Some(sequence) = self.waiting.values().find(holds) {
-            return Err(format!("request {} waits but holds pages or a state", sequence.job.id));
+            return Err(format!("request {} waits but holds pages or a state", sequence.request.id));
         }
         if !self.running.is_sorted_by_key(Sequence::rank) {
             return Err("running sequences are out of order".into());
@@ -287,10 +273,10 @@ impl Scheduler {
             let rows = sequence.rows + usize::from(sequence.ahead);
             let blocks = self.layout.blocks(sequence.computed + rows);
             if sequence.tables.iter().any(|table| table.pages.len() != blocks) {
-                return Err(format!("request {} has block tables of a wrong length", sequence.job.id));
+                return Err(format!("request {} has block tables of a wrong length", sequence.request.id));
             }
             if self.states.total() > 0 && sequence.computed > 0 && sequence.state.is_none() {
-                return Err(format!("request {} has K and V but no state", sequence.job.id));
+                return Err(format!("request {} has K and V but no state", sequence.request.id));
             }
         }
         self.states.check(self.running.iter().filter_map(|sequence| sequence.state))?;
@@ -311,7 +297,7 @@ impl Scheduler {
         self.running.insert(index, sequence);
     }
 
-    /// Takes the chosen sequences out, wherever they are, and their pages with them.
+    /// Removes the chosen sequences, running and waiting ones, and releases their pages.
     fn remove(&mut self, chosen: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
         let mut removed: Vec<_> = self.running.extract_if(.., |sequence| chosen(sequence)).collect();
         for sequence in &mut removed {
@@ -333,27 +319,27 @@ impl Scheduler {
     /// Request and branch of the running sequences that decode.
     pub fn decoding(&self) -> Vec<(u64, usize)> {
         let decoding = self.running.iter().filter(|sequence| !sequence.prefills());
-        decoding.map(|sequence| (sequence.job.id, sequence.branches.start)).collect()
+        decoding.map(|sequence| (sequence.request.id, sequence.branches.start)).collect()
     }
 
     /// Request, branch and positions of the planned rows.
     pub fn planned(&self) -> Vec<(u64, usize, std::ops::Range<usize>)> {
         let planned = self.running.iter().filter(|sequence| sequence.rows > 0);
-        planned.map(|s| (s.job.id, s.branches.start, s.computed..s.computed + s.rows)).collect()
+        planned.map(|s| (s.request.id, s.branches.start, s.computed..s.computed + s.rows)).collect()
     }
 
     /// Returns request and branch of running sequences without a row in the plan, and of waiting ones.
     pub fn held(&self) -> Vec<(u64, usize)> {
         let idle = self.running.iter().filter(|sequence| sequence.rows == 0);
-        idle.chain(self.waiting.values()).map(|s| (s.job.id, s.branches.start)).collect()
+        idle.chain(self.waiting.values()).map(|s| (s.request.id, s.branches.start)).collect()
     }
 
     /// Tenants and requests of the running sequences.
     pub fn places(&self) -> Vec<(crate::fair::Tenant, u64)> {
-        self.running.iter().map(|sequence| (sequence.job.tenant.clone(), sequence.job.id)).collect()
+        self.running.iter().map(|sequence| (sequence.request.tenant.clone(), sequence.request.id)).collect()
     }
 
-    /// Pages of the running sequences.
+    /// Returns the pages of the running sequences.
     pub fn tables(&self) -> Vec<Vec<PageId>> {
         self.running.iter().map(|sequence| sequence.held_pages().collect()).collect()
     }

@@ -1,4 +1,4 @@
-//! Results of a step go back to its sequences: tokens, scores, embeddings, forks, ends, failures.
+//! Application of a step's results to its sequences: scores, embeddings, tokens, forks, ends, failures.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use super::Scheduler;
 use crate::{
     RequestError,
     constraint::Guide,
-    request::{FinishReason, Signal},
-    sequence::Sequence,
+    request::{Event, FinishReason},
+    sequence::{Sequence, SequenceOutput},
 };
 
 impl Scheduler {
@@ -29,60 +29,55 @@ impl Scheduler {
         self.last_work = Some(self.plan.work());
         let mut outcomes = output.outcomes.drain(..);
         let mut forks = Vec::new();
+        let mut tokens = Vec::new();
         let mut failed = Vec::new();
         for sequence in self.running.iter_mut().filter(|sequence| sequence.rows > 0) {
-            for _ in sequence.scored_in(sequence.rows) {
-                let Some(Outcome::Score(score)) = outcomes.next() else {
-                    unreachable!("outcomes were checked")
-                };
-                sequence.scores.push(score);
+            let count = sequence.outputs().len();
+            for outcome in outcomes.by_ref().take(count) {
+                match outcome {
+                    Outcome::Score(score) => sequence.scores.push(score),
+                    Outcome::Embedding(embedding) => sequence.pool(&embedding),
+                    Outcome::Sampled(sampled) => tokens.push(sampled),
+                    Outcome::Logits(_) => unreachable!("outcomes were checked"),
+                }
             }
-            for _ in sequence.embedded_in(sequence.rows) {
-                let Some(Outcome::Embedding(embedding)) = outcomes.next() else {
-                    unreachable!("outcomes were checked")
-                };
-                sequence.pool(&embedding);
-            }
-            let samples = sequence.samples();
             sequence.last_step = self.step;
             sequence.last_rows = (self.stats.steps, sequence.rows);
             let rows = sequence.advance(&self.layout, &mut self.pages, &mut self.states);
             let saves = &mut self.saves;
             saves.keys.extend(sequence.save_state(&self.layout, &mut self.pages, &mut saves.moves));
-            self.ledger.charge(&sequence.job.tenant, rows);
-            if sequence.job.report_prefill && sequence.generated() == 0 {
+            self.ledger.charge(&sequence.request.tenant, rows);
+            if sequence.request.report_prefill && sequence.generated() == 0 {
                 let tokens = sequence.computed;
-                self.signals.push((sequence.job.id, Signal::Prefilled { tokens, at }));
+                self.events.push((sequence.request.id, Event::Prefilled { tokens, at }));
             }
             if let Some((from, scores)) = sequence.take_scores() {
-                self.signals.push((sequence.job.id, Signal::PromptScores { from, scores }));
+                self.events.push((sequence.request.id, Event::PromptScores { from, scores }));
             }
             if let Some(values) = sequence.take_embedding() {
-                self.signals.push((sequence.job.id, Signal::Embedding { values }));
+                self.events.push((sequence.request.id, Event::Embedding { values }));
             }
-            if samples {
+            if !tokens.is_empty() {
                 let first_fork = forks.len();
                 let branches = sequence.branches.clone();
                 sequence.branches = branches.start..branches.start + 1;
                 forks.extend(
                     branches.skip(1).map(|branch| sequence.fork(branch, &mut self.pages, &mut self.states)),
                 );
-                for sequence in std::iter::once(sequence).chain(&mut forks[first_fork..]) {
-                    let Some(Outcome::Sampled(sampled)) = outcomes.next() else {
-                        unreachable!("outcomes were checked")
-                    };
+                let sequences = std::iter::once(sequence).chain(&mut forks[first_fork..]);
+                for (sequence, sampled) in sequences.zip(tokens.drain(..)) {
                     self.stats.tokens += 1;
-                    match accept(sequence, sampled, at, &mut self.signals) {
+                    match accept(sequence, sampled, at, &mut self.events) {
                         Ok(()) if sequence.finished => {}
                         // The mask is computed while events are published and the next step runs.
                         Ok(()) => sequence.compute_mask(&mut self.mask_workers),
-                        Err(error) => failed.push((sequence.job.id, error)),
+                        Err(error) => failed.push((sequence.request.id, error)),
                     }
                 }
             } else if sequence.remaining() == 0 {
                 // Only the prompt was requested.
                 sequence.finished = true;
-                finish(sequence, &sequence.job.at_max_tokens, None, &mut self.signals);
+                finish(sequence, &sequence.request.at_max_tokens, None, &mut self.events);
             }
         }
         drop(outcomes);
@@ -92,10 +87,10 @@ impl Scheduler {
         failed.dedup_by_key(|(request, _)| *request);
         for (request, error) in failed {
             // Pages with values that are not finite must not be stored on disk.
-            let of_request = self.running.iter_mut().filter(|sequence| sequence.job.id == request);
+            let of_request = self.running.iter_mut().filter(|sequence| sequence.request.id == request);
             of_request.for_each(|sequence| sequence.is_suspect |= matches!(error, RequestError::NotFinite));
-            self.remove(|sequence| sequence.job.id == request);
-            self.signals.push((request, Signal::Failed(error)));
+            self.remove(|sequence| sequence.request.id == request);
+            self.events.push((request, Event::Failed(error)));
         }
         for mut sequence in self.running.extract_if(.., |sequence| sequence.finished) {
             sequence.release(&self.layout, &mut self.pages, &mut self.states);
@@ -116,35 +111,33 @@ impl Scheduler {
         self.is_ahead = false;
         self.last_work = None;
         self.stats.failed_steps += 1;
-        let mut requests: Vec<_> = self.running.iter().filter(|s| s.rows > 0).map(|s| s.job.id).collect();
+        let mut requests: Vec<_> = self.running.iter().filter(|s| s.rows > 0).map(|s| s.request.id).collect();
         requests.append(&mut self.plan.restored);
         for key in self.plan.saved.drain(..) {
             self.pages.forget_checkpoint(&key);
         }
         requests.sort();
         requests.dedup();
-        self.remove(|sequence| requests.binary_search(&sequence.job.id).is_ok());
-        let failed = || Signal::Failed(RequestError::Step(error.to_string()));
-        self.signals.extend(requests.into_iter().map(|request| (request, failed())));
+        self.remove(|sequence| requests.binary_search(&sequence.request.id).is_ok());
+        let failed = || Event::Failed(RequestError::Step(error.to_string()));
+        self.events.extend(requests.into_iter().map(|request| (request, failed())));
     }
 
     fn check_outcomes(&self, output: &StepOutput) -> Result<(), StepError> {
         let mut rest = output.outcomes.as_slice();
         for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
-            let scores = sequence.scored_in(sequence.rows).len();
-            let embeddings = sequence.embedded_in(sequence.rows).len();
-            let samples = if sequence.samples() { sequence.branches.len() } else { 0 };
-            let Some((own, others)) = rest.split_at_checked(scores + embeddings + samples) else {
+            let outputs = sequence.outputs();
+            let Some((own, others)) = rest.split_at_checked(outputs.len()) else {
                 return Err(StepError::Device(
                     "the runner answered fewer outputs than were asked for".into(),
                 ));
             };
-            let (scored, own) = own.split_at(scores);
-            let (embedded, sampled) = own.split_at(embeddings);
-            if !scored.iter().all(|outcome| matches!(outcome, Outcome::Score(_)))
-                || !embedded.iter().all(|outcome| matches!(outcome, Outcome::Embedding(_)))
-                || !sampled.iter().all(|outcome| matches!(outcome, Outcome::Sampled(_)))
-            {
+            let fits = |(output, outcome): (SequenceOutput, &Outcome)| match output {
+                SequenceOutput::Score { .. } => matches!(outcome, Outcome::Score(_)),
+                SequenceOutput::Embedding { .. } => matches!(outcome, Outcome::Embedding(_)),
+                SequenceOutput::Sample { .. } => matches!(outcome, Outcome::Sampled(_)),
+            };
+            if !outputs.iter().zip(own).all(fits) {
                 return Err(StepError::Device(
                     "the runner answered other outputs than were asked for".into(),
                 ));
@@ -166,7 +159,7 @@ fn accept(
     sequence: &mut Sequence,
     sampled: Sampled,
     at: Instant,
-    signals: &mut Vec<(u64, Signal)>,
+    events: &mut Vec<(u64, Event)>,
 ) -> Result<(), RequestError> {
     let Sampled { token, logprob, top } = sampled;
     if token == Sampled::NO_TOKEN {
@@ -174,17 +167,17 @@ fn accept(
         sequence.guide.as_ref().map_or(Ok(()), Guide::check).map_err(RequestError::Constraint)?;
         return Err(RequestError::NotFinite);
     }
-    let (request, branch) = (sequence.job.id, sequence.branches.start);
+    let (request, branch) = (sequence.request.id, sequence.branches.start);
     let end = sequence.push(token).map_err(RequestError::Constraint)?;
     let mut stop_score = None;
     if matches!(end, Some(FinishReason::Stop(_))) {
         stop_score = logprob.map(|logprob| Score { logprob, top });
     } else {
-        signals.push((request, Signal::Token { branch, token, logprob, top, at }));
+        events.push((request, Event::Token { branch, token, text: String::new(), logprob, top, at }));
     }
     if let Some(reason) = end {
         sequence.finished = true;
-        finish(sequence, &reason, stop_score, signals);
+        finish(sequence, &reason, stop_score, events);
     }
     Ok(())
 }
@@ -194,11 +187,12 @@ pub(super) fn finish(
     sequence: &Sequence,
     reason: &FinishReason,
     stop_score: Option<Score>,
-    signals: &mut Vec<(u64, Signal)>,
+    events: &mut Vec<(u64, Event)>,
 ) {
     for branch in sequence.branches.clone() {
         let (reason, stop_score) = (reason.clone(), stop_score.clone());
-        let finished = Signal::Finished { branch, reason, stop_score, usage: sequence.usage() };
-        signals.push((sequence.job.id, finished));
+        let (text, usage) = (String::new(), sequence.usage());
+        let finished = Event::Finished { branch, text, reason, stop_score, usage };
+        events.push((sequence.request.id, finished));
     }
 }

@@ -28,7 +28,7 @@ use std::{
 use super::Scheduler;
 use crate::{
     fair::Tenant,
-    request::Signal,
+    request::Event,
     sequence::{Rank, Sequence},
 };
 
@@ -62,16 +62,16 @@ impl Share {
 
 impl<'a> Shares<'a> {
     fn tenant(&self, sequence: &Sequence) -> Share {
-        self.tenants.get(&sequence.job.tenant).copied().unwrap_or_default()
+        self.tenants.get(&sequence.request.tenant).copied().unwrap_or_default()
     }
 
     fn request(&self, sequence: &Sequence) -> Share {
-        self.requests.get(&sequence.job.id).copied().unwrap_or_default()
+        self.requests.get(&sequence.request.id).copied().unwrap_or_default()
     }
 
     fn add(&mut self, sequence: &'a Sequence, pages: f64) {
-        let tenant = self.tenants.entry(&sequence.job.tenant).or_default();
-        for share in [tenant, self.requests.entry(sequence.job.id).or_default()] {
+        let tenant = self.tenants.entry(&sequence.request.tenant).or_default();
+        for share in [tenant, self.requests.entry(sequence.request.id).or_default()] {
             share.places += 1;
             share.pages += pages;
         }
@@ -80,10 +80,10 @@ impl<'a> Shares<'a> {
     /// Moves a place from one sequence to another.
     fn pass(&mut self, from: &'a Sequence, to: &'a Sequence, pages: f64) {
         let mut gained = Share::default();
-        self.tenants.entry(&from.job.tenant).or_default().give(&mut gained, pages);
-        self.tenants.entry(&to.job.tenant).or_default().places += gained.places;
-        self.requests.entry(from.job.id).or_default().give(&mut gained, pages);
-        self.requests.entry(to.job.id).or_default().places += 1;
+        self.tenants.entry(&from.request.tenant).or_default().give(&mut gained, pages);
+        self.tenants.entry(&to.request.tenant).or_default().places += gained.places;
+        self.requests.entry(from.request.id).or_default().give(&mut gained, pages);
+        self.requests.entry(to.request.id).or_default().places += 1;
     }
 }
 
@@ -136,34 +136,34 @@ impl Scheduler {
         sequence.restore_state(layout, pages, states, &mut plan.moves);
         sequence.count_loaded(first_time, layout, pages);
         if sequence.state.is_some() {
-            plan.restored.push(sequence.job.id);
+            plan.restored.push(sequence.request.id);
         }
         (sequence.runs_since, sequence.restoring_steps, sequence.overtaken) = (self.step, 0, 0);
         self.stats.prefix_query_tokens += sequence.tokens.len() as u64;
         self.stats.prefix_hit_tokens += sequence.computed as u64;
         if first_time {
-            self.stats.prompt_tokens += sequence.job.prompt_tokens as u64;
-            self.signals
-                .push((sequence.job.id, Signal::Started { cached_tokens: sequence.computed, at: now }));
+            self.stats.prompt_tokens += sequence.request.prompt_tokens as u64;
+            let started = Event::Started { cached_tokens: sequence.computed, at: now };
+            self.events.push((sequence.request.id, started));
         }
         self.run(sequence);
         true
     }
 
-    /// The sequence that leaves the queue next, and the running ones that it displaces.
+    /// Returns the sequence that leaves the queue next, and the running ones that it displaces.
     fn next_in_queue(&self) -> Option<(Rank, Vec<Rank>)> {
         if self.waiting.is_empty() {
             return None;
         }
         let mut places: (BTreeMap<&Tenant, usize>, BTreeMap<u64, usize>) = Default::default();
         for sequence in &self.running {
-            *places.0.entry(&sequence.job.tenant).or_default() += 1;
-            *places.1.entry(sequence.job.id).or_default() += 1;
+            *places.0.entry(&sequence.request.tenant).or_default() += 1;
+            *places.1.entry(sequence.request.id).or_default() += 1;
         }
         let order = |sequence: &Sequence| {
-            let of_tenant = places.0.get(&sequence.job.tenant).copied().unwrap_or(0);
-            let of_request = places.1.get(&sequence.job.id).copied().unwrap_or(0);
-            let tokens = self.ledger.of(&sequence.job.tenant);
+            let of_tenant = places.0.get(&sequence.request.tenant).copied().unwrap_or(0);
+            let of_request = places.1.get(&sequence.request.id).copied().unwrap_or(0);
+            let tokens = self.ledger.of(&sequence.request.tenant);
             (Reverse(sequence.priority), of_tenant, tokens, of_request, sequence.rank())
         };
         let mut in_work = BTreeSet::new();
@@ -171,7 +171,7 @@ impl Scheduler {
         loop {
             let left = self.waiting.values().filter(|sequence| {
                 !in_work.contains(&sequence.rank())
-                    && !without_place.contains(&sequence.job.tenant)
+                    && !without_place.contains(&sequence.request.tenant)
                     && !sequence.is_loading()
             });
             let head = left.min_by_key(|sequence| order(sequence))?;
@@ -204,7 +204,7 @@ impl Scheduler {
                 return None;
             }
             // Another tenant may have a claim to the place.
-            without_place.insert(&head.job.tenant);
+            without_place.insert(&head.request.tenant);
         }
     }
 
@@ -244,7 +244,7 @@ impl Scheduler {
             };
             let order = |(sequence, _): &(&Sequence, f64)| {
                 let (tenant, request) = (shares.tenant(sequence), shares.request(sequence));
-                let tokens = self.ledger.of(&sequence.job.tenant);
+                let tokens = self.ledger.of(&sequence.request.tenant);
                 (Reverse(sequence.priority), tenant.places, tokens, request.places, sequence.rank())
             };
             let best = (0..left.len()).filter(|&i| may_go(&left[i])).max_by_key(|&i| order(&left[i]));
@@ -269,7 +269,7 @@ impl Scheduler {
         short: Shortage,
         shares: &Shares<'_>,
     ) -> bool {
-        if running.job.id == claimant.job.id {
+        if running.request.id == claimant.request.id {
             return false;
         }
         let has_more = |theirs: Share, own: Share| {
@@ -278,12 +278,12 @@ impl Scheduler {
         };
         // A sequence that has just recomputed its lost tokens would lose them again.
         let may_take_turns = self.step - running.runs_since >= 2 * running.restoring_steps;
-        if running.job.tenant != claimant.job.tenant {
-            let tokens = |sequence: &Sequence| self.ledger.of(&sequence.job.tenant);
+        if running.request.tenant != claimant.request.tenant {
+            let tokens = |sequence: &Sequence| self.ledger.of(&sequence.request.tenant);
             has_more(shares.tenant(running), shares.tenant(claimant))
                 || (tenant_starves && may_take_turns && tokens(running) >= tokens(claimant))
         } else {
-            let has_branches = running.job.sampling.len() > 1;
+            let has_branches = running.request.sampling.len() > 1;
             let is_large = short.pages > 0.0 && pages >= 2.0 * short.claim;
             has_more(shares.request(running), shares.request(claimant))
                 || (request_starves && may_take_turns && (has_branches || is_large))
@@ -299,7 +299,7 @@ impl Scheduler {
         sequence.waits_since = self.step;
         let for_own_tenant = claimant
             .and_then(|rank| self.waiting.get(&rank))
-            .is_some_and(|claimant| claimant.job.tenant == sequence.job.tenant);
+            .is_some_and(|claimant| claimant.request.tenant == sequence.request.tenant);
         if for_own_tenant {
             sequence.seniority = self.arrivals;
             self.arrivals += 1;
@@ -313,7 +313,7 @@ impl Scheduler {
         let forks = |sequence: &Sequence| {
             sequence.branches.len() > 1
                 && sequence.granted == sequence.remaining()
-                && sequence.generated() < sequence.job.max_tokens
+                && sequence.generated() < sequence.request.max_tokens
         };
         let ranks: Vec<_> = self.running.iter().filter(|s| forks(s)).map(Sequence::rank).collect();
         let mut free = self.free_places();
@@ -370,18 +370,18 @@ impl Scheduler {
         }
     }
 
-    /// The running sequence that loses its pages when there are not enough: of the lowest priority, of the tenant that
-    /// claims most, the youngest.
+    /// Returns the running sequence that loses its pages when there are not enough: of the lowest priority, of the
+    /// tenant that claims most, the youngest.
     fn under_pressure(&self) -> Rank {
         let mut claims: BTreeMap<&Tenant, f64> = BTreeMap::new();
         for sequence in &self.running {
-            *claims.entry(&sequence.job.tenant).or_default() += sequence.claim(&self.layout, &self.pages);
+            *claims.entry(&sequence.request.tenant).or_default() += sequence.claim(&self.layout, &self.pages);
         }
         let order = |sequence: &&Sequence| (Reverse(sequence.priority), sequence.rank());
         let lowest = self.running.iter().map(|sequence| sequence.priority).min();
         let candidates = || self.running.iter().filter(|s| Some(s.priority) == lowest);
-        let most = candidates().map(|s| claims[&s.job.tenant]).fold(0.0, f64::max);
-        let of_most = candidates().filter(|s| claims[&s.job.tenant] >= most);
+        let most = candidates().map(|s| claims[&s.request.tenant]).fold(0.0, f64::max);
+        let of_most = candidates().filter(|s| claims[&s.request.tenant] >= most);
         of_most.max_by_key(order).expect("at least one sequence runs").rank()
     }
 }

@@ -60,11 +60,16 @@ impl Scheduler {
         prompts.sort_by_key(|&index| {
             let sequence = &self.running[index];
             // (By name as well, so that tenants with equally many tokens stay apart.)
-            (Reverse(sequence.priority), self.ledger.of(&sequence.job.tenant), &sequence.job.tenant, index)
+            (
+                Reverse(sequence.priority),
+                self.ledger.of(&sequence.request.tenant),
+                &sequence.request.tenant,
+                index,
+            )
         });
         let same = |a: &usize, b: &usize| {
             let (a, b) = (&self.running[*a], &self.running[*b]);
-            (a.priority, &a.job.tenant) == (b.priority, &b.job.tenant)
+            (a.priority, &a.request.tenant) == (b.priority, &b.request.tenant)
         };
         let tenants: Vec<Vec<usize>> = prompts.chunk_by(same).map(<[usize]>::to_vec).collect();
         for prompts in tenants {
@@ -77,17 +82,17 @@ impl Scheduler {
         let mut branches: BTreeMap<u64, usize> = BTreeMap::new();
         let mut decoding = Vec::new();
         for (index, sequence) in self.running.iter().enumerate().filter(|(_, s)| !s.prefills()) {
-            *branches.entry(sequence.job.id).or_default() += 1;
+            *branches.entry(sequence.request.id).or_default() += 1;
             decoding.push(index);
         }
         decoding.sort_by_cached_key(|&index| {
             let sequence = &self.running[index];
-            let tokens = self.ledger.of(&sequence.job.tenant);
-            (Reverse(sequence.priority), tokens, branches[&sequence.job.id], sequence.last_step, index)
+            let tokens = self.ledger.of(&sequence.request.tenant);
+            (Reverse(sequence.priority), tokens, branches[&sequence.request.id], sequence.last_step, index)
         });
         let kind = |index: &usize| {
-            let job = &self.running[*index].job;
-            (&job.tenant, branches[&job.id])
+            let request = &self.running[*index].request;
+            (&request.tenant, branches[&request.id])
         };
         let all_equal = decoding.iter().all(|index| kind(index) == kind(&decoding[0]));
         let (mut granted, mut work, mut time) = (0, Work::default(), f64::INFINITY);

@@ -32,9 +32,9 @@ impl Sequence {
         }
         let blocks = (self.computed / layout.block_size).min(self.keys.len());
         // A later prompt goes on from the end, is the same, or shares the beginning that its rendering keeps.
-        let prompt = self.job.prompt_tokens.saturating_sub(1);
-        let ends =
-            [usize::MAX, prompt, self.job.lasting_tokens].map(|end| (end / layout.block_size).min(blocks));
+        let prompt = self.request.prompt_tokens.saturating_sub(1);
+        let ends = [usize::MAX, prompt, self.request.lasting_tokens]
+            .map(|end| (end / layout.block_size).min(blocks));
         let sees = |group: usize, block: usize| {
             let sees_from = |end: usize| layout.first_visible(group, end * layout.block_size)..end;
             layout.windows[group].is_none() || ends.iter().any(|&end| sees_from(end).contains(&block))
@@ -164,7 +164,7 @@ impl Scheduler {
             begin,
         };
         let budget = Duration::from_secs_f64((computing * tiers.worth).min(1e6));
-        let owner = (sequence.job.id, sequence.branches.start);
+        let owner = (sequence.request.id, sequence.branches.start);
         Some(Ok((found, LoadRequest { owner, from_host, from_disk, budget })))
     }
 
@@ -179,7 +179,7 @@ impl Scheduler {
         seconds
     }
 
-    /// Pages of a unit.
+    /// Returns the number of pages of a unit.
     pub fn pages_in(&self, unit: Unit) -> usize {
         match unit.part {
             Part::Kv(_) => 1,
@@ -187,27 +187,27 @@ impl Scheduler {
         }
     }
 
-    /// True if something can be computed now.
+    /// Returns true if something can be computed now.
     pub fn has_work(&self) -> bool {
         !self.running.is_empty() || self.waiting.values().any(|sequence| !sequence.is_loading())
     }
 
-    /// The other tiers, if there are any.
+    /// Returns the other tiers, if there are any.
     pub fn tiers(&mut self) -> Option<&mut Tiers> {
         self.pages.tiers.as_mut()
     }
 
-    /// The other tiers, and the events for routers.
+    /// Returns the other tiers, and the events for routers.
     pub fn tiers_and_events(&mut self) -> (Option<&mut Tiers>, &mut Option<Events>) {
         (self.pages.tiers.as_mut(), &mut self.pages.events)
     }
 
-    /// The disk tier, if there is one.
+    /// Returns the disk tier, if there is one.
     pub fn disk(&mut self) -> Option<&mut Disk> {
         self.tiers()?.disk.as_mut()
     }
 
-    /// The host tier, if there is one.
+    /// Returns the host tier, if there is one.
     pub fn host(&mut self) -> Option<&mut Host> {
         self.tiers()?.host.as_mut()
     }
@@ -234,8 +234,8 @@ impl Scheduler {
         placed
     }
 
-    /// Sends events of changes in the prefix cache and its tiers.
-    pub fn send_events(&mut self) {
+    /// Sends the events of changes in the prefix cache and its tiers.
+    pub fn send_kv_events(&mut self) {
         let Pages { tiers, events: Some(events), .. } = &mut self.pages else { return };
         if let Some(disk) = tiers.as_mut().and_then(|tiers| tiers.disk.as_mut()) {
             disk.take_removed().into_iter().for_each(|hash| events.removed(hash, Medium::Disk));
@@ -256,7 +256,7 @@ impl Scheduler {
     /// The load for a sequence has ended.
     pub fn finish_load(&mut self, (request, branch): (u64, usize)) {
         let is_it =
-            |sequence: &&mut Sequence| sequence.job.id == request && sequence.branches.start == branch;
+            |sequence: &&mut Sequence| sequence.request.id == request && sequence.branches.start == branch;
         let Some(sequence) = self.waiting.values_mut().find(is_it) else { return };
         if let Load::Loading(found) = sequence.load {
             sequence.load = Load::Loaded(found, found.begin.elapsed());
@@ -267,11 +267,12 @@ impl Scheduler {
             keys.filter(|(_, key)| events.placed.remove(key)).map(|(block, _)| block).collect();
         let group = events.group;
         for block in placed {
-            sequence.tell_stored(block, group, self.layout.block_size, &mut self.pages);
+            sequence.publish_stored(block, group, self.layout.block_size, &mut self.pages);
         }
     }
 
-    /// The next unit to be saved that the prefix cache still has, and its pages. A checkpoint whose copy is still to be made waits.
+    /// Returns the next unit to be saved that the prefix cache still has, and its pages. A checkpoint whose copy is
+    /// still to be made waits.
     pub fn next_save(&mut self) -> Option<(Unit, Vec<PageId>)> {
         loop {
             let unit = self.disk()?.next_save()?;

@@ -5,7 +5,7 @@
 //! through the block tables, and samples a digest of the data that it has read. A page that is mixed up, stale, lost,
 //! or written while another sequence uses it changes the tokens, or is reported because it has another position.
 //!
-//! [`oracle`] computes the same without pages.
+//! [`oracle`](super::oracle::oracle) computes the same without pages.
 
 use std::{
     collections::VecDeque,
@@ -19,15 +19,11 @@ use paguro_backend::{
 };
 
 use paguro_model::{
-    Pooling,
     gguf::{Array, Metadata, Value},
     tokenizer::Tokenizer,
 };
 
-use crate::{
-    Constraint, FinishReason, Grammar, Request,
-    constraint::{Guide, MaskWorkers, Vocabulary},
-};
+use crate::{Constraint, Grammar, constraint::Vocabulary};
 
 pub const VOCAB: usize = 97;
 
@@ -422,11 +418,11 @@ impl Runner for FakeRunner {
     }
 }
 
-fn visible(window: Option<u32>, position: usize) -> std::ops::RangeInclusive<usize> {
+pub fn visible(window: Option<u32>, position: usize) -> std::ops::RangeInclusive<usize> {
     window.map_or(0, |window| (position + 1).saturating_sub(window as usize))..=position
 }
 
-fn sample(digest: u64, request: &SampleRequest<'_>) -> Sampled {
+pub fn sample(digest: u64, request: &SampleRequest<'_>) -> Sampled {
     let history = request.history.iter().fold(0, |digest, &token| mix(digest, u64::from(token)));
     let chosen = mix(mix(digest, request.params.seed), mix(request.draw, history));
     let token = match request.mask.map(TokenMask::bits) {
@@ -444,119 +440,26 @@ fn sample(digest: u64, request: &SampleRequest<'_>) -> Sampled {
     Sampled { token, logprob: request.logprobs.map(|_| score(digest, token)), top }
 }
 
-fn score(digest: u64, token: u32) -> f32 {
+pub fn score(digest: u64, token: u32) -> f32 {
     -((mix(digest, u64::from(token)) % 1000) as f32)
 }
 
-fn best(digest: u64, count: usize) -> Vec<(u32, f32)> {
+pub fn best(digest: u64, count: usize) -> Vec<(u32, f32)> {
     let token = |i| (mix(digest, i) % VOCAB as u64) as u32;
     (0..count as u64).map(|i| (token(i), score(digest, token(i)))).collect()
 }
 
-fn logits(digest: u64) -> Vec<f32> {
+pub fn logits(digest: u64) -> Vec<f32> {
     (0..VOCAB as u32).map(|token| score(digest, token)).collect()
 }
 
-fn embedding(digest: u64) -> Vec<f32> {
+pub fn embedding(digest: u64) -> Vec<f32> {
     (0..3).map(|i| (mix(digest, i) % 1000) as f32).collect()
 }
 
-fn mix(a: u64, b: u64) -> u64 {
+pub fn mix(a: u64, b: u64) -> u64 {
     let mut z = (a ^ b.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
-}
-
-fn all_but(tokens: &[u32]) -> Arc<TokenMask> {
-    let mut bits = [u32::MAX; VOCAB.div_ceil(32)];
-    tokens.iter().for_each(|&token| bits[token as usize / 32] &= !(1 << (token % 32)));
-    Arc::new(TokenMask::new(bits))
-}
-
-/// Expected answer of one branch.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Expected {
-    pub tokens: Vec<u32>,
-    /// `None` if the grammar has a dead end.
-    pub reason: Option<FinishReason>,
-    pub scores: Option<Vec<Score>>,
-    pub embedding: Option<Vec<f32>>,
-}
-
-/// The same model over one contiguous sequence, without pages, batch, chunks and cache.
-pub fn oracle(
-    windows: &[Option<u32>],
-    states: bool,
-    max_context: usize,
-    request: &Request,
-    branch: usize,
-) -> Expected {
-    let mut params = request.sampling.clone();
-    params.seed += branch as u64;
-    let mut tokens = request.prompt.clone();
-    let (mut first, mut second, mut digests) = (Vec::new(), Vec::new(), Vec::new());
-    let attend = |position: usize, layer: &[u64]| {
-        let groups = windows.iter().flat_map(|&window| visible(window, position));
-        groups.fold(0, |digest, key| mix(digest, layer[key]))
-    };
-    let mut state = 0;
-    let (mut answer, mut reason) = (Vec::new(), None);
-    let mut workers = MaskWorkers::default();
-    let mut guide = request.constraint.clone().map(Guide::new);
-    while reason.is_none() {
-        for (position, &token) in tokens.iter().enumerate().skip(digests.len()) {
-            first.push(mix(u64::from(token), position as u64));
-            second.push(attend(position, &first));
-            state = mix(state, first[position]);
-            let digest = attend(position, &second);
-            digests.push(if states { mix(digest, state) } else { digest });
-        }
-        if request.max_tokens == Some(answer.len()) {
-            reason = Some(FinishReason::Length);
-        } else if tokens.len() == max_context {
-            reason = Some(FinishReason::ContextFull);
-        } else {
-            let (draw, logprobs) = (answer.len() as u64, request.logprobs);
-            let early = answer.len() < request.min_tokens && !request.stop_tokens.is_empty();
-            let within = early.then(|| all_but(&request.stop_tokens));
-            guide.iter_mut().for_each(|guide| guide.compute(within.clone(), &mut workers));
-            let mask = guide.as_ref().map(Guide::mask).or(within.as_deref());
-            let prompt_tokens = request.prompt.len();
-            let sampling =
-                SampleRequest { params: &params, draw, history: &tokens, prompt_tokens, mask, logprobs };
-            let token = sample(*digests.last().unwrap(), &sampling).token;
-            if guide.as_ref().is_some_and(|guide| guide.check().is_err()) {
-                break;
-            }
-            tokens.push(token);
-            if request.stop_tokens.contains(&token) {
-                reason = Some(FinishReason::Stop(token));
-                break;
-            }
-            answer.push(token);
-            if let Some(guide) = &mut guide
-                && guide.advance(token).unwrap()
-            {
-                reason = Some(FinishReason::Complete);
-            }
-        }
-    }
-    let scores = request.score_prompt_from.map(|from| {
-        let followed = request.prompt.iter().enumerate().skip(from + 1);
-        let top = request.logprobs.unwrap_or(0);
-        let of = |digest, token| Score { logprob: score(digest, token), top: best(digest, top) };
-        followed.map(|(next, &token)| of(digests[next - 1], token)).collect()
-    });
-    let embedding = request.embedding.map(|pooling| {
-        let prompt = &digests[..request.prompt.len()];
-        let pooled = match pooling {
-            Pooling::Last => &prompt[prompt.len() - 1..],
-            Pooling::Mean => prompt,
-            Pooling::First => &prompt[..1],
-        };
-        let sum = |i: usize| pooled.iter().map(|&digest| f64::from(embedding(digest)[i])).sum::<f64>();
-        (0..3).map(|i| (sum(i) / pooled.len() as f64) as f32).collect()
-    });
-    Expected { tokens: answer, reason, scores, embedding }
 }

@@ -1,15 +1,21 @@
 //! Tests of the whole engine: plans as data, random schedules, threads, and the reference backend.
 
+mod answers;
 mod checkpoints;
+mod clients;
 mod disk;
 mod events;
 mod fake;
+mod floods;
 mod host;
+mod limits;
 mod live;
+mod oracle;
 mod plans;
 mod random;
 mod real;
 mod rig;
 mod script;
 mod shares;
+mod sharing;
 mod turns;

@@ -9,7 +9,8 @@ use paguro_model::Pooling;
 use proptest::prelude::*;
 
 use super::{
-    fake::{Expected, Fault, VOCAB, constraints, oracle},
+    fake::{Fault, VOCAB, constraints},
+    oracle::{Expected, oracle},
     rig::{Rig, Setup},
 };
 use crate::{Constraint, FinishReason, PageOrder, Request, Stats};

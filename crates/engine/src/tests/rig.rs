@@ -13,11 +13,11 @@ use paguro_backend::{
 use super::fake::{self, Control, FakeRunner, VOCAB};
 use crate::{
     FinishReason, PageOrder, Request, Usage,
+    checked_request::CheckedRequest,
     layout::{Checkpoints, Layout},
     pages::Pages,
-    request::{RequestLimits, Signal},
+    request::{Event, RequestLimits},
     scheduler::Scheduler,
-    sequence::Job,
     states::States,
 };
 
@@ -101,8 +101,8 @@ pub struct Rig {
     pub runner: FakeRunner,
     pub control: Control,
     pub heard: BTreeMap<u64, Heard>,
-    /// Signals of the last call, by request.
-    pub news: Vec<(u64, Signal)>,
+    /// Events of the last call, by request.
+    pub news: Vec<(u64, Event)>,
     /// Rows of each sequence in the last step, empty for those without rows.
     pub planned: Vec<(u64, usize, Range<usize>)>,
     pub held: Vec<(u64, usize)>,
@@ -177,9 +177,9 @@ impl Rig {
         };
         request.check(limits)?;
         let id = self.next;
-        let job = Job::new(id, request, &[], limits)?;
+        let checked = CheckedRequest::new(id, request, &[], limits)?;
         self.next += 1;
-        self.scheduler.submit(job, request.prompt.clone());
+        self.scheduler.submit(checked, request.prompt.clone());
         self.heard.insert(id, Heard::default());
         Ok(id)
     }
@@ -290,31 +290,31 @@ impl Rig {
     }
 
     fn listen(&mut self) {
-        self.news = std::mem::take(&mut self.scheduler.signals);
-        for (request, signal) in &self.news {
+        self.news = std::mem::take(&mut self.scheduler.events);
+        for (request, event) in &self.news {
             let heard = self.heard.get_mut(request).expect("a known request");
             assert!(!heard.failed, "nothing comes after a failure");
-            match signal.clone() {
-                Signal::Started { cached_tokens, .. } => {
+            match event.clone() {
+                Event::Started { cached_tokens, .. } => {
                     assert_eq!(heard.started.replace(cached_tokens), None, "started twice");
                 }
-                Signal::Prefilled { .. } => {}
-                Signal::PromptScores { from, scores } => {
+                Event::Prefilled { .. } => {}
+                Event::PromptScores { from, scores } => {
                     assert_eq!(heard.scores.replace((from, scores)), None, "scored twice");
                 }
-                Signal::Embedding { values } => {
+                Event::Embedding { values } => {
                     assert_eq!(heard.embedding.replace(values), None, "embedded twice");
                 }
-                Signal::Token { branch, token, .. } => {
+                Event::Token { branch, token, .. } => {
                     let branch = heard.branches.entry(branch).or_default();
                     assert_eq!(branch.end, None, "a token after the end");
                     branch.tokens.push(token);
                 }
-                Signal::Finished { branch, reason, usage, .. } => {
+                Event::Finished { branch, reason, usage, .. } => {
                     let branch = heard.branches.entry(branch).or_default();
                     assert_eq!(branch.end.replace((reason, usage)), None, "ended twice");
                 }
-                Signal::Failed(_) => heard.failed = true,
+                Event::Failed(_) => heard.failed = true,
             }
         }
     }

@@ -24,7 +24,7 @@ use super::{
     fake::{Fault, VOCAB},
     rig::{Rig, Setup},
 };
-use crate::{Request, request::Signal};
+use crate::{Event, Request};
 
 /// Time 0 of a script's clock.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -177,25 +177,25 @@ fn step(rig: &mut Rig, out: &mut String) {
 }
 
 fn news(rig: &Rig, out: &mut String) {
-    for (request, signal) in &rig.news {
-        match signal {
-            Signal::Started { cached_tokens: 0, .. } | Signal::Token { .. } => {}
-            Signal::Started { cached_tokens, .. } => {
+    for (request, event) in &rig.news {
+        match event {
+            Event::Started { cached_tokens: 0, .. } | Event::Token { .. } => {}
+            Event::Started { cached_tokens, .. } => {
                 writeln!(out, "  {}: {cached_tokens} cached", name(*request, 0)).unwrap()
             }
-            Signal::Prefilled { tokens, .. } => {
+            Event::Prefilled { tokens, .. } => {
                 writeln!(out, "  {}: {tokens} prefilled", name(*request, 0)).unwrap();
             }
-            Signal::PromptScores { from, scores } => {
+            Event::PromptScores { from, scores } => {
                 writeln!(out, "  {}: {} scores from {from}", name(*request, 0), scores.len()).unwrap();
             }
-            Signal::Embedding { values } => {
+            Event::Embedding { values } => {
                 writeln!(out, "  {}: an embedding of {}", name(*request, 0), values.len()).unwrap();
             }
-            Signal::Finished { branch, reason, .. } => {
+            Event::Finished { branch, reason, .. } => {
                 writeln!(out, "  {}: {reason:?}", name(*request, *branch)).unwrap()
             }
-            Signal::Failed(error) => writeln!(out, "  {}: {error}", name(*request, 0)).unwrap(),
+            Event::Failed(error) => writeln!(out, "  {}: {error}", name(*request, 0)).unwrap(),
         }
     }
 }

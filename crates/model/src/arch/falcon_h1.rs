@@ -108,7 +108,7 @@ fn from_hf(fields: &Fields<'_>, config: &mut Config) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// A list of as many numbers, ones by default.
+/// Returns a list of as many numbers, ones by default.
 fn multipliers<const N: usize>(fields: &Fields<'_>, key: &str) -> Result<[f32; N], ModelError> {
     let Some(listed) = fields.list(key)? else { return Ok([1.0; N]) };
     let numbers: Option<Vec<f32>> = listed.iter().map(|number| Some(number.as_f64()? as f32)).collect();

@@ -141,7 +141,7 @@ impl Keys<'_, '_> {
         format!("{}.{key}", self.definition.gguf)
     }
 
-    /// True if the file has a tensor of this name.
+    /// Returns true if the file has a tensor of this name.
     pub(super) fn has_tensor(&self, name: &str) -> bool {
         self.tensors.has(name)
     }
@@ -192,7 +192,8 @@ impl Keys<'_, '_> {
         }
     }
 
-    /// A number, or an array of equal numbers, one for each layer; the first one of those in which layers may differ.
+    /// Returns a number, or an array of equal numbers, one for each layer; the first one of those in which layers may
+    /// differ.
     fn uniform(&self, key: &str, layers: usize) -> Result<Option<usize>, ModelError> {
         let full = self.full(key);
         let Some(mut values) = self.metadata.u32s(&full) else { return self.optional_size(key) };
@@ -385,7 +386,7 @@ impl Keys<'_, '_> {
         Ok(rope)
     }
 
-    /// The factors that the file has as tensors: Llama 3's, or longrope's for the context that will be used.
+    /// Returns the factors that the file has as tensors: Llama 3's, or longrope's for the context that will be used.
     fn factors(&mut self, kind: &str, dims: usize, beyond_original: bool) -> Result<Factors, ModelError> {
         let pairs = dims / 2;
         let long = self.tensors.vector("rope_factors_long.weight", pairs)?;

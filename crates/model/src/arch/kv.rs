@@ -69,12 +69,12 @@ pub(super) fn without_attention(state_bytes: usize) -> KvLayout {
     KvLayout { groups: vec![KvGroup { window: None, slots: 1, kv_heads, head_dim: HEAD }] }
 }
 
-/// Layers of a kind that fit in a page with `page` elements of K for each token.
+/// Returns the number of layers of a kind that fit in a page with `page` elements of K for each token.
 fn slots(page: usize, kind: &KvKind) -> usize {
     (page / kind.width().max(1)).max(1)
 }
 
-/// Elements of K of a token in a page.
+/// Returns the number of elements of K of a token in a page.
 fn choose_page(kinds: &[(KvKind, usize)], context: usize) -> usize {
     let widest = kinds.iter().map(|(kind, _)| kind.width()).max().unwrap_or(1);
     let pages = kinds

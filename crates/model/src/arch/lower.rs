@@ -96,7 +96,7 @@ struct Lowering<'a, 't> {
 }
 
 impl Lowering<'_, '_> {
-    /// The embeddings, and the number of tokens.
+    /// Returns the embeddings, and the number of tokens.
     fn embed(&mut self, max_context: usize) -> Result<(Embed, usize), ModelError> {
         let name = format!("{}.weight", self.names.model(Part::Embedding));
         // Its rows are the vocabulary; configurations and tokenizers may count more or fewer.
@@ -297,7 +297,7 @@ impl Lowering<'_, '_> {
         Ok((self.linear(layer, Part::Q, rows, self.config.hidden)?, None, None))
     }
 
-    /// A norm without weights: with weights of one.
+    /// Returns a norm without weights: with weights of one.
     fn plain_norm(&mut self, width: usize) -> Norm {
         let weight = self.tensors.add_vector(vec![1.0; width]);
         Norm { kind: self.config.block.norms, weight, bias: None, eps: self.config.norm_eps }
@@ -341,8 +341,8 @@ impl Lowering<'_, '_> {
         }))
     }
 
-    /// The matrix `name` with its bias, cut into parts of `rows` rows: a row is a whole number of bytes in every format,
-    /// so parts are ranges of the file.
+    /// Returns the matrix `name` with its bias, cut into parts of `rows` rows: a row is a whole number of bytes in
+    /// every format, so parts are ranges of the file.
     fn split<const N: usize>(
         &mut self,
         name: &str,
@@ -368,7 +368,7 @@ impl Lowering<'_, '_> {
         }))
     }
 
-    /// The matrix `name`, `[rows, cols]`, which some files store transposed.
+    /// Returns the matrix `name`, `[rows, cols]`, which some files store transposed.
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix, ModelError> {
         let transposed = self.names.is_hf() && self.config.definition.hf_matrices == HfMatrices::Transposed;
         if !transposed {
@@ -402,7 +402,7 @@ impl Lowering<'_, '_> {
         layer == 0 && self.config.block.embed_norm && !self.tensors.has(&format!("{name}.weight"))
     }
 
-    /// A norm of the residual stream in a layer, in the architectures that have it.
+    /// Returns a norm of the residual stream in a layer, in the architectures that have it.
     fn norm_if(&mut self, exists: bool, layer: usize, part: Part) -> Result<Option<Norm>, ModelError> {
         match exists {
             true => self.norm(&self.names.layer(layer, part), self.config.hidden).map(Some),
@@ -410,7 +410,7 @@ impl Lowering<'_, '_> {
         }
     }
 
-    /// The norms of queries and keys, in the architectures that have them.
+    /// Returns the norms of queries and keys, in the architectures that have them.
     fn qk_norm(&mut self, layer: usize) -> Result<Option<QkNorm>, ModelError> {
         let Config { heads, block, .. } = *self.config;
         let (kv_heads, head_dim) = (self.config.kv_heads_of(layer), self.config.head_dim_of(layer));

@@ -67,7 +67,7 @@ fn only_scans(config: &mut Config) {
     }
 }
 
-/// The scan that a GGUF file describes.
+/// Returns the scan that a GGUF file describes.
 pub(super) fn scan_from_gguf(keys: &Keys<'_, '_>) -> Result<Recurrent, ModelError> {
     let (heads, all) = (keys.size("ssm.time_step_rank")?, keys.size("ssm.inner_size")?);
     if heads == 0 || !all.is_multiple_of(heads) {
@@ -82,7 +82,7 @@ pub(super) fn scan_from_gguf(keys: &Keys<'_, '_>) -> Result<Recurrent, ModelErro
     Ok(Recurrent::Ssd(SsdConfig::new(keys.size("ssm.conv_kernel")?, shape)))
 }
 
-/// The scan that a `config.json` describes whose fields begin with `mamba_`, over `width` elements.
+/// Returns the scan that a `config.json` describes whose fields begin with `mamba_`, over `width` elements.
 pub(super) fn scan_from_hf(fields: &Fields<'_>, width: usize) -> Result<Recurrent, ModelError> {
     let heads = fields.size("mamba_n_heads", Some(128))?;
     if heads == 0 || !width.is_multiple_of(heads) {
@@ -99,13 +99,13 @@ pub(super) fn scan_from_hf(fields: &Fields<'_>, width: usize) -> Result<Recurren
     Ok(Recurrent::Ssd(SsdConfig { limits, ..SsdConfig::new(taps, shape) }))
 }
 
-/// Elements of a scan in a `config.json` that has them as a multiple of the hidden size.
+/// Returns the elements of a scan in a `config.json` that has them as a multiple of the hidden size.
 pub(super) fn expanded(fields: &Fields<'_>, config: &Config) -> Result<usize, ModelError> {
     Ok(fields.size("mamba_expand", Some(2))?.saturating_mul(config.hidden))
 }
 
 impl SsdConfig {
-    /// A scan with a norm after its gate, without scales and bounds.
+    /// Returns a scan with a norm after its gate, without scales and bounds.
     pub(super) fn new(taps: usize, shape: DeltaShape) -> Self {
         Self {
             taps,

@@ -4,6 +4,7 @@
 //! that is common to all architectures; a definition contains the differences.
 
 mod config;
+mod config_check;
 mod export;
 mod gguf;
 mod hf;
@@ -202,7 +203,7 @@ impl Definition {
         known.ok_or_else(|| unsupported(name, ALL.iter().map(|definition| definition.gguf)))
     }
 
-    /// True if rows attend in both directions.
+    /// Returns true if rows attend in both directions.
     pub(crate) fn is_encoder(&self) -> bool {
         self.block.bidirectional
     }

@@ -90,7 +90,7 @@ pub(super) const DEF: Definition = Definition {
     ..Definition::LLAMA
 };
 
-/// The base of a kind of layers, whose RoPE is not scaled.
+/// Returns the base of a kind of layers, whose RoPE is not scaled.
 fn base(fields: &Fields<'_>, kind: &str, old: &str, default: f64) -> Result<f64, ModelError> {
     let parameters = fields.object("rope_parameters")?.map(|all| all.object(kind)).transpose()?.flatten();
     let Some(parameters) = parameters else { return Ok(fields.number(old)?.unwrap_or(default)) };

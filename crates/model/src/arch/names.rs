@@ -156,7 +156,7 @@ impl Names {
         matches!(self.convention, Convention::Hf { .. })
     }
 
-    /// A tensor of the model, without `.weight` or `.bias`.
+    /// Returns a tensor of the model, without `.weight` or `.bias`.
     pub(crate) fn model(&self, part: Part) -> String {
         match &self.convention {
             Convention::Gguf => self.part(part).to_owned(),
@@ -165,7 +165,7 @@ impl Names {
         }
     }
 
-    /// A tensor of layer `layer`, without `.weight` or `.bias`.
+    /// Returns a tensor of layer `layer`, without `.weight` or `.bias`.
     pub(crate) fn layer(&self, layer: usize, part: Part) -> String {
         match &self.convention {
             Convention::Gguf => format!("blk.{layer}.{}", self.part(part)),
@@ -175,7 +175,7 @@ impl Names {
         }
     }
 
-    /// The tensor of expert `expert` in layer `layer`, where experts have tensors of their own.
+    /// Returns the tensor of expert `expert` in layer `layer`, where experts have tensors of their own.
     pub(crate) fn expert(&self, layer: usize, part: Part, expert: usize) -> String {
         match &self.convention {
             // Files of the first Mixtral models.

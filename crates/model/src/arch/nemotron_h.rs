@@ -165,7 +165,7 @@ fn from_hf(fields: &Fields<'_>, config: &mut Config) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// The kind of each layer: listed, or one character each.
+/// Returns the kind of each layer: listed, or one character each.
 fn kinds(fields: &Fields<'_>) -> Result<Vec<Kind>, ModelError> {
     let unknown = |kind: &str| {
         ModelError::unsupported_but(format!("layer type `{kind}`"), "mamba, attention, mlp, moe")

@@ -28,7 +28,7 @@ impl<'a> Tensors<'a> {
         Self { architecture, formats, rest, weights: Weights::default() }
     }
 
-    /// Number of tensors not used yet.
+    /// Returns the number of tensors not used yet.
     pub(crate) fn len(&self) -> usize {
         self.rest.len()
     }
@@ -37,7 +37,7 @@ impl<'a> Tensors<'a> {
         self.rest.contains_key(name)
     }
 
-    /// The number of rows of the matrix `name`, without using it.
+    /// Returns the number of rows of the matrix `name`, without using it.
     pub(crate) fn rows(&self, name: &str) -> Option<usize> {
         self.rest.get(name).and_then(|tensor| tensor.shape.first().copied())
     }

@@ -180,7 +180,7 @@ fn append(message: &mut Value, more: &Value) {
     message["content"] = joined;
 }
 
-/// All system messages as one, at the beginning.
+/// Returns all system messages as one, at the beginning.
 fn systems_first(messages: Vec<Value>) -> Vec<Value> {
     let (systems, mut others): (Vec<_>, Vec<_>) =
         messages.into_iter().partition(|message| role(message) == "system");

@@ -75,7 +75,7 @@ pub struct ChatInput {
 }
 
 impl ChatInput {
-    /// A chat that the model answers next.
+    /// Returns a chat that the model answers next.
     pub fn new(messages: serde_json::Value) -> Self {
         Self { messages, tools: None, add_generation_prompt: true, extra: serde_json::Map::new(), now: None }
     }
@@ -132,7 +132,7 @@ impl ChatTemplate {
         })
     }
 
-    /// The template as it was given.
+    /// Returns the template as it was given.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -220,8 +220,8 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Templat
     })
 }
 
-/// The fuel for a chat. Honest templates append message after message to one string, or compare each message with
-/// each other: both grow with the square of the chat. So does the fuel, up to a point.
+/// Returns the fuel for a chat. Honest templates append message after message to one string, or compare each message
+/// with each other: both grow with the square of the chat. So does the fuel, up to a point.
 fn fuel(messages: &serde_json::Value) -> u64 {
     fn text(value: &serde_json::Value) -> usize {
         match value {

@@ -45,7 +45,7 @@ impl ChatPrompt {
         self.text.push_str(text);
     }
 
-    /// True if a token's name at these bytes is part of a message.
+    /// Returns true if a token's name at these bytes is part of a message.
     pub(crate) fn is_literal(&self, name: std::ops::Range<usize>) -> bool {
         let after = self.literal.partition_point(|&offset| offset < name.start);
         self.literal.get(after).is_some_and(|&offset| offset < name.end)
@@ -67,7 +67,7 @@ pub(crate) struct ControlNames {
 const REASONING: [&str; 2] = ["<think>", "</think>"];
 
 impl ControlNames {
-    /// Names of control tokens, and markers: other tokens of the vocabulary that the template writes.
+    /// Returns the names of control tokens, and markers: other tokens of the vocabulary that the template writes.
     pub(crate) fn new<'n>(
         control: impl Iterator<Item = &'n str>,
         markers: impl Iterator<Item = &'n str>,
@@ -141,19 +141,20 @@ impl ControlNames {
         marked
     }
 
-    /// True if an assistant's own text may have this folded name.
+    /// Returns true if an assistant's own text may have this folded name.
     fn is_marker(&self, name: &str) -> bool {
         self.markers.binary_search_by(|marker| marker.as_str().cmp(name)).is_ok()
     }
 
-    /// True if a name begins with this text.
+    /// Returns true if a name begins with this text.
     fn begins(&self, start: &str) -> bool {
         let at = self.names.partition_point(|name| name.as_str() < start);
         self.names.get(at).is_some_and(|name| name.starts_with(start))
     }
 }
 
-/// A text in lower case and without whitespace, and for each of its bytes the offset of the character in the text.
+/// Returns a text in lower case and without whitespace, and for each of its bytes the offset of the character in the
+/// text.
 fn fold(text: &str) -> (String, Vec<usize>) {
     let mut folded = String::with_capacity(text.len());
     let mut offsets = Vec::with_capacity(text.len());

@@ -97,7 +97,7 @@ impl<'s> Scan<'s> {
         &self.source[self.at..]
     }
 
-    /// The offset of the next `{{`, `{%` or `{#`.
+    /// Returns the offset of the next `{{`, `{%` or `{#`.
     fn next_marker(&self) -> Option<usize> {
         let pairs = self.source.as_bytes()[self.at..].windows(2);
         let found = pairs.enumerate().find(|(_, pair)| pair[0] == b'{' && b"{%#".contains(&pair[1]));
@@ -239,7 +239,7 @@ impl Tag<'_> {
     }
 }
 
-/// The length of a quoted string with its quotes.
+/// Returns the length of a quoted string with its quotes.
 fn string_length(text: &[u8]) -> Option<usize> {
     let mut at = 1;
     while *text.get(at)? != text[0] {

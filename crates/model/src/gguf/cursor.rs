@@ -27,7 +27,7 @@ impl<'a> Cursor<'a> {
         Self { source, window, start: 0, at: 0 }
     }
 
-    /// Bytes read so far.
+    /// Returns the number of bytes read so far.
     pub(super) fn position(&self) -> u64 {
         self.at
     }
@@ -89,7 +89,7 @@ impl<'a> Cursor<'a> {
         Ok(count as usize) // less than `MAX_HEADER`
     }
 
-    /// A length-prefixed string, as bytes.
+    /// Returns a length-prefixed string, as bytes.
     pub(super) fn string(&mut self, what: &'static str) -> Result<&[u8], GgufError> {
         let len = self.u64(what)?;
         self.take(len, what)

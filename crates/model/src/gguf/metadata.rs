@@ -71,12 +71,12 @@ pub enum MetadataError {
 }
 
 impl Metadata {
-    /// The value under `key`.
+    /// Returns the value under `key`.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.entries.get(key)
     }
 
-    /// All key/values in the order of their keys.
+    /// Returns all key/values in the order of their keys.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
@@ -102,7 +102,7 @@ impl Metadata {
         self.entries.remove(key);
     }
 
-    /// A string; `None` if absent, of another type or not UTF-8.
+    /// Returns a string; `None` if absent, of another type or not UTF-8.
     pub fn str(&self, key: &str) -> Option<&str> {
         match self.get(key)? {
             Value::String(text) => Some(text),
@@ -110,17 +110,17 @@ impl Metadata {
         }
     }
 
-    /// An integer of any type that fits; `None` otherwise.
+    /// Returns an integer of any type that fits; `None` otherwise.
     pub fn u32(&self, key: &str) -> Option<u32> {
         self.get(key)?.as_u64()?.try_into().ok()
     }
 
-    /// A float, or an integer that is one exactly; `None` otherwise.
+    /// Returns a float, or an integer that is one exactly; `None` otherwise.
     pub fn f32(&self, key: &str) -> Option<f32> {
         self.get(key)?.as_f32()
     }
 
-    /// A boolean; `None` otherwise.
+    /// Returns a boolean; `None` otherwise.
     pub fn bool(&self, key: &str) -> Option<bool> {
         match self.get(key)? {
             Value::Bool(value) => Some(*value),
@@ -136,7 +136,7 @@ impl Metadata {
         }
     }
 
-    /// An array of strings as bytes, whether UTF-8 or not.
+    /// Returns an array of strings as bytes, whether UTF-8 or not.
     pub fn byte_strings(&self, key: &str) -> Option<Vec<&[u8]>> {
         match self.get(key)? {
             Value::Array(Array::Strings(strings)) => Some(strings.iter().map(String::as_bytes).collect()),
@@ -145,7 +145,7 @@ impl Metadata {
         }
     }
 
-    /// An array of `f32`.
+    /// Returns an array of `f32`.
     pub fn f32s(&self, key: &str) -> Option<&[f32]> {
         match self.get(key)? {
             Value::Array(Array::F32(values)) => Some(values),
@@ -153,7 +153,7 @@ impl Metadata {
         }
     }
 
-    /// An array of `i32`.
+    /// Returns an array of `i32`.
     pub fn i32s(&self, key: &str) -> Option<&[i32]> {
         match self.get(key)? {
             Value::Array(Array::I32(values)) => Some(values),
@@ -161,7 +161,7 @@ impl Metadata {
         }
     }
 
-    /// An array of integers of any type, or of booleans, as `u32`; `None` also if one does not fit.
+    /// Returns an array of integers of any type, or of booleans, as `u32`; `None` also if one does not fit.
     pub fn u32s(&self, key: &str) -> Option<Vec<u32>> {
         fn convert<T: Copy + TryInto<u32>>(values: &[T]) -> Option<Vec<u32>> {
             values.iter().map(|&value| value.try_into().ok()).collect()
@@ -252,7 +252,7 @@ impl Metadata {
 }
 
 impl Value {
-    /// The name of the type, as errors and `inspect` write it: `u32`, `string`, `array of i32`.
+    /// Returns the name of the type, as errors and `inspect` write it: `u32`, `string`, `array of i32`.
     pub fn type_name(&self) -> &'static str {
         match self {
             Value::U8(_) => "u8",
@@ -295,7 +295,7 @@ impl Value {
         }
     }
 
-    /// The type, with the value where it is short enough for an error message.
+    /// Returns the type, with the value where it is short enough for an error message.
     fn describe(&self) -> String {
         match self {
             Value::Array(array) => format!("{} of {}", self.type_name(), array.len()),
@@ -307,7 +307,7 @@ impl Value {
 }
 
 impl Array {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Array::U8(values) => values.len(),

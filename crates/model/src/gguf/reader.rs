@@ -191,7 +191,7 @@ fn read_strings(cursor: &mut Cursor<'_>) -> Result<Array, GgufError> {
     Ok(Array::Strings(strings))
 }
 
-/// A name or key, which has to be UTF-8.
+/// Returns a name or key, which has to be UTF-8.
 fn text(cursor: &mut Cursor<'_>, what: &'static str) -> Result<String, GgufError> {
     let at = cursor.position();
     let bytes = cursor.string(what)?.to_vec();

@@ -61,7 +61,7 @@ fn read_sibling(path: &Path, number: u32, count: u32) -> Result<Part, GgufError>
     Ok(part)
 }
 
-/// The file's number, from 0.
+/// Returns the file's number, from 0.
 fn number(metadata: &Metadata, count: u32) -> Result<u32, GgufError> {
     let number = metadata.require_u32("split.no")?;
     if number >= count {

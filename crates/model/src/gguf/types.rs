@@ -26,7 +26,7 @@ const OTHERS: [(u32, &str, u64, u64); 15] = [
     (38, "IQ4_NL_8_8 (withdrawn)", 0, 0),
 ];
 
-/// A tensor type and the size of its blocks; `None` where the number or the size is not known.
+/// Returns a tensor type and the size of its blocks; `None` where the number or the size is not known.
 pub(super) fn tensor_type(number: u32) -> (DType, Option<BlockSize>) {
     if let Some(format) = WeightFormat::from_ggml_type(number) {
         let size = BlockSize { len: format.block_len() as u64, bytes: format.block_bytes() as u64 };
@@ -40,7 +40,7 @@ pub(super) fn tensor_type(number: u32) -> (DType, Option<BlockSize>) {
     }
 }
 
-/// The number of a type that is only copied, by its name. Types without a size cannot be copied.
+/// Returns the number of a type that is only copied, by its name. Types without a size cannot be copied.
 pub(crate) fn number_of_type(name: &str) -> Option<u32> {
     OTHERS.iter().find(|other| other.1 == name && other.2 > 0).map(|other| other.0)
 }

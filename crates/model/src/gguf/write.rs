@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 
-use super::{Array, Metadata, Value, reader::DEFAULT_ALIGNMENT};
+use super::{Array, Contents, Metadata, Value, reader::DEFAULT_ALIGNMENT};
+use crate::tensor::Tensor;
 
 /// The version of the format that is written.
 const VERSION: u32 = 3;
@@ -18,6 +19,30 @@ pub struct TensorInfo {
     pub shape: Vec<usize>,
     /// Bytes of its elements.
     pub bytes: u64,
+}
+
+impl Contents {
+    /// Writes a file with these tensors as they are. Returns the output.
+    ///
+    /// # Errors
+    /// The error of the output or of a tensor's source; a tensor of a type that GGUF does not have.
+    pub fn write<W: Write>(&self, out: W) -> io::Result<W> {
+        let info = |tensor: &Tensor| {
+            let no_type = || io::Error::other(format!("GGUF has no type for `{}`", tensor.name));
+            Ok(TensorInfo {
+                name: tensor.name.clone(),
+                ggml_type: tensor.dtype.ggml_type().ok_or_else(no_type)?,
+                shape: tensor.shape.clone(),
+                bytes: tensor.bytes.len() as u64,
+            })
+        };
+        let infos = self.tensors.iter().map(info).collect::<io::Result<Vec<_>>>()?;
+        let mut writer = Writer::new(out, &self.metadata, &infos)?;
+        for tensor in &self.tensors {
+            writer.write(&tensor.bytes.read()?)?;
+        }
+        writer.finish()
+    }
 }
 
 /// Writes a file front to back. The caller writes the bytes of each tensor, in the order of the header.

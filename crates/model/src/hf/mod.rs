@@ -89,19 +89,19 @@ impl HfFolder {
         Ok((modules, pooling.unwrap_or_default()))
     }
 
-    /// Most tokens of a text, as sentence-transformers has it in `sentence_bert_config.json`.
+    /// Returns the maximum number of tokens of a text, as sentence-transformers has it in `sentence_bert_config.json`.
     pub(crate) fn longest_text(&self) -> Result<Option<usize>, ModelError> {
         let config = read_object(&self.path.join("sentence_bert_config.json"), MAX_CONFIG)?;
         let longest = config.and_then(|config| config.get("max_seq_length")?.as_u64());
         Ok(longest.and_then(|longest| usize::try_from(longest).ok()).filter(|&longest| longest > 0))
     }
 
-    /// The configuration of a module of sentence-transformers in the folder `module`; empty if there is none.
+    /// Returns the configuration of a module of sentence-transformers in the folder `module`; empty if there is none.
     pub(crate) fn module_config(&self, module: &str) -> Result<Map<String, Value>, ModelError> {
         Ok(read_object(&self.module_file(module, "config.json"), MAX_CONFIG)?.unwrap_or_default())
     }
 
-    /// The tensors of a module of sentence-transformers; none if it has no file of them.
+    /// Returns the tensors of a module of sentence-transformers; none if it has no file of them.
     pub(crate) fn module_tensors(&self, module: &str) -> Result<Vec<Tensor>, ModelError> {
         let path = self.module_file(module, "model.safetensors");
         let mut tensors = Vec::new();
@@ -111,13 +111,13 @@ impl HfFolder {
         Ok(tensors)
     }
 
-    /// The path of a file of a module. The library has it under a plain name: `1_Pooling.config.json`.
+    /// Returns the path of a file of a module. The library has it under a plain name: `1_Pooling.config.json`.
     pub(crate) fn module_file(&self, folder: &str, file: &str) -> PathBuf {
         let plain = self.path.join(format!("{folder}.{file}"));
         if plain.is_file() { plain } else { self.path.join(folder).join(file) }
     }
 
-    /// The prompts of `config_sentence_transformers.json`; none without that file.
+    /// Returns the prompts of `config_sentence_transformers.json`; none without that file.
     pub(crate) fn prompts(&self) -> Result<Prompts, ModelError> {
         let path = self.path.join("config_sentence_transformers.json");
         let config = read_object(&path, MAX_CONFIG)?.unwrap_or_default();
@@ -216,7 +216,7 @@ fn bad(path: &Path, problem: &str) -> ModelError {
     ModelError::BadFile { path: path.to_owned(), problem: problem.to_owned() }
 }
 
-/// A JSON object, `None` if the file does not exist.
+/// Returns a JSON object, `None` if the file does not exist.
 fn read_object(path: &Path, limit: u64) -> Result<Option<Map<String, Value>>, ModelError> {
     let Some(bytes) = read_file(path, limit)? else { return Ok(None) };
     serde_json::from_slice(&name_infinities(&bytes))
@@ -249,7 +249,7 @@ fn name_infinities(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The whole file, `None` if it does not exist.
+/// Returns the whole file, `None` if it does not exist.
 fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
     let (file, metadata) = match open_regular(path) {

@@ -106,7 +106,7 @@ impl Bpe {
     }
 }
 
-/// The printable character by which GPT-2's vocabularies write a byte: itself where it is printable in Latin-1,
+/// Returns the printable character by which GPT-2's vocabularies write a byte: itself where it is printable in Latin-1,
 /// else the next free one from U+0100 on (`bytes_to_unicode` in GPT-2's `encoder.py`).
 pub(super) fn byte_to_char(byte: u8) -> char {
     let code = match byte {
@@ -118,7 +118,7 @@ pub(super) fn byte_to_char(byte: u8) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The inverse of [`byte_to_char`].
+/// Returns the inverse of [`byte_to_char`].
 pub(super) fn char_to_byte(c: char) -> Option<u8> {
     let byte = match u32::from(c) {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => code,

@@ -108,7 +108,7 @@ fn read(json: Value) -> Result<Tokenizer, TokenizerError> {
     hf::read(&bytes, &hf::TokenizerConfig::default())
 }
 
-/// The id of a key, or `default`, where there is such a token.
+/// Returns the id of a key, or `default`, where there is such a token.
 fn id_of(metadata: &Metadata, vocab: &Vocab, key: &str, default: u32) -> Result<u32, TokenizerError> {
     let full = format!("tokenizer.ggml.{key}_token_id");
     let id = metadata.optional_u32(&full)?.unwrap_or(default);
@@ -125,7 +125,7 @@ fn name_of(vocab: &Vocab, id: u32) -> String {
     String::from_utf8_lossy(vocab.name(id)).into_owned()
 }
 
-/// The tokens that are found in texts by their names.
+/// Returns the tokens that are found in texts by their names.
 fn added_tokens(vocab: &Vocab) -> Vec<Value> {
     let is_added = |kind| matches!(kind, TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown);
     let tokens = vocab.kinds().filter(|&(_, kind)| is_added(kind));
@@ -139,7 +139,7 @@ fn added_tokens(vocab: &Vocab) -> Vec<Value> {
     tokens.map(token).collect()
 }
 
-/// The template of single texts and of pairs, whose second text has type `kind`.
+/// Returns the template of single texts and of pairs, whose second text has type `kind`.
 fn template(vocab: &Vocab, before: &[u32], between: &[u32], after: &[u32], kind: u32) -> Value {
     pair_template(vocab, [before, between, after], kind)
 }

@@ -100,7 +100,7 @@ struct Marks {
 }
 
 impl Tokenizer {
-    /// The prompt whose continuation fills a gap; `None` if the vocabulary has no tokens for that.
+    /// Returns the prompt whose continuation fills a gap; `None` if the vocabulary has no tokens for that.
     ///
     /// The order is that of llama.cpp's `/infill`: other files, prefix, suffix, and the middle's beginning.
     pub fn fill_in(&self, gap: &Gap<'_>) -> Option<Vec<u32>> {
@@ -143,7 +143,7 @@ impl Tokenizer {
         Some(ids)
     }
 
-    /// True if the vocabulary has tokens for filling in.
+    /// Returns true if the vocabulary has tokens for filling in.
     pub fn fills_in(&self) -> bool {
         self.marks().is_some()
     }
@@ -173,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    /// A tokenizer of bytes with these control tokens, whose ids begin at 100.
+    /// Returns a tokenizer of bytes with these control tokens, whose ids begin at 100.
     fn tokenizer(names: &[&str]) -> Tokenizer {
         let bytes = (b'!'..=b'~').map(|byte| (char::from(byte).to_string(), byte - b'!'));
         let vocab: BTreeMap<_, _> = bytes.chain((94..100).map(|id| (format!("unused {id}"), id))).collect();

@@ -159,7 +159,7 @@ fn write(name: &[u8], kind: TokenKind, spelling: Spelling, bytes: &mut Vec<u8>) 
     }
 }
 
-/// The byte of `<0xAB>`.
+/// Returns the byte of `<0xAB>`.
 pub(super) fn byte_value(name: &str) -> Option<u8> {
     let hex = name.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_hex = hex.len() == 2 && hex.bytes().all(|digit| digit.is_ascii_hexdigit());

@@ -74,7 +74,7 @@ impl TokenizerConfig {
         })
     }
 
-    /// The template of that name (`default` is the one for plain chats).
+    /// Returns the template of that name (`default` is the one for plain chats).
     pub fn chat_template(&self, name: &str) -> Option<&str> {
         self.chat_templates.iter().find(|(own, _)| own == name).map(|(_, template)| template.as_str())
     }
@@ -143,7 +143,7 @@ impl Hf {
         Some(both.get_ids().iter().copied().zip(both.get_type_ids().iter().copied()).collect())
     }
 
-    /// True if one token may stand for a word of any length.
+    /// Returns true if one token may stand for a word of any length.
     pub(super) fn has_unbounded_tokens(&self) -> bool {
         matches!(
             self.parsing.get_model(),

@@ -198,8 +198,8 @@ fn matches_nothing(pattern: &str) -> bool {
     fancy_regex::Regex::new(pattern).is_ok_and(|regex| regex.is_match("").unwrap_or(true))
 }
 
-/// The longest string of SentencePiece's compiled map, which is base64 of the length of a trie, the trie, and the
-/// strings.
+/// Returns the longest string of SentencePiece's compiled map, which is base64 of the length of a trie, the trie, and
+/// the strings.
 fn longest_replacement(map: &str) -> usize {
     let mut bits = 0_u32;
     let mut held = 0;

@@ -109,7 +109,7 @@ impl Tokenizer {
         export::write(self, tokenizer_json, config, size, metadata)
     }
 
-    /// The tokens of `text`, with nothing added.
+    /// Returns the tokens of `text`, with nothing added.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         self.encode_into(text, special, &mut ids);
@@ -135,7 +135,7 @@ impl Tokenizer {
         self.whole_prompt(|ids| self.encode_chat_into(prompt, ids))
     }
 
-    /// The tokens of a chat with nothing added.
+    /// Returns the tokens of a chat with nothing added.
     pub(crate) fn encode_parts(&self, prompt: &ChatPrompt) -> Vec<u32> {
         let mut ids = Vec::new();
         self.encode_chat_into(prompt, &mut ids);
@@ -164,8 +164,8 @@ impl Tokenizer {
         ids
     }
 
-    /// The tokens of a pair of texts with what the model wants around them, at most `limit`, and the type of each: 0 or 1. If
-    /// there are too many, the longer text loses its end. `None` if `limit` has no room for any.
+    /// Returns the tokens of a pair of texts with what the model wants around them, at most `limit`, and the type of
+    /// each: 0 or 1. If there are too many, the longer text loses its end. `None` if `limit` has no room for any.
     pub fn encode_pair(&self, first: &str, second: &str, limit: usize) -> Option<Vec<(u32, u32)>> {
         if let Encoder::Hf(hf) = &self.encoder {
             return hf.encode_pair(first, second, limit);
@@ -219,8 +219,8 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`. Bytes that are not UTF-8 become U+FFFD, as [`String::from_utf8_lossy`] does it; ids outside
-    /// of the vocabulary write nothing.
+    /// Returns the text of `ids`. Bytes that are not UTF-8 become U+FFFD, as [`String::from_utf8_lossy`] does it; ids
+    /// outside of the vocabulary write nothing.
     pub fn decode(&self, ids: &[u32], special: SpecialText) -> String {
         let mut bytes = Vec::with_capacity(4 * ids.len());
         for &id in ids {
@@ -247,18 +247,18 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes that a token writes, control tokens their names; not always whole characters, and nothing for ids
-    /// outside of the vocabulary.
+    /// Returns the bytes that a token writes, control tokens their names; not always whole characters, and nothing for
+    /// ids outside of the vocabulary.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.vocab.bytes(id)
     }
 
-    /// The name of a token in the vocabulary: `Ġthe`, `▁the`, `<0x0A>`.
+    /// Returns the name of a token in the vocabulary: `Ġthe`, `▁the`, `<0x0A>`.
     pub fn token_name(&self, id: u32) -> Cow<'_, str> {
         String::from_utf8_lossy(self.vocab.name(id))
     }
 
-    /// The token with this name in the vocabulary.
+    /// Returns the token with this name in the vocabulary.
     pub fn token_id(&self, name: &str) -> Option<u32> {
         self.vocab.find(name.as_bytes())
     }
@@ -268,12 +268,12 @@ impl Tokenizer {
         self.vocab.kind(id).is_some_and(TokenKind::is_special)
     }
 
-    /// The token that begins a text, whether or not prompts get it.
+    /// Returns the token that begins a text, whether or not prompts get it.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// The token that ends a text.
+    /// Returns the token that ends a text.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
@@ -289,7 +289,7 @@ impl Tokenizer {
         tokens.saturating_mul(longest.max(1)).saturating_mul(shrinks)
     }
 
-    /// Number of tokens. The model's own vocabulary may be padded to more.
+    /// Returns the number of tokens. The model's own vocabulary may be padded to more.
     pub fn vocab_size(&self) -> usize {
         self.vocab.len()
     }

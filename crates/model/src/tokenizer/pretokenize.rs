@@ -61,7 +61,7 @@ const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 /// Letters that have case, as DeepSeek LLM's `tokenizer.json` spells them out.
 const CASED_LETTERS: &str = "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃";
 
-/// Words of one case, or capitalized, as in GPT-4o and Tekken; `tail` may follow each.
+/// Returns the words of one case, or capitalized, as in GPT-4o and Tekken; `tail` may follow each.
 fn cased_words(not_han: &str, tail: &str) -> String {
     let upper = format!(r"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{not_han}]");
     let lower = format!(r"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{not_han}]");
@@ -156,7 +156,7 @@ const FAMILIES: &[(Family, &[&str])] = &[
     (Family::Gemma4, &["gemma4", "granite-embed-multi-311m", "sarvam-moe"]),
 ];
 
-/// One name of each family, the most common ones first and the one without a meaning of its own last.
+/// Returns one name of each family, the most common ones first and the one without a meaning of its own last.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     const COMMON: [&str; 6] = ["llama-bpe", "qwen2", "qwen35", "gpt-2", "gpt-4o", "tekken"];
     let is_common = |names: &[&str]| names.iter().any(|name| COMMON.contains(name));
@@ -201,7 +201,7 @@ enum Family {
 }
 
 impl PreTokenizer {
-    /// The pre-tokenizer that files call `name`.
+    /// Returns the pre-tokenizer that files call `name`.
     pub(super) fn new(name: &str) -> Result<Self, TokenizerError> {
         let family = FAMILIES.iter().find(|(_, names)| names.contains(&name)).map(|&(family, _)| family);
         let Some(family) = family else {
@@ -318,7 +318,7 @@ fn thousands(text: &str, runs: &Regex, unless_before: Option<&Regex>, push: &mut
     push(done..text.len());
 }
 
-/// The steps of a family.
+/// Returns the steps of a family.
 fn steps(family: Family) -> Result<Vec<Step>, regex::Error> {
     use Spaces::{GiveBack, GiveBackUnlessNewline as GiveBackOrNewline, Keep, PowersUnlessNewline};
     let split = |pattern: &str, spaces| Regex::new(pattern).map(|regex| Step::Split(regex, spaces));

@@ -93,7 +93,7 @@ impl Spm {
     }
 }
 
-/// A number that is the lower the higher the score: the bits of a float, ordered as the float is, reversed.
+/// Returns a number that is the lower the higher the score: the bits of a float, ordered as the float is, reversed.
 fn rank(score: f32) -> u32 {
     let bits = score.to_bits();
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };

@@ -90,7 +90,7 @@ pub(super) fn mark_control(vocab: &mut Vocab) {
     }
 }
 
-/// The tokens that end generation: `named` by the file, and those known by name. Sorted.
+/// Returns the tokens that end generation: `named` by the file, and those known by name. Sorted.
 pub(super) fn stop_tokens(vocab: &Vocab, named: impl IntoIterator<Item = u32>) -> Vec<u32> {
     let find = |name: &str| vocab.find(name.as_bytes());
     let known = [ENDS, FILL_ENDS, ENDS_IF_CONTROL].into_iter().flatten().filter_map(|name| find(name));

@@ -51,7 +51,7 @@ impl Vocab {
         }
     }
 
-    /// Bytes of the longest token. The vocabulary must be complete.
+    /// Returns the number of bytes of the longest token. The vocabulary must be complete.
     pub(super) fn longest(&self) -> usize {
         let longest = || (0..self.len() as u32).map(|id| self.bytes(id).len()).max().unwrap_or(0);
         *self.longest.get_or_init(longest)
@@ -69,12 +69,12 @@ impl Vocab {
         self.kinds.len()
     }
 
-    /// The token with this name.
+    /// Returns the token with this name.
     pub(super) fn find(&self, name: &[u8]) -> Option<u32> {
         self.names.find(&[name])
     }
 
-    /// The token with this name, if text may become it by merging.
+    /// Returns the token with this name, if text may become it by merging.
     pub(super) fn find_text(&self, name: &[u8]) -> Option<u32> {
         self.find_joined(&[name])
     }
@@ -84,7 +84,7 @@ impl Vocab {
         self.names.find(name).filter(|&id| !self.kinds[id as usize].is_reserved())
     }
 
-    /// The byte token `<0xAB>`.
+    /// Returns the byte token `<0xAB>`.
     pub(super) fn find_byte(&self, byte: u8) -> Option<u32> {
         const HEX: &[u8; 16] = b"0123456789ABCDEF";
         self.find(&[b'<', b'0', b'x', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)], b'>'])
@@ -108,7 +108,7 @@ impl Vocab {
         self.kinds[id as usize] = kind;
     }
 
-    /// Ids and kinds of all tokens.
+    /// Returns the ids and kinds of all tokens.
     pub(super) fn kinds(&self) -> impl Iterator<Item = (u32, TokenKind)> {
         self.kinds.iter().enumerate().map(|(id, &kind)| (id as u32, kind))
     }
@@ -164,7 +164,7 @@ impl Names {
         Self { slab, slots, used: 0, seed: RandomState::new().hash_one(0) }
     }
 
-    /// The name with this number.
+    /// Returns the name with this number.
     fn get(&self, number: u32) -> &[u8] {
         self.slab.get(number as usize)
     }
@@ -178,7 +178,7 @@ impl Names {
         hash ^ hash >> 33
     }
 
-    /// The slot where a name is, or would be, for a name with this hash that `is` recognizes.
+    /// Returns the slot where a name is, or would be, for a name with this hash that `is` recognizes.
     fn slot(&self, hash: u64, is: impl Fn(&[u8]) -> bool) -> usize {
         let mask = self.slots.len() - 1;
         let mut slot = hash as usize & mask;
@@ -220,7 +220,7 @@ impl Names {
         }
     }
 
-    /// The number of a name, given in parts.
+    /// Returns the number of a name, given in parts.
     pub(super) fn find(&self, parts: &[&[u8]]) -> Option<u32> {
         let is = |name: &[u8]| {
             let rest = parts.iter().try_fold(name, |rest, part| rest.strip_prefix(*part));

@@ -41,7 +41,7 @@ impl Tokenizer {
         ids.drain(from..from + excess);
     }
 
-    /// The part of a text that its first or last `most` tokens come from, and some more.
+    /// Returns the part of a text that its first or last `most` tokens come from, and some more.
     pub(crate) fn part<'t>(&self, text: &'t str, most: usize, cut: Cut) -> &'t str {
         // A token has a byte at least.
         if text.len() <= most {

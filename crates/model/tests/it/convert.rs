@@ -10,28 +10,14 @@ use crate::{
     },
 };
 use paguro_backend::Mixer;
-use paguro_model::{
-    LoadOptions, Model, ModelFile,
-    gguf::{TensorInfo, Writer},
-    tokenizer::SpecialTokens,
-};
+use paguro_model::{LoadOptions, Model, ModelFile, tokenizer::SpecialTokens};
 use serde_json::{Map, Value, json};
 
 /// Writes a folder's contents as they are and opens them.
 fn convert(folder: &Path) -> Result<Model, String> {
     let contents = ModelFile::open(folder).unwrap().contents().map_err(|error| error.to_string())?;
-    let info = |tensor: &paguro_model::tensor::Tensor| TensorInfo {
-        name: tensor.name.clone(),
-        ggml_type: tensor.dtype.ggml_type().unwrap(),
-        shape: tensor.shape.clone(),
-        bytes: tensor.bytes.len() as u64,
-    };
-    let infos: Vec<_> = contents.tensors.iter().map(info).collect();
-    let mut writer = Writer::new(Vec::new(), &contents.metadata, &infos).unwrap();
-    for tensor in &contents.tensors {
-        writer.write(&tensor.bytes.read().unwrap()).unwrap();
-    }
-    let file = ModelFile::from_bytes("converted", Arc::new(writer.finish().unwrap())).unwrap();
+    let bytes = contents.write(Vec::new()).unwrap();
+    let file = ModelFile::from_bytes("converted", Arc::new(bytes)).unwrap();
     Ok(file.load(&LoadOptions::default()).unwrap_or_else(|error| panic!("{}: {error}", folder.display())))
 }
 

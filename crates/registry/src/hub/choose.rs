@@ -200,7 +200,7 @@ fn quantization(name: &str) -> Option<String> {
     })
 }
 
-/// The usual way to write a quantization that has several.
+/// Returns the usual way to write a quantization that has several.
 fn canonical(upper: &str) -> String {
     match upper {
         "FP16" => "F16",
@@ -210,7 +210,7 @@ fn canonical(upper: &str) -> String {
     .to_owned()
 }
 
-/// The model in safetensors at the repository's root.
+/// Returns the model in safetensors at the repository's root.
 fn folder(files: &[RemoteFile]) -> Option<Vec<RemoteFile>> {
     let wanted = |file: &&RemoteFile| belongs_to_folder(&file.path);
     let mut chosen: Vec<RemoteFile> = files.iter().filter(wanted).cloned().collect();

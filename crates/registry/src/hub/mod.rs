@@ -188,7 +188,7 @@ impl Hub {
         if records.iter().any(|record| record.digest == wanted.digest) { Ok(()) } else { Err(gone()) }
     }
 
-    /// Its address, without a slash at its end.
+    /// Returns its address, without a slash at its end.
     pub fn endpoint(&self) -> &str {
         self.client.endpoint()
     }

@@ -65,7 +65,7 @@ pub struct Short {
 static MODELS: LazyLock<Vec<KnownModel>> =
     LazyLock::new(|| serde_json::from_str(include_str!("models.json")).expect("models.json is the table"));
 
-/// The table, family by family.
+/// Returns the table, family by family.
 pub fn models() -> &'static [KnownModel] {
     &MODELS
 }
@@ -81,7 +81,7 @@ impl KnownModel {
         split_tag(&self.name).1.unwrap_or_default()
     }
 
-    /// Size of the file in bytes, rounded to megabytes.
+    /// Returns the size of the file in bytes, rounded to megabytes.
     pub fn bytes(&self) -> u64 {
         self.megabytes * 1_000_000
     }
@@ -121,7 +121,7 @@ impl Short {
             .and_then(of_table)
     }
 
-    /// A tag with more than the size: `4b-q8_0`, `1b-instruct-q4_K_M`, `q8_0`.
+    /// Returns a tag with more than the size: `4b-q8_0`, `1b-instruct-q4_K_M`, `q8_0`.
     fn tagged(family: Vec<&'static KnownModel>, tag: &str) -> Option<Self> {
         let size = |model: &&'static KnownModel| {
             let rest = tag.strip_prefix(model.size())?;
@@ -150,7 +150,7 @@ impl Short {
         Reference { repo: self.model.repository.clone(), revision: "main".to_owned(), choice: Some(choice) }
     }
 
-    /// The whole short name, which is also the model's name in the library.
+    /// Returns the whole short name, which is also the model's name in the library.
     pub fn name(&self) -> String {
         match &self.quantization {
             Some(quantization) => format!("{}-{}", self.model.name, quantization.to_lowercase()),

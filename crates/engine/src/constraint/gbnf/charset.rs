@@ -7,7 +7,7 @@ pub struct CharSet(Vec<(u32, u32)>);
 const LAST: u32 = char::MAX as u32;
 
 impl CharSet {
-    /// The set of these ranges, both ends included.
+    /// Returns the set of these ranges, both ends included.
     pub fn new(mut ranges: Vec<(u32, u32)>) -> Self {
         ranges.sort_unstable();
         let mut merged: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
@@ -68,7 +68,7 @@ impl CharSet {
         self.0.is_empty()
     }
 
-    /// The ranges of characters, without surrogates at their ends.
+    /// Returns the ranges of characters, without surrogates at their ends.
     pub fn ranges(&self) -> impl Iterator<Item = (char, char)> {
         const SURROGATES: std::ops::RangeInclusive<u32> = 0xD800..=0xDFFF;
         self.0.iter().filter_map(|&(low, high)| {

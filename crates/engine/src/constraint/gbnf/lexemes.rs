@@ -117,7 +117,7 @@ impl Splitter<'_> {
         }
     }
 
-    /// True if a regular node is a terminal as a whole.
+    /// Returns true if a regular node is a terminal as a whole.
     fn is_terminal(&mut self, node: NodeId) -> bool {
         if matches!(self.source.nodes[node], Node::Class(_)) {
             return true;
@@ -324,7 +324,7 @@ fn class(set: &CharSet) -> String {
     text + "]/"
 }
 
-/// A character in a regular expression between slashes.
+/// Returns a character in a regular expression between slashes.
 fn escape(char: char) -> String {
     if char.is_alphanumeric() || char == ' ' || char == '_' {
         char.to_string()

@@ -34,14 +34,14 @@ struct Reach {
 }
 
 impl Automaton {
-    /// The automaton of a regular node; `None` if it would have more than `most` states.
+    /// Returns the automaton of a regular node; `None` if it would have more than `most` states.
     pub fn new(source: &Source, node: NodeId, most: usize) -> Option<Self> {
         let mut automaton = Self { states: vec![State::End], start: 0, most };
         automaton.start = automaton.add(source, node, 0)?;
         Some(automaton)
     }
 
-    /// Number of states.
+    /// Returns the number of states.
     pub fn size(&self) -> usize {
         self.states.len()
     }
@@ -126,7 +126,7 @@ impl Automaton {
         }
     }
 
-    /// The characters with which a text may begin, and whether it may be empty.
+    /// Returns the characters with which a text may begin, and whether it may be empty.
     pub fn first(&self) -> (CharSet, bool) {
         let reach = self.reach(self.start);
         let first = reach.states.iter().fold(CharSet::default(), |set, &state| set.union(self.char(state).0));

@@ -103,7 +103,7 @@ impl Recognizer<'_> {
         }
     }
 
-    /// The places where a part may end that begins at one of `places`.
+    /// Returns the places where a part may end that begins at one of `places`.
     fn after(&self, part: &Part, places: u32) -> u32 {
         let from = |ends: &dyn Fn(usize) -> u32| {
             let places = (0..=self.text.len()).filter(|place| places >> place & 1 == 1);

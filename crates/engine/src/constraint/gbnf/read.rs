@@ -73,7 +73,7 @@ impl<'t> Reader<'t> {
         if self.take(expected) { Ok(()) } else { self.unexpected(&format!("`{expected}` should be here")) }
     }
 
-    /// An error at a place.
+    /// Returns an error at a place.
     fn error<T>(&self, at: usize, problem: &str) -> Result<T, String> {
         Err(format!("{}: {problem}", self.place(at)))
     }
@@ -85,7 +85,7 @@ impl<'t> Reader<'t> {
         format!("line {number}, column {}", before[line..].chars().count() + 1)
     }
 
-    /// An error about the next character.
+    /// Returns an error about the next character.
     fn unexpected<T>(&self, expectation: &str) -> Result<T, String> {
         let found = match self.peek() {
             None => "the grammar ends".to_owned(),
@@ -135,7 +135,7 @@ impl<'t> Reader<'t> {
         name
     }
 
-    /// The index of the rule with this name.
+    /// Returns the index of the rule with this name.
     fn index(&mut self, name: &'t str, at: usize) -> Result<usize, String> {
         let new = self.rules.len();
         let index = *self.names.entry(name).or_insert(new);
@@ -319,7 +319,7 @@ impl<'t> Reader<'t> {
         Ok(self.source.add(Node::Class(set)))
     }
 
-    /// A character of a text or a class.
+    /// Returns a character of a text or a class.
     fn char(&mut self) -> Result<char, String> {
         let at = self.at;
         let Some(char) = self.peek() else { return self.unexpected("a character should be here") };
@@ -344,7 +344,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// The character of an escape with its code point in hexadecimal digits.
+    /// Returns the character of an escape with its code point in hexadecimal digits.
     fn code_point(&mut self, begin: usize, digits: usize) -> Result<char, String> {
         let rest = &self.text[self.at..];
         let number = rest.get(..digits).filter(|number| number.bytes().all(|byte| byte.is_ascii_hexdigit()));

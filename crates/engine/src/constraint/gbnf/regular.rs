@@ -9,7 +9,7 @@ pub struct Regular {
 }
 
 impl Regular {
-    /// True if a node is regular.
+    /// Returns true if a node is regular.
     pub fn is(&self, source: &Source, node: NodeId) -> bool {
         match source.nodes[node] {
             Node::Class(_) | Node::Text(_) => true,

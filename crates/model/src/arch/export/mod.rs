@@ -60,7 +60,8 @@ pub(crate) fn export(
     Ok(contents)
 }
 
-/// The configuration with the definition that the file gets: some classes of transformers are several architectures of GGUF.
+/// Returns the configuration with the definition that the file gets: some classes of transformers are several
+/// architectures of GGUF.
 fn target(config: &Config) -> Config {
     let mut config = config.clone();
     let has_states = config.layers.iter().any(|layer| layer.recurrent);
@@ -167,7 +168,7 @@ fn check(
     Ok(())
 }
 
-/// Shapes of all weights, sorted.
+/// Returns the shapes of all weights, sorted.
 fn shapes(weights: &Weights) -> Vec<[usize; 3]> {
     let matrix = |matrix: &Matrix| [matrix.parts, matrix.rows, matrix.cols];
     let matrices = weights.matrices.iter().chain(&weights.tables).map(matrix);
@@ -176,7 +177,7 @@ fn shapes(weights: &Weights) -> Vec<[usize; 3]> {
     all
 }
 
-/// True if the layers have the same parts with the same dimensions.
+/// Returns true if the layers have the same parts with the same dimensions.
 fn same_layers(a: &Config, b: &Config) -> bool {
     let parts = |config: &Config, index: usize| {
         let layer = config.layers[index];

@@ -13,7 +13,7 @@ pub(super) struct Factors {
 type Rows = (Part, Vec<(usize, f32)>);
 
 impl Factors {
-    /// True if nothing is multiplied.
+    /// Returns true if nothing is multiplied.
     pub(super) fn is_none(&self) -> bool {
         self.weights.is_empty() && self.biases.is_empty()
     }

@@ -4,7 +4,7 @@ use std::{io, ops::Range, sync::Arc};
 
 use paguro_backend::{ByteSource, Bytes, WeightFormat};
 
-/// Rows whose pieces of `unit` bytes are in another order: piece `i` is piece `order[i]` of the source.
+/// Returns the rows whose pieces of `unit` bytes are in another order: piece `i` is piece `order[i]` of the source.
 pub(super) fn reordered_columns(source: &Bytes, unit: usize, order: Vec<usize>) -> Bytes {
     let len = source.len();
     Bytes::new(Arc::new(Columns { source: source.clone(), unit, order }), 0, len)
@@ -106,14 +106,7 @@ impl ByteSource for Multiplied {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn read(bytes: &Bytes, piece: usize) -> Vec<u8> {
-        let mut all = vec![0; bytes.len()];
-        for (index, out) in all.chunks_mut(piece).enumerate() {
-            bytes.read_at(index * piece, out).unwrap();
-        }
-        all
-    }
+    use crate::rearrange::tests::read;
 
     #[test]
     fn pieces_of_rows_are_reordered() {

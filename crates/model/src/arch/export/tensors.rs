@@ -273,7 +273,7 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// A tensor with the multipliers of its part.
+    /// Returns a tensor with the multipliers of its part.
     fn multiply(&self, part: Part, tensor: &Tensor, multiplied: &Multiplied) -> Result<Tensor, ModelError> {
         let is_bias = tensor.shape.len() == 1;
         let factors = if is_bias { multiplied.of_bias(part) } else { multiplied.of(part) };
@@ -286,7 +286,7 @@ impl Export<'_> {
         Ok(Tensor { bytes, ..tensor.clone() })
     }
 
-    /// A tensor under its name in GGUF files, arranged as these have it.
+    /// Returns a tensor under its name in GGUF files, arranged as these have it.
     fn convert(&self, part: Part, tensor: Tensor, name: String) -> Result<Tensor, ModelError> {
         let tensor = Tensor { name, ..tensor };
         let styles = self.config.definition.rope_styles;
@@ -320,7 +320,7 @@ impl Export<'_> {
         Ok(Tensor { shape, ..tensor })
     }
 
-    /// The shape of a vector or a convolution in GGUF files.
+    /// Returns the shape of a vector or a convolution in GGUF files.
     fn shape(&self, part: Part, tensor: &Tensor) -> Vec<usize> {
         let is_weight = tensor.name.ends_with(".weight");
         match (part, self.config.recurrent, tensor.shape.as_slice()) {
@@ -336,8 +336,8 @@ impl Export<'_> {
         }
     }
 
-    /// A delta rule's tensor with its value heads in the order of the file: head `h` of key head `k` is head `k * n + h` in folders,
-    /// and `h * keys + k` in files in which they alternate.
+    /// Returns a delta rule's tensor with its value heads in the order of the file: head `h` of key head `k` is head `k
+    /// * n + h` in folders, and `h * keys + k` in files in which they alternate.
     fn value_heads(&self, part: Part, tensor: Tensor) -> Result<Tensor, ModelError> {
         let Some(Recurrent::Delta { shape, files: DeltaFiles { alternating: true }, .. }) =
             self.config.recurrent
@@ -372,7 +372,7 @@ impl Export<'_> {
         Ok(Tensor { bytes, ..tensor })
     }
 
-    /// Rows of Q or K, of which RoPE pairs neighbours in GGUF files and halves of a head in folders.
+    /// Returns the rows of Q or K, of which RoPE pairs neighbours in GGUF files and halves of a head in folders.
     fn reorder(&self, tensor: Tensor) -> Tensor {
         let (head, rows) = (self.config.head_dim, tensor.shape[0]);
         let dims = self.config.ropes.first().map_or(0, |rope| rope.dims);
@@ -389,7 +389,7 @@ impl Export<'_> {
     }
 }
 
-/// The suffix in GGUF files of parameters that folders have without a suffix.
+/// Returns the suffix in GGUF files of parameters that folders have without a suffix.
 fn bare_suffix(part: Part) -> &'static str {
     match part {
         Part::SelectionBias => ".bias",
@@ -404,7 +404,7 @@ fn bare_suffix(part: Part) -> &'static str {
     }
 }
 
-/// A tensor in f32, with a function of each value.
+/// Returns a tensor in f32, with a function of each value.
 fn floats(tensor: Tensor, of: impl Fn(f32) -> f32) -> Result<Tensor, ModelError> {
     let unreadable = |problem: String| ModelError::Unreadable { tensor: tensor.name.clone(), problem };
     let format = tensor.dtype.weight_format().ok_or_else(|| unreadable(format!("it is {}", tensor.dtype)))?;
@@ -415,7 +415,7 @@ fn floats(tensor: Tensor, of: impl Fn(f32) -> f32) -> Result<Tensor, ModelError>
     Ok(Tensor { dtype: DType::Weight(WeightFormat::F32), bytes: Bytes::from(bytes), ..tensor })
 }
 
-/// A tensor of one dimension in f32.
+/// Returns a tensor of one dimension in f32.
 pub(super) fn vector(name: &str, values: &[f32]) -> Tensor {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     new_tensor(name.to_owned(), WeightFormat::F32, vec![values.len()], Bytes::from(bytes))

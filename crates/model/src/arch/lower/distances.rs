@@ -14,7 +14,7 @@ const MAX_DISTANCE: f32 = 128.0;
 const MAX_BIASES: usize = 1 << 26;
 
 impl Lowering<'_, '_> {
-    /// The embeddings of token types, if the file has some.
+    /// Returns the embeddings of token types, if the file has some.
     pub(super) fn token_types(&mut self) -> Result<Option<TokenTypes>, ModelError> {
         let name = format!("{}.weight", self.names.model(Part::TokenTypes));
         let shape = self.tensors.shape(&name);

@@ -157,7 +157,7 @@ impl Lowering<'_, '_> {
         Ok(SharedExpert { width, gate, up, down, output_gate })
     }
 
-    /// A matrix of one row, which GGUF files store as a vector.
+    /// Returns a matrix of one row, which GGUF files store as a vector.
     fn output_gate(&mut self, layer: usize) -> Result<Linear, ModelError> {
         let name = format!("{}.weight", self.names.layer(layer, Part::OutputGate));
         let row = self.tensors.require_vector(&name, self.config.hidden)?;

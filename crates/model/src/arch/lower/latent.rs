@@ -52,8 +52,8 @@ impl Lowering<'_, '_> {
         Ok(Norm { eps: EPS, ..self.norm(&self.names.layer(layer, part), width)? })
     }
 
-    /// The matrices of each head. Files of Hugging Face, and the first ones of llama.cpp, have them in one: for each head, the
-    /// rows of K and those of V.
+    /// Returns the matrices of each head. Files of Hugging Face, and the first ones of llama.cpp, have them in one: for
+    /// each head, the rows of K and those of V.
     fn head_matrices(&mut self, layer: usize, shape: &LatentShape) -> Result<[Linear; 2], ModelError> {
         let LatentShape { heads, plain, latent, value, .. } = *shape;
         let [absorb, values, up] = [Part::Absorb, Part::Value, Part::LatentUp]

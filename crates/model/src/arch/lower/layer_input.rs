@@ -32,7 +32,7 @@ impl Lowering<'_, '_> {
         })
     }
 
-    /// The matrices by which a layer's own embedding enters the residual stream.
+    /// Returns the matrices by which a layer's own embedding enters the residual stream.
     pub(super) fn layer_input(&mut self, layer: usize, width: usize) -> Result<LayerInput, ModelError> {
         let hidden = self.config.hidden;
         Ok(LayerInput {
@@ -44,7 +44,7 @@ impl Lowering<'_, '_> {
         })
     }
 
-    /// The scale of a layer's output, one if the file has none.
+    /// Returns the scale of a layer's output, one if the file has none.
     pub(super) fn output_scale(&mut self, layer: usize) -> Result<f32, ModelError> {
         let scale = self.tensors.vector(&self.names.layer(layer, Part::OutputScale), 1)?;
         Ok(scale.map_or(1.0, |scale| scale[0]))

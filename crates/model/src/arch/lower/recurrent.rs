@@ -129,7 +129,7 @@ impl Lowering<'_, '_> {
         })
     }
 
-    /// A convolution, of which files have the channels one after the other.
+    /// Returns a convolution, of which files have the channels one after the other.
     fn convolution(&mut self, layer: usize, taps: usize, channels: usize) -> Result<Convolution, ModelError> {
         let name = self.names.layer(layer, Part::Conv);
         let weight = format!("{name}.weight");

@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Lowering<'_, '_> {
-    /// A scan that reads the stream through `norm`.
+    /// Returns a scan that reads the stream through `norm`.
     pub(super) fn ssd(
         &mut self,
         layer: usize,
@@ -82,7 +82,7 @@ impl Lowering<'_, '_> {
         ]))
     }
 
-    /// A norm whose output is multiplied by `scale`.
+    /// Returns a norm whose output is multiplied by `scale`.
     pub(super) fn scaled(&mut self, norm: Norm, scale: f32) -> Norm {
         if scale == 1.0 {
             return norm;
@@ -104,7 +104,8 @@ impl Lowering<'_, '_> {
         })
     }
 
-    /// A convolution over x, B and C in files, and over C, B and x in the program. Scales are those of C, B and x.
+    /// Returns a convolution over x, B and C in files, and over C, B and x in the program. Scales are those of C, B and
+    /// x.
     fn ssd_convolution(
         &mut self,
         layer: usize,

@@ -103,7 +103,7 @@ fn read(tensor: &Tensor) -> Result<Vec<u8>, ModelError> {
     Ok(tensor.bytes.read().map_err(unreadable)?.into_owned())
 }
 
-/// A vector of `len` floats.
+/// Returns a vector of `len` floats.
 fn floats(tensor: &Tensor, len: usize) -> Result<Vec<f32>, ModelError> {
     let format = float(tensor)?;
     check(tensor, &[format.name()], &[len])?;

@@ -79,7 +79,7 @@ pub(super) fn matrix(
     Ok(Found { format, rows: outputs, cols: inputs, bytes: Bytes::new(Arc::new(source), 0, len), used })
 }
 
-/// The group of each input, unless they are in order.
+/// Returns the group of each input, unless they are in order.
 fn read_order(tensor: &Tensor, inputs: usize, groups: usize) -> Result<Option<Vec<u32>>, ModelError> {
     check(tensor, &["I32", "U32"], &[inputs])?;
     let unreadable =

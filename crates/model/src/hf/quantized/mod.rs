@@ -116,7 +116,7 @@ pub(crate) fn rounded(
 }
 
 impl<'a> Folder<'a> {
-    /// The matrix whose main tensor is `tensor`; `None` if it is not quantized.
+    /// Returns the matrix whose main tensor is `tensor`; `None` if it is not quantized.
     fn matrix(
         &self,
         scheme: &Scheme,
@@ -159,7 +159,7 @@ fn check(tensor: &Tensor, types: &[&str], shape: &[usize]) -> Result<(), ModelEr
     }
 }
 
-/// The two dimensions of a matrix.
+/// Returns the two dimensions of a matrix.
 fn dims(tensor: &Tensor) -> Result<[usize; 2], ModelError> {
     match tensor.shape[..] {
         [rows, cols] if rows > 0 && cols > 0 => Ok([rows, cols]),
@@ -167,7 +167,7 @@ fn dims(tensor: &Tensor) -> Result<[usize; 2], ModelError> {
     }
 }
 
-/// The format of scales, a float.
+/// Returns the format of scales, a float.
 fn float(tensor: &Tensor) -> Result<WeightFormat, ModelError> {
     match tensor.dtype.weight_format() {
         Some(format) if !format.is_quantized() => Ok(format),
@@ -215,7 +215,7 @@ fn range(format: WeightFormat) -> std::ops::RangeInclusive<i32> {
     }
 }
 
-/// Number `index` of `bits` bits of a stream, lowest bits first. At most eight bits.
+/// Returns number `index` of `bits` bits of a stream, lowest bits first. At most eight bits.
 fn bits_at(stream: &[u8], index: usize, bits: usize) -> u8 {
     let at = index * bits;
     let word = u16::from(stream[at / 8]) | u16::from(*stream.get(at / 8 + 1).unwrap_or(&0)) << 8;

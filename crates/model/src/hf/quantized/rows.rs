@@ -224,7 +224,7 @@ pub(super) fn bytes(folder: &Folder<'_>, base: &str, tensor: &Tensor) -> Result<
     Ok(Some(ByRows { rows, row_bytes, sources, convert }.found(format, cols, used)))
 }
 
-/// An E4M3 number with its sign; NaN stays NaN.
+/// Returns an E4M3 number with its sign; NaN stays NaN.
 fn e4m3(byte: u8) -> f32 {
     match byte & 0x7f {
         0x7f => f32::NAN,

@@ -52,8 +52,8 @@ const SUPPORTED: &str = "awq, gptq, fp8, bitsandbytes, compressed-tensors, model
                          affine; quantized models as GGUF";
 
 impl Scheme {
-    /// The scheme of a folder with this `config.json`; `None` if its matrices are not quantized, and for MXFP4, which models
-    /// of that kind read themselves.
+    /// Returns the scheme of a folder with this `config.json`; `None` if its matrices are not quantized, and for MXFP4,
+    /// which models of that kind read themselves.
     pub(crate) fn of(config: &Map<String, Value>) -> Result<Option<Self>, ModelError> {
         let nested = config.get("text_config").and_then(|text| text.get("quantization_config"));
         // MLX writes its own under two names; the second one has no method.
@@ -149,7 +149,7 @@ impl Scheme {
         .any(|suffix| name.ends_with(suffix))
     }
 
-    /// The name that people use.
+    /// Returns the name that people use.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Columns(Columns { bits, awq: true, .. }) => format!("AWQ {bits}-bit"),

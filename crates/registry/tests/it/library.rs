@@ -1,7 +1,5 @@
 //! Importing, finding, naming, removing: everything but pulls.
 
-mod common;
-
 use std::{
     fs::{self, File},
     io,
@@ -9,7 +7,7 @@ use std::{
     thread,
 };
 
-use common::{check, count_files, gguf, inspect};
+use crate::common::{check, count_files, gguf, inspect};
 use expect_test::expect;
 use paguro_registry::{
     Digest, Format, ImportOptions, ModelName, ModelRecord, Pruned, Registry, RegistryError, Source,

@@ -1,7 +1,5 @@
 //! Pulls from a real hub server on loopback, with everything that can go wrong on the way.
 
-mod common;
-
 use std::{
     fs,
     sync::{
@@ -11,7 +9,7 @@ use std::{
     thread,
 };
 
-use common::{Fixture, check, count_files, gguf, hub::Fault, inspect};
+use crate::common::{Fixture, check, count_files, gguf, hub::Fault, inspect};
 use expect_test::expect;
 use paguro_registry::{
     Cancel, ModelRecord, Progress, PullOptions, RegistryError,

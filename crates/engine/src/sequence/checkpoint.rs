@@ -14,10 +14,11 @@
 
 use paguro_backend::{PageMove, StateUse};
 
-use crate::{layout::Layout, pages::Pages, prefix::BlockKey, sequence::Sequence, states::States};
+use super::Sequence;
+use crate::{layout::Layout, pages::Pages, prefix::BlockKey, states::States};
 
 impl Sequence {
-    /// The next checkpoint before the end of the tokens: a step must end there.
+    /// Returns the next checkpoint before the end of the tokens: a step must end there.
     pub fn next_checkpoint(&self, layout: &Layout) -> Option<usize> {
         let interval = layout.checkpoints?.interval;
         let next = (self.computed / interval + 1) * interval;
@@ -26,16 +27,16 @@ impl Sequence {
         (next < self.tokens.len()).then_some(next)
     }
 
-    /// The last end of a block that later prompts can begin with. `None` if the newest checkpoint is so close that another one
-    /// would not be worth the step that ends at it.
+    /// Returns the last end of a block that later prompts can begin with. `None` if the newest checkpoint is so close
+    /// that another one would not be worth the step that ends at it.
     fn last_checkpoint(&self, layout: &Layout) -> Option<usize> {
-        let lasting = if self.generated() == 0 { self.job.lasting_tokens } else { usize::MAX };
+        let lasting = if self.generated() == 0 { self.request.lasting_tokens } else { usize::MAX };
         let last = lasting.min(self.tokens.len() - 1) / layout.block_size * layout.block_size;
         let newest = self.checkpoints.last().copied().unwrap_or(0);
         (last >= newest + layout.checkpoints?.least_gap()).then_some(last)
     }
 
-    /// True if the planned rows end at a checkpoint.
+    /// Returns true if the planned rows end at a checkpoint.
     pub fn ends_at_checkpoint(&self, layout: &Layout) -> bool {
         layout.checkpoints.is_some() && (self.computed + self.rows).is_multiple_of(layout.block_size)
     }

@@ -1,0 +1,122 @@
+//! Memory and limits of a load.
+
+use std::sync::PoisonError;
+
+use paguro_backend::KvDtype;
+use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
+use paguro_model::{LoadOptions, ModelFile, ModelShape};
+use paguro_server::{Details, LoadError, LoadPlan};
+
+use super::{ServedModels, failed, unusable};
+use crate::{devices, failure::Failure, presets::Preset};
+
+/// Default maximum of tokens with pages, and of the tokens of one sequence.
+const MOST_TOKENS: usize = 65_536;
+
+/// Minimum context of a load, if the model supports it.
+const LEAST_TOKENS: usize = 1024;
+
+impl ServedModels {
+    /// Returns the maximum tokens of a sequence for a model trained for `trained` tokens; `asked` is a request's.
+    fn wanted(&self, preset: &Preset, trained: usize, asked: Option<usize>) -> usize {
+        let own = match preset.ctx.or(self.context) {
+            Some(0) => trained,
+            Some(tokens) => tokens,
+            None => trained.min(MOST_TOKENS),
+        };
+        asked.map_or(own, |asked| own.max(asked.min(trained)))
+    }
+
+    /// Returns the options of an engine.
+    pub(super) fn engine_options(&self, preset: &Preset, context: usize, pages: PageBudget) -> EngineOptions {
+        EngineOptions {
+            pages,
+            max_context: Some(context),
+            max_sequences: self.parallel,
+            max_batch_tokens: self.batch_tokens,
+            step_time: self.step_time,
+            queue_capacity: self.queue,
+            queue_tokens: self.queue_tokens,
+            kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
+            ..EngineOptions::default()
+        }
+    }
+
+    /// Returns the memory and limits of an engine for sequences of `context` tokens.
+    pub(super) fn engine_plan(
+        &self,
+        file: &ModelFile,
+        preset: &Preset,
+        context: usize,
+        pages: PageBudget,
+    ) -> Result<EnginePlan, LoadError> {
+        let shape = file.shape(&LoadOptions { max_context: Some(context) });
+        let ModelShape { program, weights, .. } = shape.map_err(|error| unusable(&error))?;
+        let options = self.engine_options(preset, context, pages);
+        let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = match &mut *planner {
+            Some(device) => device,
+            none => none.insert(devices::open(&self.on, self.threads, &|_| ()).map_err(failed)?),
+        };
+        let plan = Engine::plan(device.backend.as_ref(), &program, &weights, context, &options);
+        plan.map_err(|error| failed(Failure::from_error(&error)))
+    }
+
+    /// Returns true if models are planned for the CPU.
+    pub(super) fn plans_for_cpu(&self) -> bool {
+        let planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
+        planner.as_ref().is_none_or(|device| device.backend.name() == "cpu")
+    }
+
+    /// Returns the memory of a load whose sequences have `asked` tokens, or the context of the settings.
+    pub(super) fn load_plan(
+        &self,
+        file: &ModelFile,
+        preset: &Preset,
+        asked: Option<usize>,
+    ) -> Result<LoadPlan, LoadError> {
+        let context = self.wanted(preset, file.context_length().unwrap_or(MOST_TOKENS), asked).max(1);
+        let tokens = context.saturating_mul(self.parallel).min(MOST_TOKENS.max(context));
+        let plan = self.engine_plan(file, preset, context, PageBudget::Tokens(tokens))?;
+        // Exactly the bytes of the settings, if given.
+        let given = self.kv_bytes.map(|bytes| bytes.saturating_add(plan.page_bytes));
+        let enough = plan.kv_for(context);
+        Ok(LoadPlan {
+            weights: plan.memory.weights,
+            buffers: plan.memory.buffers.saturating_add(plan.memory.states),
+            kv_least: given.unwrap_or_else(|| plan.kv_for(context.min(LEAST_TOKENS))),
+            kv_enough: given.unwrap_or(enough),
+            kv_most: given.unwrap_or_else(|| plan.memory.kv.max(enough)),
+            context,
+        })
+    }
+
+    /// Returns the properties from a file's header, and the reason for which the model cannot run, if there is one.
+    pub(super) fn details(&self, file: &ModelFile, preset: &Preset) -> Details {
+        let description = file.description();
+        let (plan, context, problem) = match self.load_plan(file, preset, None) {
+            Ok(plan) => (Some(plan), Some(self.context_of(&plan, file, preset)), None),
+            Err(error) => (None, None, Some(error.to_string())),
+        };
+        Details {
+            format: if file.format().starts_with("GGUF") { "gguf" } else { "safetensors" },
+            architecture: file.architecture().map(str::to_owned),
+            parameters: description.parameters,
+            quantization: description.quantization,
+            context,
+            sequences: self.parallel,
+            plan,
+            problem,
+        }
+    }
+
+    /// Returns the maximum tokens of a sequence if the model gets all memory.
+    fn context_of(&self, plan: &LoadPlan, file: &ModelFile, preset: &Preset) -> usize {
+        let kv = self.memory.saturating_sub(plan.with(0)).min(plan.kv_most);
+        if kv >= plan.kv_enough && self.kv_bytes.is_none() {
+            return plan.context;
+        }
+        let engine = self.engine_plan(file, preset, plan.context, PageBudget::Bytes(kv));
+        engine.map_or(plan.context, |engine| engine.max_context)
+    }
+}

@@ -1,0 +1,169 @@
+//! The server's view of the models.
+
+use paguro_backend::Weights;
+use paguro_engine::{DiskCache, Engine, PageBudget};
+use paguro_model::{LoadOptions, ModelFile};
+use paguro_server::{
+    Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,
+};
+
+use super::{ServedModels, failed, identity::Identity, unusable};
+use crate::{
+    devices::{self, Chosen},
+    failure::Failure,
+    load,
+    models::{EMBEDDED_FILE, Source},
+    presets::Preset,
+    serve::disk,
+    units,
+};
+
+impl ModelSource for ServedModels {
+    fn list(&self) -> Result<Vec<ModelEntry>, LoadError> {
+        let mut entries: Vec<_> =
+            self.models.iter().map(|(name, source)| self.own_entry(name, source)).collect();
+        if let Some(library) = &self.library {
+            // A library that was damaged meanwhile does not affect other models.
+            let records = library.list().unwrap_or_else(|error| {
+                tracing::error!("the models of the library are not listed: {error}");
+                Vec::new()
+            });
+            let is_own = |name: &str| self.models.iter().any(|(own, _)| own == name);
+            let records = records.iter().filter(|record| !is_own(&record.name.short()));
+            for record in records {
+                let entry = self.recorded(library, record);
+                let aliases: Vec<_> = record.aliases().filter(|alias| !is_own(alias)).collect();
+                entries.extend(
+                    aliases.iter().map(|&alias| ModelEntry { name: alias.to_owned(), ..entry.clone() }),
+                );
+                entries.push(entry);
+            }
+        }
+        Ok(entries)
+    }
+
+    fn find(&self, name: &str) -> Result<ModelEntry, LoadError> {
+        match self.named(name) {
+            Some((name, source)) => Ok(self.own_entry(name, source)),
+            None => {
+                let (library, record) = self.record(name)?;
+                Ok(self.recorded(library, &record))
+            }
+        }
+    }
+
+    fn open(&self, entry: &ModelEntry) -> Result<ModelFile, LoadError> {
+        load::file(&self.source(&entry.name)?).map_err(failed)
+    }
+
+    fn plan(&self, entry: &ModelEntry, context: Option<usize>) -> Result<LoadPlan, LoadError> {
+        self.load_plan(&self.open(entry)?, &self.preset(&entry.name)?, context)
+    }
+
+    fn load(&self, wanted: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {
+        let (source, preset) = (self.source(&wanted.name)?, self.preset(&wanted.name)?);
+        let mut file = load::file(&source).map_err(failed)?;
+        let weights = self.weights(&source, &file);
+        if weights.is_some() {
+            // Opened after its files were listed: if they are the same at the end, the digest is theirs.
+            file = load::file(&source).map_err(failed)?;
+        }
+        let pages = PageBudget::Bytes(grant.kv);
+        // The number of pages limits the context, which determines windows and RoPE.
+        let context = self.engine_plan(&file, &preset, grant.context, pages)?.max_context;
+        if context < grant.context {
+            let (model, wanted) = (&wanted.name, grant.context);
+            tracing::info!(model, wanted, context, "memory for K and V bounds the context");
+        }
+        let model = file.load(&LoadOptions { max_context: Some(context) });
+        let mut model = model.map_err(|error| unusable(&error))?;
+        if let Some(source) = &preset.chat_template {
+            let template = file.chat_template(source, &model.tokenizer);
+            model.chat_template = Some(template.map_err(|error| unusable(&error))?);
+            (model.tool_template, model.template_problem) = (None, None);
+        }
+        let mut options = self.engine_options(&preset, context, pages);
+        options.host.clone_from(&self.tiers.host);
+        options.events = self.tiers.events.as_ref().map(|events| events.of(&wanted.name));
+        options.disk = self.tiers.store.as_ref().zip(weights.as_ref()).map(|(store, it)| {
+            DiskCache::new(store.clone(), &wanted.name, it.digest.as_ref().map(|id| &id[..]))
+        });
+        let block_size = options.block_size;
+        let notice = |line: &str| tracing::warn!(model = wanted.name, "{line}");
+        let start = |device: Chosen| {
+            let backend = device.backend.as_ref();
+            let plan = Engine::plan(backend, &model.program, &model.weights, context, &options);
+            let memory = plan.map_err(|error| Failure::from_error(&error))?.memory;
+            let (needed, free) = (memory.total(), backend.capacity().bytes_free);
+            // The memory limit was computed at the start, and other programs use the device's memory.
+            if needed > free && !self.plans_for_cpu() {
+                let [needed, free] = [needed, free].map(units::bytes);
+                let device = backend.name();
+                return Err(Failure::new(format!(
+                    "the model needs {needed}, but the {device} has {free} free"
+                )));
+            }
+            let engine = Engine::start(backend, &model, options.clone());
+            let engine = engine.map_err(|error| Failure::from_error(&error))?;
+            Ok((engine, memory, backend.name().to_owned()))
+        };
+        let started = devices::with(&self.on, self.threads, &notice, start);
+        let (engine, memory, device) = started.map_err(failed)?;
+        if let Err(problem) = model.find_judge(&wanted.name) {
+            tracing::warn!(model = &*wanted.name, problem, "cannot rerank");
+        }
+        // The device has its own copy. These handles would keep the file open and its disk space in use.
+        model.weights = Weights::default();
+        let is_own = !matches!(source, Source::Library { .. });
+        let is_other = |now: Identity| preset.version(now.version) != wanted.version;
+        let is_current = weights.as_ref().is_none_or(disk::Weights::is_current);
+        if !is_current || (is_own && Identity::of(&source).is_ok_and(is_other)) {
+            let name = source.name();
+            return Err(LoadError::Failed(format!("{name} was changed while it was loaded; try again")));
+        }
+        if let (Some(store), Some(weights)) = (&self.tiers.store, weights) {
+            let _ = weights.read_later(store.dir(), engine.handle(), &wanted.name);
+        }
+        Ok(Loaded { model: model.into(), engine, device, memory, block_size })
+    }
+
+    fn preset(&self, name: &str) -> Result<Presets, LoadError> {
+        let stored = match self.named(name) {
+            Some(_) => None,
+            None => Some(Preset::of(&self.record(name)?.1).map_err(LoadError::Failed)?),
+        };
+        let settings = self.own_preset(name);
+        Ok(Presets { stored: stored.map(ModelPreset::from), settings: settings.into() })
+    }
+
+    fn set_preset(&self, name: &str, new: ModelPreset) -> Result<(), LoadError> {
+        if self.named(name).is_some() {
+            return Err(LoadError::Invalid(format!(
+                "`{name}` is not in the library, which keeps the defaults of models; the file with the \
+                 server's settings can have them, as `[preset.{name}]`"
+            )));
+        }
+        let (library, record) = self.record(name)?;
+        // A preset that cannot be read is replaced; aliases are changed elsewhere.
+        let aliases = Preset::of(&record).unwrap_or_default().aliases;
+        let preset = Preset { aliases, ..Preset::try_from(new).map_err(LoadError::Invalid)? };
+        preset.check().map_err(|failure| LoadError::Invalid(failure.message().to_owned()))?;
+        let stored = library.set_extra(&record.name.to_string(), preset.to_record());
+        stored.map(drop).map_err(|error| LoadError::Failed(error.to_string()))
+    }
+
+    fn forget(&self, name: &str) {
+        if let Some(store) = &self.tiers.store {
+            store.remove_model(name);
+        }
+    }
+
+    fn outside(&self, name: &str) -> Option<Outside> {
+        let (_, source) = self.named(name)?;
+        match source {
+            Source::Embedded => Some(Outside::Program { file: "tales.gguf", bytes: EMBEDDED_FILE }),
+            Source::Path(path) => Some(Outside::Disk(path.clone())),
+            Source::Library { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! A backend with a defect: the reference behind a wrapper that changes what passes it.
+
+use paguro_backend::{
+    Backend, Capacity, KernelCount, KvDtype, Limits, LoadError, Outcome, PageContent, PageFormat, PageId,
+    PageMove, Program, Runner, SamplingParams, Step, StepError, StepOutput, Ticket, Want, Weights,
+    reference::{KvRounding, Reference},
+};
+
+use super::{Circumstances, Defect};
+use crate::ModelShape;
+
+/// The backend.
+pub(super) struct Defective {
+    pub(super) defect: Defect,
+    pub(super) threads: usize,
+}
+
+impl Backend for Defective {
+    fn name(&self) -> &str {
+        "defective"
+    }
+
+    fn capacity(&self) -> Capacity {
+        Reference::default().capacity()
+    }
+
+    fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
+        Reference::default().page_bytes(program, block_size, kv_dtype)
+    }
+
+    fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
+        Reference::default().buffer_bytes(program, limits)
+    }
+
+    fn load(
+        &self,
+        program: &Program,
+        mut weights: Weights,
+        mut limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        let mut program = program.clone();
+        if !self.defect.checks_weights && program.check(&weights).is_err() {
+            let harmless = ModelShape::default().build(0);
+            (program, weights) = (harmless.program, harmless.weights);
+        }
+        (self.defect.program)(&mut program);
+        (self.defect.weights)(&mut weights);
+        (self.defect.limits)(&mut limits);
+        let reference = Reference { kv: KvRounding::F16, poison: Some(1) };
+        let Defect { attention, round, .. } = self.defect;
+        let inner = reference.load_with(attention, round, &program, weights, limits)?;
+        let now = Circumstances { threads: self.threads, ..Circumstances::default() };
+        Ok(Box::new(DefectiveRunner { inner: Box::new(inner), defect: self.defect, now }))
+    }
+}
+
+struct DefectiveRunner {
+    inner: Box<dyn Runner>,
+    defect: Defect,
+    now: Circumstances,
+}
+
+impl Runner for DefectiveRunner {
+    fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
+        let mut pages = step.pages.to_vec();
+        (self.defect.block_tables)(&mut pages, step.sequences);
+        self.now.rows = step.tokens.len();
+        self.now.first_page = step.pages[0].0;
+        self.now.steps += 1;
+        let params: Vec<SamplingParams> = step
+            .outputs
+            .iter()
+            .map(|output| {
+                let Want::Sample(request) = &output.want else { return SamplingParams::default() };
+                let mut params = request.params.clone();
+                (self.defect.params)(&mut params);
+                params
+            })
+            .collect();
+        let mut outputs = step.outputs.to_vec();
+        for (output, params) in outputs.iter_mut().zip(&params) {
+            let Want::Sample(request) = &mut output.want else { continue };
+            request.params = params;
+            if !self.defect.waits_for_masks {
+                request.mask = request.mask.filter(|mask| mask.known().is_some());
+            }
+        }
+        let mut carried = step.carried.to_vec();
+        (self.defect.carried)(&mut carried);
+        let mut sequences = step.sequences.to_vec();
+        (self.defect.sequences)(&mut sequences);
+        let changed =
+            Step { pages: &pages, outputs: &outputs, carried: &carried, sequences: &sequences, ..*step };
+        match self.inner.submit(&changed) {
+            Err(StepError::Invalid(_)) if !self.defect.checks_steps => Ok(Ticket(0)),
+            result => result,
+        }
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
+        self.inner.collect(ticket, out)?;
+        for outcome in &mut out.outcomes {
+            match outcome {
+                Outcome::Logits(logits) => (self.defect.logits)(logits, &self.now),
+                Outcome::Embedding(embedding) => (self.defect.embeddings)(embedding, &self.now),
+                _ => {}
+            }
+        }
+        (self.defect.outcomes)(&mut out.outcomes);
+        Ok(())
+    }
+
+    fn carries(&self, want: &Want<'_>) -> bool {
+        self.inner.carries(want)
+    }
+
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
+        let mut moves = moves.to_vec();
+        moves.iter_mut().for_each(self.defect.moves);
+        if self.defect.moves_pages { self.inner.move_pages(&moves) } else { Ok(()) }
+    }
+
+    fn page_format(&self) -> Option<PageFormat> {
+        self.inner.page_format()
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
+        self.inner.read_pages(pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
+        if self.defect.moves_pages { self.inner.write_pages(pages, bytes, content) } else { Ok(()) }
+    }
+
+    fn kernel_counts(&self) -> Vec<KernelCount> {
+        let mut counts = self.inner.kernel_counts();
+        (self.defect.counts)(&mut counts);
+        counts
+    }
+}

@@ -1,0 +1,128 @@
+//! A worker: one thread of the pool in a phase, with its working memory.
+
+use paguro_backend::{Norm, Step, sampling};
+
+use crate::{
+    attention::Scores,
+    buffers::{Buffers, Input},
+    delta::DeltaScratch,
+    forward::{AllPending, Pending},
+    matrix::Scratch,
+    model::{Kinds, Model},
+    pages::{Arena, StoredHead},
+    plan::StepPlan,
+    quantize::{BLOCK, row_blocks},
+    shared::Shared,
+    states::States,
+};
+
+/// Working memory of a worker.
+pub struct WorkerScratch {
+    /// Scratch of matmuls.
+    pub matmul: Scratch,
+    /// Scores of a few queries over a split.
+    pub scores: Box<Scores>,
+    /// Partial attention of a tile's queries over one split.
+    pub partial: Vec<f32>,
+    /// Scores and partial results, summed over splits.
+    pub sums: Vec<f32>,
+    /// A row, `[widest]`.
+    pub row: Vec<f32>,
+    /// K or V of one head.
+    pub stored: StoredHead,
+    /// Scratch of the sampler.
+    pub sampler: sampling::Scratch,
+    /// Scratch of the delta rule.
+    pub delta: DeltaScratch,
+    /// An input of a short convolution.
+    pub conv_input: Vec<f32>,
+    /// Sum of a row's experts, where a dense network is beside them.
+    pub sum: Vec<f32>,
+    /// A row of a table, encoded.
+    pub encoded: Vec<u8>,
+    /// The decoded row.
+    pub embeds: Vec<f32>,
+}
+
+/// A worker in a phase.
+pub struct Worker<'a> {
+    pub model: &'a Model,
+    pub buffers: &'a Buffers,
+    pub arena: &'a Arena,
+    pub states: &'a States,
+    pub step: &'a Step<'a>,
+    pub plan: &'a StepPlan,
+    pub scratch: &'a mut WorkerScratch,
+}
+
+impl Worker<'_> {
+    /// Returns a row of a buffer that this worker reads in this phase.
+    pub fn read<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b [f32] {
+        // SAFETY: read-only in this phase, or only this worker has this row; see the table above.
+        unsafe { buffer.get(row * width..(row + 1) * width) }
+    }
+
+    /// Returns a row of a buffer, or a head of one, that only this worker has in this phase.
+    #[allow(clippy::mut_from_ref)]
+    pub fn write<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b mut [f32] {
+        // SAFETY: the phase shares the work by row, or by K/V head of a row; see the table above.
+        unsafe { buffer.get_mut(row * width..(row + 1) * width) }
+    }
+
+    /// Adds pending branches to a row of the residual stream.
+    pub fn add_pending(&mut self, row: usize, pending: AllPending) {
+        let (model, buffers) = (self.model, self.buffers);
+        let hidden = model.program.hidden;
+        for Pending { output, bias, post_norm, scale } in pending.branches.into_iter().flatten() {
+            let x = self.write(&buffers.x, row, hidden);
+            let output = self.write(&buffers.branch_outputs[output], row, hidden);
+            if let Some(bias) = bias {
+                model.rows.add(output, model.vector(bias));
+            }
+            let added = match post_norm {
+                Some(_) => {
+                    let normed = &mut self.scratch.row[..hidden];
+                    model.norm(post_norm, output, normed);
+                    normed
+                }
+                None => output,
+            };
+            match scale {
+                1.0 => model.rows.add(x, added),
+                scale => model.rows.add_scaled(x, added, scale),
+            }
+        }
+        if let Some(norm) = pending.norm {
+            self.finish_row(self.write(&buffers.x, row, hidden), None, norm);
+        }
+        if pending.scale != 1.0 {
+            model.rows.scale(self.write(&buffers.x, row, hidden), pending.scale);
+        }
+    }
+
+    /// Makes `input`, whose first element is number `first` of row `row`, a multiple of the block, part of the next
+    /// matmul's input. The last part also fills the padding of the row.
+    pub fn set_input(&self, to: &Input, row: usize, first: usize, input: &[f32], kinds: Kinds, last: bool) {
+        if kinds.quantized {
+            let start = row * to.quantized_stride + first / BLOCK;
+            let end = match last {
+                true => row * to.quantized_stride + row_blocks(first + input.len()),
+                false => start + input.len() / BLOCK,
+            };
+            // SAFETY: only this worker has this slice of this row in this phase.
+            let out = unsafe { to.quantized.get_mut(start..end) };
+            self.model.matmul.quantize_row(input, out);
+        }
+        if kinds.float {
+            let start = row * to.float_stride + first;
+            // SAFETY: as above.
+            unsafe { to.float.get_mut(start..start + input.len()) }.copy_from_slice(input);
+        }
+    }
+
+    pub fn norm_row(&mut self, row: usize, norm: Option<Norm>) {
+        let (model, hidden) = (self.model, self.model.program.hidden);
+        let x = self.read(&self.buffers.x, row, hidden);
+        model.norm(norm, x, &mut self.scratch.row[..hidden]);
+    }
+}

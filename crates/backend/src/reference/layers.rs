@@ -1,0 +1,221 @@
+//! The forward pass: embeddings, layers, feed-forward networks, the head.
+
+use std::sync::Arc;
+
+use super::{ReferenceRunner, ops};
+use crate::{
+    Activation, Dense, Experts, FeedForward, Head, Layer, LayerEmbeds, LayerInput, MatrixId, Mixer, Norm,
+    Outcome, Residual, SharedExpert, Step, StepError, sampling,
+};
+
+impl ReferenceRunner {
+    /// Runs the program, and computes the outputs at its end.
+    pub(super) fn forward(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+        let program = Arc::clone(&self.program);
+        // The residual stream, one vector for each row.
+        let mut x: Vec<Vec<f32>> = Vec::with_capacity(step.tokens.len());
+        for sequence in step.sequences {
+            let rows = (sequence.start..).zip(sequence.rows.clone());
+            x.extend(rows.map(|(position, row)| self.embed(step.tokens[row], position)));
+        }
+        self.count("embed");
+        let embeds = self.layer_embeds(step, &x)?;
+        for layer in &program.layers {
+            self.layer(layer, step, &mut x);
+            self.layer_end(layer, &embeds, &mut x);
+        }
+        self.head(&program.head, step, &x);
+        self.count("head");
+        Ok(())
+    }
+
+    /// Embeddings for layers of all rows, `[count * width]` each; none without [`LayerEmbeds`].
+    fn layer_embeds(&self, step: &Step<'_>, x: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, StepError> {
+        let Some(LayerEmbeds { table, scale, count, width, projection, norm }) = &self.program.embed.layers
+        else {
+            return Ok(Vec::new());
+        };
+        let table = &self.tables[table.0 as usize];
+        let of_row = |(x, &token): (&Vec<f32>, &u32)| {
+            let mut own = vec![0.0; count * width];
+            table.decode_row(token as usize, &mut Vec::new(), &mut own)?;
+            let projected = self.linear(projection, x);
+            for (own, projected) in own.chunks_exact_mut(*width).zip(projected.chunks_exact(*width)) {
+                let normed = self.norm(norm, projected);
+                own.iter_mut().zip(normed).for_each(|(own, normed)| *own = normed + scale * *own);
+            }
+            Ok(own)
+        };
+        let rows = x.iter().zip(step.tokens).map(of_row).collect::<Result<_, StepError>>()?;
+        table.check_source()?;
+        Ok(rows)
+    }
+
+    /// Adds the layer's own embedding, if it has one, and scales the residual stream: the end of a layer, after both branches.
+    fn layer_end(&mut self, layer: &Layer, embeds: &[Vec<f32>], x: &mut [Vec<f32>]) {
+        if let Some(LayerInput { index, gate, activation, out, post_norm }) = &layer.input {
+            for (x, embed) in x.iter_mut().zip(embeds) {
+                let gate = self.linear(gate, x);
+                let embed = &embed[index * gate.len()..][..gate.len()];
+                let gated: Vec<f32> = gate
+                    .iter()
+                    .zip(embed)
+                    .map(|(&gate, &embed)| ops::activate(Some(gate), embed, *activation))
+                    .collect();
+                let added = self.optional_norm(*post_norm, &self.linear(out, &gated));
+                x.iter_mut().zip(added).for_each(|(x, added)| *x += added);
+            }
+            self.count("layer_input");
+        }
+        if layer.output_scale != 1.0 {
+            x.iter_mut().flatten().for_each(|x| *x *= layer.output_scale);
+        }
+    }
+
+    /// Runs a layer on all rows.
+    fn layer(&mut self, layer: &Layer, step: &Step<'_>, x: &mut [Vec<f32>]) {
+        let mixed = self.mix(&layer.mixer, step, x);
+        if layer.residual == Residual::Sequential {
+            add(x, &mixed, layer.branch_scale);
+        }
+        self.norm_rows(layer.norm_after_mixer, x);
+        let fed: Vec<Vec<f32>> = match &layer.ffn {
+            FeedForward::None => Vec::new(),
+            FeedForward::Dense(dense) => x.iter().map(|x| self.dense(dense, x)).collect(),
+            FeedForward::Experts(experts) => x.iter().map(|x| self.experts(experts, x)).collect(),
+        };
+        match &layer.ffn {
+            FeedForward::None => {}
+            FeedForward::Dense(_) => self.count("dense"),
+            FeedForward::Experts(_) => self.count("experts"),
+        }
+        if layer.residual == Residual::Parallel {
+            add(x, &mixed, layer.branch_scale);
+        }
+        add(x, &fed, layer.branch_scale);
+        self.norm_rows(layer.norm_after_ffn, x);
+    }
+
+    /// Norms rows in place, if there is a norm.
+    fn norm_rows(&self, norm: Option<Norm>, x: &mut [Vec<f32>]) {
+        if let Some(norm) = norm {
+            x.iter_mut().for_each(|x| *x = self.norm(&norm, x));
+        }
+    }
+
+    /// Returns the output of a mixer for each row.
+    fn mix(&mut self, mixer: &Mixer, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        match mixer {
+            Mixer::None => Vec::new(),
+            Mixer::Attention(attention) => self.attention(attention, step, x),
+            Mixer::Latent(latent) => self.latent(latent, step, x),
+            Mixer::Conv(conv) => self.conv(conv, step, x),
+            Mixer::DeltaRule(delta) => self.delta(delta, step, x),
+            Mixer::Ssd(ssd) => self.ssd(ssd, step, x),
+            Mixer::Sum(branches) => {
+                let mut sum = vec![vec![0.0; self.program.hidden]; x.len()];
+                for branch in branches {
+                    add(&mut sum, &self.mix(&branch.mixer, step, x), branch.scale);
+                }
+                sum
+            }
+        }
+    }
+
+    /// Returns the residual stream of one row before the first layer.
+    fn embed(&self, token: u32, position: usize) -> Vec<f32> {
+        let (embed, hidden) = (&self.program.embed, self.program.hidden);
+        let row = |table: MatrixId, row: usize| &self.matrices[table.0 as usize][row * hidden..][..hidden];
+        let (kind, token) = (token as usize / self.program.vocab, token as usize % self.program.vocab);
+        let mut x: Vec<f32> = row(embed.table, token).iter().map(|x| x * embed.scale).collect();
+        if let Some(positions) = &embed.positions {
+            x.iter_mut().zip(row(positions.table, position)).for_each(|(x, y)| *x += y);
+        }
+        if let Some(types) = &embed.types {
+            let of_type = &self.vector(types.table)[kind * hidden..][..hidden];
+            x.iter_mut().zip(of_type).for_each(|(x, y)| *x += y);
+        }
+        self.optional_norm(embed.norm, &x)
+    }
+
+    /// Returns the output of a dense network for one row.
+    fn dense(&self, op: &Dense, x: &[f32]) -> Vec<f32> {
+        let h = self.optional_norm(op.norm, x);
+        let gate = op.gate.map(|gate| self.linear(&gate, &h));
+        let g = activated(gate.as_deref(), &self.linear(&op.up, &h), op.activation);
+        self.optional_norm(op.post_norm, &self.linear(&op.down, &g))
+    }
+
+    /// Returns the output of a mixture of experts for one row.
+    fn experts(&self, op: &Experts, x: &[f32]) -> Vec<f32> {
+        let h = self.optional_norm(op.norm, x);
+        let mut y = match &op.shared {
+            Some(shared) => self.shared(shared, op, &h),
+            None => vec![0.0; self.program.hidden],
+        };
+        let input = op.latent.map_or_else(|| h.clone(), |latent| self.linear(&latent.down, &h));
+        let mut sum = vec![0.0; input.len()];
+        let router = &op.router;
+        let router_input = router.norm.map_or_else(|| h.clone(), |norm| self.norm(&norm, x));
+        let logits = self.linear(&router.linear, &router_input);
+        let scale = |expert: usize| router.expert_scale.map_or(1.0, |scale| self.vector(scale)[expert]);
+        let bias = router.selection_bias.map(|bias| self.vector(bias));
+        let chosen = ops::route(&logits, router, bias);
+        for (expert, weight) in chosen {
+            let gate = op.gate.map(|gate| self.part(&gate, expert, &input, op.width));
+            let up = self.part(&op.up, expert, &input, op.width);
+            let g = activated(gate.as_deref(), &up, op.activation);
+            let out = self.part(&op.down, expert, &g, input.len());
+            let weight = weight * scale(expert);
+            sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
+        }
+        let sum = op.latent.map_or_else(|| sum.clone(), |latent| self.linear(&latent.up, &sum));
+        y.iter_mut().zip(sum).for_each(|(y, sum)| *y += sum);
+        if let Some(beside) = &op.beside {
+            y = self.norm(&beside.sum_norm, &y);
+            y.iter_mut().zip(self.dense(&beside.dense, x)).for_each(|(y, dense)| *y += dense);
+        }
+        self.optional_norm(op.post_norm, &y)
+    }
+
+    /// Returns the output of a shared expert for one row.
+    fn shared(&self, op: &SharedExpert, experts: &Experts, h: &[f32]) -> Vec<f32> {
+        let gate = op.gate.map(|gate| self.linear(&gate, h));
+        let g = activated(gate.as_deref(), &self.linear(&op.up, h), experts.activation);
+        let mut y = self.linear(&op.down, &g);
+        if let Some(gate) = &op.output_gate {
+            let factor = 1.0 / (1.0 + (-self.linear(gate, h)[0]).exp());
+            y.iter_mut().for_each(|y| *y *= factor);
+        }
+        y
+    }
+
+    /// Computes the outputs of the step.
+    fn head(&mut self, op: &Head, step: &Step<'_>, x: &[Vec<f32>]) {
+        for output in step.outputs {
+            let h = self.norm(&op.norm, &x[output.row]);
+            let mut logits = self.linear(&op.linear, &h);
+            for logit in &mut logits {
+                *logit *= op.scale;
+                if let Some(cap) = op.soft_cap {
+                    *logit = ops::soft_cap(*logit, cap);
+                }
+            }
+            let answer = sampling::answer(&logits, &output.want, &mut self.sampler);
+            self.answers.push(answer.unwrap_or(Outcome::Embedding(h)));
+        }
+    }
+}
+
+/// Returns the activation of a row, with or without a gate.
+fn activated(gate: Option<&[f32]>, up: &[f32], activation: Activation) -> Vec<f32> {
+    let of = |(i, &up): (usize, &f32)| ops::activate(gate.map(|gate| gate[i]), up, activation);
+    up.iter().enumerate().map(of).collect()
+}
+
+/// `x += y * scale`, row by row.
+fn add(x: &mut [Vec<f32>], y: &[Vec<f32>], scale: f32) {
+    for (x, y) in x.iter_mut().flatten().zip(y.iter().flatten()) {
+        *x += y * scale;
+    }
+}

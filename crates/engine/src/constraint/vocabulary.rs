@@ -1,0 +1,169 @@
+//! Compilation of grammars for the tokens of one model.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    thread,
+};
+
+use llguidance::{
+    ParserFactory, TokenParser,
+    toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie},
+};
+use paguro_model::tokenizer::Tokenizer;
+
+use super::{COMPILER_STACK, Grammar, GrammarError, cache, message};
+
+/// A model's tokens in the form that grammars need. Creating it takes long, so an engine creates one when it is first
+/// needed.
+pub(crate) struct Vocabulary {
+    factory: ParserFactory,
+    words: usize,
+    cache: Mutex<cache::Cache>,
+}
+
+impl fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vocabulary").field("words", &self.words).finish_non_exhaustive()
+    }
+}
+
+impl Vocabulary {
+    /// Creates the vocabulary for logits with `vocab` entries. `stop_tokens` are allowed where a grammar may end.
+    pub fn new(tokenizer: &Tokenizer, vocab: usize, stop_tokens: &[u32]) -> Result<Self, GrammarError> {
+        let words: Vec<_> = (0..vocab as u32).map(|token| bytes_of(tokenizer, token, stop_tokens)).collect();
+        check_trie(&words).map_err(GrammarError::Vocabulary)?;
+        let info = TokRxInfo::new(vocab as u32, llguidance::toktrie::INVALID_TOKEN);
+        let mut trie = TokTrie::from(&info, &words);
+        let ends: Vec<u32> = stop_tokens.iter().copied().filter(|&token| (token as usize) < vocab).collect();
+        if !ends.is_empty() {
+            trie = trie.with_eos_tokens(&ends);
+        }
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&environment)
+            .map_err(|error| GrammarError::Vocabulary(message(&error)))?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        // Limits the memory of a client's grammar: a state takes about a kilobyte.
+        limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.verbose_errors = false;
+        Ok(Self { factory, words: vocab.div_ceil(32), cache: Mutex::default() })
+    }
+
+    /// Compiles a grammar, or returns the cached result.
+    pub fn compile(self: &Arc<Self>, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+        let invalid = |problem| GrammarError::Invalid { kind: grammar.kind(), problem };
+        grammar.measure().map_err(invalid)?;
+        let source = cache::Source::of(grammar);
+        if let Some(compiled) = self.lock_cache().get(&source) {
+            return compiled;
+        }
+        let compiled = on_large_stack(|| self.compile_here(grammar))
+            .unwrap_or_else(|problem| Err(invalid(format!("compiling it failed: {problem}"))));
+        self.lock_cache().insert(source, &compiled);
+        compiled
+    }
+
+    fn lock_cache(&self) -> MutexGuard<'_, cache::Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compiles a grammar on this thread, whose stack must be large.
+    fn compile_here(self: &Arc<Self>, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+        let invalid = |problem| GrammarError::Invalid { kind: grammar.kind(), problem };
+        let lowered = grammar.lower(self.factory.tok_env().tok_trie()).map_err(invalid)?;
+        let mut parser = self.factory.create_parser(lowered).map_err(|error| {
+            let problem = message(&error);
+            // The place is one of the translation.
+            let translated = matches!(grammar, Grammar::Gbnf(_)) && problem.starts_with("at ");
+            let problem =
+                problem.split_once("): ").filter(|_| translated).map_or(&*problem, |(_, rest)| rest);
+            invalid(problem.to_owned())
+        })?;
+        // A warning means that a part of the grammar was not applied.
+        if let Some(warning) = parser.grammar_warnings().into_iter().next() {
+            return Err(invalid(warning));
+        }
+        parser.start_without_prompt();
+        // The vocabulary's cache holds constraints, so a strong reference would be a cycle.
+        Ok(Constraint { parser, words: self.words, vocabulary: Arc::downgrade(self) })
+    }
+}
+
+/// Runs `work` on a new thread with a large stack and waits for it.
+///
+/// # Errors
+/// The thread could not be started, or has panicked.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("paguro-grammar".into()).stack_size(COMPILER_STACK);
+        let thread = thread.spawn_scoped(scope, work).map_err(|error| error.to_string())?;
+        thread.join().map_err(|_| "the compiler has panicked".to_owned())
+    })
+}
+
+/// Maximum number of states of a grammar's lexer, which are created on demand.
+const MAX_LEXER_STATES: usize = 50_000;
+
+/// Longest token of the trie, in bytes.
+const MAX_TOKEN_BYTES: usize = 1000;
+
+/// Returns the bytes that a token writes; empty if it is not allowed. Control tokens begin with the byte 0xFF, which
+/// occurs in no text.
+fn bytes_of(tokenizer: &Tokenizer, token: u32, stop_tokens: &[u32]) -> Vec<u8> {
+    let bytes = tokenizer.token_bytes(token);
+    if bytes.len() > MAX_TOKEN_BYTES {
+        Vec::new()
+    } else if tokenizer.is_special(token) || stop_tokens.contains(&token) {
+        [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat()
+    } else if bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) {
+        Vec::new()
+    } else {
+        bytes.to_vec()
+    }
+}
+
+/// Refuses a vocabulary that exceeds the trie, which counts its nodes in 22 bits.
+fn check_trie(words: &[Vec<u8>]) -> Result<(), String> {
+    const MOST: usize = (1 << 22) - 1;
+    let mut sorted: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+    sorted.sort_unstable();
+    let mut nodes = 1;
+    let mut last: &[u8] = &[];
+    for word in sorted {
+        let shared = last.iter().zip(word).take_while(|(a, b)| a == b).count();
+        // Two tokens that write the same have a node each.
+        nodes += (word.len() - shared).max(1);
+        last = word;
+    }
+    if nodes <= MOST { Ok(()) } else { Err(format!("its tokens have more than {MOST} beginnings")) }
+}
+
+/// A compiled grammar, for the model of the engine whose [`Handle`](crate::Handle) compiled it. May be used for any
+/// number of requests.
+pub struct Constraint {
+    pub(super) parser: TokenParser,
+    /// Number of 32-bit words of its masks.
+    pub(super) words: usize,
+    vocabulary: Weak<Vocabulary>,
+}
+
+impl Clone for Constraint {
+    fn clone(&self) -> Self {
+        // A shallow copy would share a lock with this one.
+        Self { parser: self.parser.deep_clone(), words: self.words, vocabulary: self.vocabulary.clone() }
+    }
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Constraint").finish_non_exhaustive()
+    }
+}
+
+impl Constraint {
+    /// Returns true if it was compiled for this vocabulary.
+    pub(crate) fn is_of(&self, vocabulary: Option<&Arc<Vocabulary>>) -> bool {
+        vocabulary.is_some_and(|vocabulary| std::ptr::eq(Arc::as_ptr(vocabulary), self.vocabulary.as_ptr()))
+    }
+}

@@ -1,0 +1,105 @@
+//! The model of the [fake runner](super::fake) without pages, batches, chunks and a cache.
+
+use std::sync::Arc;
+
+use paguro_backend::{SampleRequest, Score, TokenMask};
+use paguro_model::Pooling;
+
+use super::fake::{VOCAB, best, embedding, mix, sample, score, visible};
+use crate::{
+    FinishReason, Request,
+    constraint::{Guide, MaskWorkers},
+};
+
+/// Expected answer of one branch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expected {
+    pub tokens: Vec<u32>,
+    /// `None` if the grammar has a dead end.
+    pub reason: Option<FinishReason>,
+    pub scores: Option<Vec<Score>>,
+    pub embedding: Option<Vec<f32>>,
+}
+
+/// Computes the answer of a branch over one contiguous sequence.
+pub fn oracle(
+    windows: &[Option<u32>],
+    states: bool,
+    max_context: usize,
+    request: &Request,
+    branch: usize,
+) -> Expected {
+    let mut params = request.sampling.clone();
+    params.seed += branch as u64;
+    let mut tokens = request.prompt.clone();
+    let (mut first, mut second, mut digests) = (Vec::new(), Vec::new(), Vec::new());
+    let attend = |position: usize, layer: &[u64]| {
+        let groups = windows.iter().flat_map(|&window| visible(window, position));
+        groups.fold(0, |digest, key| mix(digest, layer[key]))
+    };
+    let mut state = 0;
+    let (mut answer, mut reason) = (Vec::new(), None);
+    let mut workers = MaskWorkers::default();
+    let mut guide = request.constraint.clone().map(Guide::new);
+    while reason.is_none() {
+        for (position, &token) in tokens.iter().enumerate().skip(digests.len()) {
+            first.push(mix(u64::from(token), position as u64));
+            second.push(attend(position, &first));
+            state = mix(state, first[position]);
+            let digest = attend(position, &second);
+            digests.push(if states { mix(digest, state) } else { digest });
+        }
+        if request.max_tokens == Some(answer.len()) {
+            reason = Some(FinishReason::Length);
+        } else if tokens.len() == max_context {
+            reason = Some(FinishReason::ContextFull);
+        } else {
+            let (draw, logprobs) = (answer.len() as u64, request.logprobs);
+            let early = answer.len() < request.min_tokens && !request.stop_tokens.is_empty();
+            let within = early.then(|| all_but(&request.stop_tokens));
+            guide.iter_mut().for_each(|guide| guide.compute(within.clone(), &mut workers));
+            let mask = guide.as_ref().map(Guide::mask).or(within.as_deref());
+            let prompt_tokens = request.prompt.len();
+            let sampling =
+                SampleRequest { params: &params, draw, history: &tokens, prompt_tokens, mask, logprobs };
+            let token = sample(*digests.last().unwrap(), &sampling).token;
+            if guide.as_ref().is_some_and(|guide| guide.check().is_err()) {
+                break;
+            }
+            tokens.push(token);
+            if request.stop_tokens.contains(&token) {
+                reason = Some(FinishReason::Stop(token));
+                break;
+            }
+            answer.push(token);
+            if let Some(guide) = &mut guide
+                && guide.advance(token).unwrap()
+            {
+                reason = Some(FinishReason::Complete);
+            }
+        }
+    }
+    let scores = request.score_prompt_from.map(|from| {
+        let followed = request.prompt.iter().enumerate().skip(from + 1);
+        let top = request.logprobs.unwrap_or(0);
+        let of = |digest, token| Score { logprob: score(digest, token), top: best(digest, top) };
+        followed.map(|(next, &token)| of(digests[next - 1], token)).collect()
+    });
+    let embedding = request.embedding.map(|pooling| {
+        let prompt = &digests[..request.prompt.len()];
+        let pooled = match pooling {
+            Pooling::Last => &prompt[prompt.len() - 1..],
+            Pooling::Mean => prompt,
+            Pooling::First => &prompt[..1],
+        };
+        let sum = |i: usize| pooled.iter().map(|&digest| f64::from(embedding(digest)[i])).sum::<f64>();
+        (0..3).map(|i| (sum(i) / pooled.len() as f64) as f32).collect()
+    });
+    Expected { tokens: answer, reason, scores, embedding }
+}
+
+fn all_but(tokens: &[u32]) -> Arc<TokenMask> {
+    let mut bits = [u32::MAX; VOCAB.div_ceil(32)];
+    tokens.iter().for_each(|&token| bits[token as usize / 32] &= !(1 << (token % 32)));
+    Arc::new(TokenMask::new(bits))
+}

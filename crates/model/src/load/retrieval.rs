@@ -1,0 +1,76 @@
+//! Properties of models that embed texts or score pairs of them.
+
+use serde_json::Value;
+
+use super::{ModelFile, Source};
+use crate::{
+    error::ModelError,
+    judge,
+    pooling::{self, Pooling, PoolingError},
+    prompts::Prompts,
+    text_head::TextHead,
+};
+
+impl ModelFile {
+    /// Returns the pooling of embeddings, or the reason for which there are none.
+    ///
+    /// # Errors
+    /// [`ModelError`], for files of a folder that cannot be read.
+    pub fn pooling(&self) -> Result<Result<Pooling, PoolingError>, ModelError> {
+        Ok(match &self.source {
+            Source::Gguf(gguf) => pooling::from_gguf(&gguf.metadata, self.architecture().unwrap_or_default()),
+            Source::Hf(folder) => {
+                let (modules, config) = folder.pooling()?;
+                let class = self.architecture().unwrap_or_default();
+                pooling::from_hf(&modules, &config, class, &folder.config)
+            }
+        })
+    }
+
+    /// Returns the layers after pooling.
+    pub(super) fn text_head(&self) -> Result<TextHead, ModelError> {
+        let architecture = self.architecture().unwrap_or_default();
+        match &self.source {
+            Source::Gguf(gguf) => TextHead::from_gguf(&gguf.metadata, architecture, &gguf.tensors),
+            Source::Hf(folder) => TextHead::from_hf(folder, architecture, &folder.pooling()?.0),
+        }
+    }
+
+    /// Returns true if the model scores pairs of texts by a classifier with one label.
+    ///
+    /// # Errors
+    /// [`ModelError`], for a classifier that cannot be read.
+    pub fn has_scores(&self) -> Result<bool, ModelError> {
+        Ok(self.text_head()?.classifier.is_some_and(|classifier| classifier.labels.len() == 1))
+    }
+
+    /// Returns true if the model judges documents by its files or by `name`: see [`Judge`].
+    ///
+    /// # Errors
+    /// [`ModelError`], for files of a folder that cannot be read.
+    pub fn is_judge(&self, name: &str) -> Result<bool, ModelError> {
+        let by_name = judge::template_of([name].into_iter(), &[]).is_some();
+        Ok(by_name || self.judge_template(&self.chat_templates()?).is_some())
+    }
+
+    /// Returns the question about a document, if the model is a judge by its files.
+    pub(super) fn judge_template(&self, templates: &[(String, String)]) -> Option<String> {
+        let (by_base, by_path) = match &self.source {
+            Source::Gguf(gguf) => (gguf.metadata.str("general.basename"), None),
+            Source::Hf(folder) => (None, folder.config.get("_name_or_path").and_then(Value::as_str)),
+        };
+        let names = [Some(self.name.as_str()), by_base, by_path];
+        judge::template_of(names.into_iter().flatten(), templates)
+    }
+
+    /// Returns the texts that belong before texts to embed, by name. GGUF files have none.
+    ///
+    /// # Errors
+    /// [`ModelError`], for files of a folder that cannot be read.
+    pub fn prompts(&self) -> Result<Prompts, ModelError> {
+        match &self.source {
+            Source::Gguf(_) => Ok(Prompts::default()),
+            Source::Hf(folder) => folder.prompts(),
+        }
+    }
+}
