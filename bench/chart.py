@@ -12,7 +12,7 @@ PANELS = [
     ("CPU: two cores of an AMD EPYC (Zen 4), TinyLlama 1.1B, Q4_K_M", "AMD EPYC Zen 4", "TinyLlama 1.1B", "Q4_K_M",
      ["prompt of 512", "decode at depth 0", "decode at depth 8192", "decode, 8 sequences"]),
     ("GPU: NVIDIA H100, Llama 8B, Q4_K_M; Paguro through Vulkan, llama.cpp with CUDA", "NVIDIA H100", "Llama 8B",
-     "Q4_K_M", ["prompt of 2048", "decode at depth 0", "decode at depth 8192", "decode, 64 sequences at depth 1024"]),
+     "Q4_K_M", ["prompt of 2048", "decode at depth 0", "decode at depth 8192", "decode, 64 sequences at depth 256"]),
 ]
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600 } .note { fill: #59636e }

@@ -4,7 +4,7 @@
 # usage: bench/gpu.sh LLAMA_BIN MODEL.gguf...
 #
 # LLAMA_BIN is a folder with llama-bench and llama-batched-bench, built for the GPU. Each engine runs prompts, decode at three
-# depths, and 8 and 64 sequences. Paguro computes prompts in steps of 2048 tokens (`--batch-tokens`); its default is 512.
+# depths, and up to 256 sequences. Paguro computes prompts in steps of 2048 tokens (`--batch-tokens`); its default is 512.
 # PAGURO is the binary (target/release/paguro), DEVICE the device (gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,6 +18,7 @@ shift
 paguro=${PAGURO:-target/release/paguro}
 device=${DEVICE:-gpu}
 layers=99
+curve=1,2,4,8,12,16,32,64,128,256
 [ "$device" = cpu ] && layers=0
 
 for model in "$@"; do
@@ -31,4 +32,7 @@ for model in "$@"; do
   "$llama/llama-batched-bench" -ngl "$layers" -fa on --output-format jsonl -m "$model" -c 75000 -npp 1024 -ntg 32 -npl 8,64 \
     | grep '^{' | tag llama.cpp
   "$paguro" bench --json --device "$device" -m "$model" -p 0 -n 32 -d 1024 -b 8,64 -r 1 | tag paguro
+  "$llama/llama-batched-bench" -ngl "$layers" -fa on --output-format jsonl -m "$model" -c 75000 -npp 256 -ntg 32 -npl "$curve" \
+    | grep '^{' | tag llama.cpp
+  "$paguro" bench --json --device "$device" -m "$model" -p 0 -n 32 -d 256 -b "$curve" -r 1 | tag paguro
 done

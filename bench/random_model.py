@@ -1,7 +1,7 @@
-#!/usr/bin/env python3
-"""Writes a GGUF of a mixture of experts with random quantized blocks: for speed, which does not depend on the weights' values.
+"""Writes a GGUF of a known shape with random quantized blocks: for speed, which does not depend on the weights' values.
 
-usage: random_moe.py OUT.gguf qwen3-30b-a3b|gpt-oss-20b [--layers 12] --vocab VOCAB.gguf
+usage: random_model.py OUT.gguf tinyllama|llama-8b --format Q4_K_M --vocab VOCAB.gguf
+       random_model.py OUT.gguf qwen3-30b-a3b|gpt-oss-20b [--layers 12] --vocab VOCAB.gguf
 
 qwen3-30b-a3b is written in the mixture Q4_K_M, gpt-oss-20b with experts in MXFP4 and all else in Q8_0. The tokenizer is
 copied from VOCAB.gguf, a file that has only one (such files are part of llama.cpp's source: models/ggml-vocab-qwen2.gguf).
@@ -14,32 +14,41 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 
 SHAPES = {
+    "tinyllama": dict(arch="llama", layers=22, hidden=2048, heads=32, kv_heads=4, head_dim=64, experts=0, ffn=5632),
+    "llama-8b": dict(arch="llama", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, experts=0, ffn=14336),
     "qwen3-30b-a3b": dict(arch="qwen3moe", layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, experts=128, used=8, ffn=768),
     "gpt-oss-20b": dict(arch="gpt-oss", layers=24, hidden=2880, heads=64, kv_heads=8, head_dim=64, experts=32, used=4, ffn=2880),
 }
-# Bytes of a block, and where its scales are in half precision.
-BLOCKS = {Q.Q4_K: (256, 144, (0, 2)), Q.Q6_K: (256, 210, (208,)), Q.Q8_0: (32, 34, (0,)), Q.MXFP4: (32, 17, ())}
+# Formats of most matrices, and of the head and some others.
+FORMATS = {"F16": (Q.F16, Q.F16), "Q8_0": (Q.Q8_0, Q.Q8_0), "Q4_K_M": (Q.Q4_K, Q.Q6_K)}
+FORMATS |= {kind.name: (kind, Q.Q6_K) for kind in (Q.Q4_0, Q.Q6_K, Q.IQ2_XS, Q.IQ3_S, Q.IQ4_XS)}
+# Offsets of scales in half precision in a block, where they are not at its start alone.
+SCALES = {Q.Q4_K: (0, 2), Q.Q6_K: (208,), Q.MXFP4: (), Q.F16: ()}
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("out")
 parser.add_argument("shape", choices=SHAPES)
+parser.add_argument("--format", choices=FORMATS, default="Q4_K_M", help="format of a model without experts")
 parser.add_argument("--layers", type=int, help="fewer layers than the model has")
 parser.add_argument("--vocab", required=True)
 options = parser.parse_args()
 shape = SHAPES[options.shape]
 layers = options.layers or shape["layers"]
-oss = shape["arch"] == "gpt-oss"
+oss, dense = shape["arch"] == "gpt-oss", shape["experts"] == 0
 rng = np.random.default_rng(1234)
 pools = {}
 
 
 def blocks(kind, *dims):
     """Random blocks of a matrix with these dimensions, the inputs last. Beyond 64 MB they repeat."""
-    elements, size, scales = BLOCKS[kind]
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
     count = int(np.prod(dims)) // elements
     if kind not in pools:
-        pool = rng.integers(0, 256, (64 << 20) // size * size, dtype=np.uint8).reshape(-1, size)
-        for at in scales:
+        if kind == Q.F16:
+            pool = (0.02 * rng.standard_normal((32 << 20, 1), dtype=np.float32)).astype(np.float16).view(np.uint8)
+        else:
+            pool = rng.integers(0, 256, (64 << 20) // size * size, dtype=np.uint8).reshape(-1, size)
+        for at in SCALES.get(kind, (0,)):
             pool[:, at : at + 2] = np.frombuffer(np.float16(0.0005).tobytes(), dtype=np.uint8)
         if kind == Q.MXFP4:
             pool[:, 0] = 121  # 2^-6
@@ -54,9 +63,10 @@ w.add_context_length(32768)
 w.add_embedding_length(shape["hidden"])
 w.add_block_count(layers)
 w.add_feed_forward_length(shape["ffn"])
-w.add_expert_feed_forward_length(shape["ffn"])
-w.add_expert_count(shape["experts"])
-w.add_expert_used_count(shape["used"])
+if not dense:
+    w.add_expert_feed_forward_length(shape["ffn"])
+    w.add_expert_count(shape["experts"])
+    w.add_expert_used_count(shape["used"])
 w.add_head_count(shape["heads"])
 w.add_head_count_kv(shape["kv_heads"])
 w.add_key_length(shape["head_dim"])
@@ -64,7 +74,7 @@ w.add_value_length(shape["head_dim"])
 w.add_rope_dimension_count(shape["head_dim"])
 w.add_rope_freq_base(1e6)
 w.add_layer_norm_rms_eps(1e-6)
-w.add_file_type(gguf.LlamaFileType.MOSTLY_MXFP4_MOE if oss else gguf.LlamaFileType.MOSTLY_Q4_K_M)
+w.add_file_type(gguf.LlamaFileType["MOSTLY_MXFP4_MOE" if oss else f"MOSTLY_{options.format}"])
 if oss:
     w.add_sliding_window(128)
 tokens = 0
@@ -76,7 +86,7 @@ for name, field in gguf.GGUFReader(options.vocab).fields.items():
 
 hidden, ffn, experts = shape["hidden"], shape["ffn"], shape["experts"]
 q, kv = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
-base, better = (Q.Q8_0, Q.Q8_0) if oss else (Q.Q4_K, Q.Q6_K)
+base, better = FORMATS["Q8_0"] if oss else FORMATS[options.format]
 
 
 def matrix(name, kind, *dims):
@@ -91,13 +101,18 @@ matrix("token_embd.weight", base, tokens, hidden)
 for layer in range(layers):
     p = f"blk.{layer}."
     outer = layer < layers // 8 or layer >= 7 * layers // 8
-    more = better if outer or (layer - layers // 8) % 3 == 2 else base
+    more = better if base == Q.Q4_K and (outer or (layer - layers // 8) % 3 == 2) else base
     floats(p + "attn_norm.weight", hidden, one=1.0)
     matrix(p + "attn_q.weight", base, q, hidden)
     matrix(p + "attn_k.weight", base, kv, hidden)
     matrix(p + "attn_v.weight", more, kv, hidden)
     matrix(p + "attn_output.weight", base, hidden, q)
     floats(p + ("post_attention_norm" if oss else "ffn_norm") + ".weight", hidden, one=1.0)
+    if dense:
+        matrix(p + "ffn_gate.weight", base, ffn, hidden)
+        matrix(p + "ffn_up.weight", base, ffn, hidden)
+        matrix(p + "ffn_down.weight", more, hidden, ffn)
+        continue
     floats(p + "ffn_gate_inp.weight", experts, hidden)
     kinds = [Q.MXFP4] * 3 if oss else [base, base, more]
     for part, kind, dims in zip(("gate", "up", "down"), kinds, ((ffn, hidden), (ffn, hidden), (hidden, ffn))):
