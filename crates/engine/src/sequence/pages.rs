@@ -61,12 +61,12 @@ impl Sequence {
                 let page = &mut table.pages[block];
                 debug_assert!(!pages.is_published(*page), "a full block is never written again");
                 if pages.is_shared(*page) {
-                    let from = std::mem::replace(page, pages.take());
+                    let from = std::mem::replace(page, pages.allocate());
                     moves.push(PageMove::Copy { from, to: *page });
                     pages.release(from);
                 }
             }
-            table.pages.extend((table.pages.len()..blocks).map(|_| pages.take()));
+            table.pages.extend((table.pages.len()..blocks).map(|_| pages.allocate()));
         }
         self.rows = rows;
         true
@@ -87,7 +87,7 @@ impl Sequence {
     pub fn reserve_ahead(&mut self, layout: &BlockLayout, pages: &mut Pages) {
         let blocks = layout.blocks(self.computed + self.rows + 1);
         for table in &mut self.tables {
-            table.pages.extend((table.pages.len()..blocks).map(|_| pages.take()));
+            table.pages.extend((table.pages.len()..blocks).map(|_| pages.allocate()));
         }
         self.ahead = true;
     }
