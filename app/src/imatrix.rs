@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::{
     cli::ImatrixArgs,
     devices,
-    eval::{self, Plan, Scoring, Window},
+    eval::{self, Scoring, Window, Windows},
     failure::{Failure, Outcome},
     load,
     models::Source,
@@ -49,20 +49,20 @@ pub fn imatrix(args: &ImatrixArgs, library: &LibrarySettings, terminal: Terminal
         .hint("`paguro convert FOLDER MODEL.gguf` makes one"));
     }
     let text = eval::read(file)?;
-    let plan = Plan::adjacent(args.ctx);
+    let arrangement = Windows::adjacent(args.ctx);
     let model = load::model(&source, Some(args.ctx + 1))?;
     let tokens = model.tokenizer.encode_prompt(&text, SpecialTokens::AsText);
     let rest = tokens.get(args.from_chunk.saturating_mul(args.ctx)..).unwrap_or_default();
-    let windows = plan
+    let windows = arrangement
         .cut(rest, eval::first_of_every_text(&model.tokenizer), args.chunks)
         .map_err(|short| Failure::new(short).hint("take a longer text, or a smaller context with -c"))?;
 
-    let at_once = (eval::TOKENS_AT_ONCE / plan.window).max(1);
+    let at_once = (eval::TOKENS_AT_ONCE / arrangement.window).max(1);
     let defaults = EngineOptions::default();
     let options = EngineOptions {
         // One token more, because the last one of a window is sampled from.
-        pages: PageBudget::Tokens(at_once * (plan.window + 1).next_multiple_of(defaults.block_size)),
-        max_context: Some(plan.window + 1),
+        pages: PageBudget::Tokens(at_once * (arrangement.window + 1).next_multiple_of(defaults.block_size)),
+        max_context: Some(arrangement.window + 1),
         max_sequences: at_once,
         max_scores: eval::max_scores(model.program.vocab),
         // Rows that are cached would be missing.
@@ -77,10 +77,10 @@ pub fn imatrix(args: &ImatrixArgs, library: &LibrarySettings, terminal: Terminal
     let started = Instant::now();
     let count = windows.len();
     let (no_ppl, whole) = (args.no_ppl, args.process_output);
-    let tally = eval::score(
+    let likelihood = eval::score(
         &loaded.handle,
         windows,
-        &Scoring { at_once, label: "reading", scored: if no_ppl { 0 } else { plan.scored() } },
+        &Scoring { at_once, label: "reading", scored: if no_ppl { 0 } else { arrangement.scored() } },
         |Window { tokens, score_from }| Request {
             // The last row counts as well, so a token is sampled from it.
             max_tokens: Some(1),
@@ -125,13 +125,17 @@ pub fn imatrix(args: &ImatrixArgs, library: &LibrarySettings, terminal: Terminal
             "matrices": importance.len(),
             "with_unused_experts": partial.iter().map(|(name, _)| name).collect::<Vec<_>>(),
             "left_out": mixed,
-            "perplexity": (!no_ppl).then(|| tally.perplexity()),
-            "error": (!no_ppl).then(|| tally.error()),
+            "perplexity": (!no_ppl).then(|| likelihood.perplexity()),
+            "error": (!no_ppl).then(|| likelihood.error()),
             "seconds": seconds,
         }));
     }
     if !no_ppl {
-        Output::new().line(format_args!("PPL = {:.4} +/- {:.5}", tally.perplexity(), tally.error()))?;
+        Output::new().line(format_args!(
+            "PPL = {:.4} +/- {:.5}",
+            likelihood.perplexity(),
+            likelihood.error()
+        ))?;
     }
     terminal.status(&format!(
         "{}: {} over {} of {} tokens, {} tok/s",
@@ -141,8 +145,8 @@ pub fn imatrix(args: &ImatrixArgs, library: &LibrarySettings, terminal: Terminal
             count => format!("{count} matrices"),
         },
         units::plural(count, "chunk"),
-        plan.window,
-        units::rate((count * plan.window) as f64 / seconds)
+        arrangement.window,
+        units::rate((count * arrangement.window) as f64 / seconds)
     ));
     Ok(())
 }

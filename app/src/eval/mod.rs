@@ -23,8 +23,8 @@ use crate::{
     settings::{LibrarySettings, Terminal},
     units,
 };
-use windows::Tally;
-pub use windows::{Plan, Window};
+use windows::Likelihood;
+pub use windows::{Window, Windows};
 
 /// Maximum tokens of concurrent windows: enough rows for full steps, few pages.
 pub const TOKENS_AT_ONCE: usize = 2048;
@@ -40,25 +40,26 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
     let (model, file) = model_and_file(&args.words, args.model.as_deref(), args.file.as_deref())?;
     let source = Source::find(model.as_deref(), library)?;
     let text = read(file)?;
-    let plan = args.stride.map_or(Plan::adjacent(args.ctx), |stride| Plan::strided(args.ctx, stride));
-    let model = load::writer(&source, Some(plan.window))?;
+    let arrangement =
+        args.stride.map_or(Windows::adjacent(args.ctx), |stride| Windows::strided(args.ctx, stride));
+    let model = load::writer(&source, Some(arrangement.window))?;
     let tokens = model.tokenizer.encode_prompt(&text, SpecialTokens::AsText);
-    let windows = plan
+    let windows = arrangement
         .cut(&tokens, first_of_every_text(&model.tokenizer), args.chunks)
         .map_err(|short| Failure::new(short).hint("take a longer text, or a smaller context with -c"))?;
-    if plan.window > model.context_length {
+    if arrangement.window > model.context_length {
         let trained = model.context_length;
         terminal.note(&format!(
             "the model was trained for {trained} tokens, less than a window of {}",
-            plan.window
+            arrangement.window
         ));
     }
 
-    let at_once = (TOKENS_AT_ONCE / plan.window).max(1);
+    let at_once = (TOKENS_AT_ONCE / arrangement.window).max(1);
     let defaults = EngineOptions::default();
     let options = EngineOptions {
-        pages: PageBudget::Tokens(at_once * plan.window.next_multiple_of(defaults.block_size)),
-        max_context: Some(plan.window),
+        pages: PageBudget::Tokens(at_once * arrangement.window.next_multiple_of(defaults.block_size)),
+        max_context: Some(arrangement.window),
         max_sequences: at_once,
         max_scores: max_scores(model.program.vocab),
         prefix_cache: false,
@@ -71,14 +72,14 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
     let loaded = load::start(model.clone(), options, false, args.threads.threads, &args.on, terminal)?;
     let started = Instant::now();
     let count = windows.len();
-    let scoring = Scoring { at_once, label: "scoring", scored: plan.scored() };
+    let scoring = Scoring { at_once, label: "scoring", scored: arrangement.scored() };
     let request = |window: Window| Request {
         // The window's last token is scored and predicts no other.
         max_tokens: Some(0),
         score_prompt_from: Some(window.score_from),
         ..Request::new(window.tokens)
     };
-    let tally = score(&loaded.handle, windows, &scoring, request, terminal)?;
+    let likelihood = score(&loaded.handle, windows, &scoring, request, terminal)?;
     let seconds = started.elapsed().as_secs_f64();
 
     let mut out = Output::new();
@@ -89,23 +90,23 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
             "kv_dtype": paguro_backend::KvDtype::from(args.kv.kv_dtype).name(),
             "file": file,
             "tokens": tokens.len(),
-            "window": plan.window,
+            "window": arrangement.window,
             "stride": args.stride,
             "windows": count,
-            "scored_tokens": tally.count(),
-            "nats_per_token": tally.mean(),
-            "perplexity": tally.perplexity(),
-            "error": tally.error(),
+            "scored_tokens": likelihood.count(),
+            "nats_per_token": likelihood.mean(),
+            "perplexity": likelihood.perplexity(),
+            "error": likelihood.error(),
             "seconds": seconds,
         }));
     }
-    out.line(format_args!("PPL = {:.4} +/- {:.5}", tally.perplexity(), tally.error()))?;
+    out.line(format_args!("PPL = {:.4} +/- {:.5}", likelihood.perplexity(), likelihood.error()))?;
     terminal.status(&format!(
         "{} of {} tokens, {} tokens scored, {} tok/s",
         units::plural(count, "window"),
-        plan.window,
-        tally.count(),
-        units::rate((count * plan.window) as f64 / seconds)
+        arrangement.window,
+        likelihood.count(),
+        units::rate((count * arrangement.window) as f64 / seconds)
     ));
     Ok(())
 }
@@ -181,9 +182,9 @@ pub fn score(
     &Scoring { at_once, label, scored }: &Scoring,
     request: impl Fn(Window) -> Request,
     terminal: Terminal,
-) -> Outcome<Tally> {
+) -> Outcome<Likelihood> {
     let bar = terminal.bar(windows.len(), label);
-    let mut tally = Tally::default();
+    let mut likelihood = Likelihood::default();
     let mut running = VecDeque::new();
     loop {
         while running.len() < at_once
@@ -202,14 +203,14 @@ pub fn score(
                 logprobs.len()
             )));
         }
-        tally.add(&logprobs[expected.saturating_sub(scored)..]);
+        likelihood.add(&logprobs[expected.saturating_sub(scored)..]);
         if scored > 0 {
-            bar.set_message(format!("PPL {:.4}", tally.perplexity()));
+            bar.set_message(format!("PPL {:.4}", likelihood.perplexity()));
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
-    Ok(tally)
+    Ok(likelihood)
 }
 
 /// Returns the log-probabilities of a window's tokens.

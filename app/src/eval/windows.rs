@@ -14,7 +14,7 @@ pub struct Window {
 
 /// Arrangement of windows over the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct Windows {
     /// Tokens in a window.
     pub window: usize,
     /// Distance between the starts of two windows.
@@ -41,7 +41,7 @@ impl fmt::Display for TooShort {
     }
 }
 
-impl Plan {
+impl Windows {
     /// Returns adjacent windows of `ctx` tokens, whose second half is scored.
     pub fn adjacent(ctx: usize) -> Self {
         Self { window: ctx, step: ctx, score_from: ctx / 2, begins_with_bos: true }
@@ -90,13 +90,13 @@ impl Plan {
 
 /// Mean and variance of the negative log-likelihoods of scored tokens, in nats.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Tally {
+pub struct Likelihood {
     count: u64,
     sum: f64,
     squares: f64,
 }
 
-impl Tally {
+impl Likelihood {
     /// Adds log-probabilities.
     pub fn add(&mut self, logprobs: &[f32]) {
         for &logprob in logprobs {
@@ -137,42 +137,42 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn cut(plan: Plan, len: u32, bos: Option<u32>, most: Option<usize>) -> Vec<(u32, u32, usize)> {
+    fn cut(arrangement: Windows, len: u32, bos: Option<u32>, most: Option<usize>) -> Vec<(u32, u32, usize)> {
         let text: Vec<u32> = (100..100 + len).collect();
-        let windows = plan.cut(&text, bos, most).unwrap();
+        let windows = arrangement.cut(&text, bos, most).unwrap();
         windows.map(|w| (w.tokens[0], *w.tokens.last().unwrap(), w.tokens.len() - 1 - w.score_from)).collect()
     }
 
     #[test]
     fn adjacent_windows_begin_with_bos_and_score_their_second_half() {
-        let plan = Plan::adjacent(8);
-        assert_eq!(cut(plan, 16, Some(1), None), [(1, 107, 3), (1, 115, 3)]);
+        let arrangement = Windows::adjacent(8);
+        assert_eq!(cut(arrangement, 16, Some(1), None), [(1, 107, 3), (1, 115, 3)]);
         // An incomplete window is dropped.
-        assert_eq!(cut(plan, 23, Some(1), None).len(), 2);
-        assert_eq!(cut(plan, 40, Some(1), Some(3)).len(), 3);
-        assert_eq!(cut(plan, 16, None, Some(1)), [(100, 107, 3)]);
-        assert_eq!(Plan::adjacent(9).scored(), 4);
-        assert_eq!(plan.cut(&[0; 15], None, None).err(), Some(TooShort { tokens: 15, window: 8 }));
+        assert_eq!(cut(arrangement, 23, Some(1), None).len(), 2);
+        assert_eq!(cut(arrangement, 40, Some(1), Some(3)).len(), 3);
+        assert_eq!(cut(arrangement, 16, None, Some(1)), [(100, 107, 3)]);
+        assert_eq!(Windows::adjacent(9).scored(), 4);
+        assert_eq!(arrangement.cut(&[0; 15], None, None).err(), Some(TooShort { tokens: 15, window: 8 }));
     }
 
     #[test]
     fn overlapping_windows_score_each_token_once() {
-        let plan = Plan::strided(512, 256);
-        assert_eq!((plan.window, plan.step, plan.scored()), (768, 256, 256));
-        let windows = cut(plan, 2000, Some(1), None);
+        let arrangement = Windows::strided(512, 256);
+        assert_eq!((arrangement.window, arrangement.step, arrangement.scored()), (768, 256, 256));
+        let windows = cut(arrangement, 2000, Some(1), None);
         assert_eq!(windows.len(), 5);
         assert_eq!(windows[4], (100 + 4 * 256, 100 + 4 * 256 + 767, 256));
         // A stride larger than the context leaves tokens to predict from.
-        assert_eq!(Plan::strided(4, 600).window, 601);
+        assert_eq!(Windows::strided(4, 600).window, 601);
     }
 
     #[test]
     fn the_tally_is_mean_and_standard_error() {
-        let mut tally = Tally::default();
-        tally.add(&[-1.0, -2.0]);
-        tally.add(&[-3.0]);
-        assert_eq!((tally.count(), tally.mean()), (3, 2.0));
+        let mut likelihood = Likelihood::default();
+        likelihood.add(&[-1.0, -2.0]);
+        likelihood.add(&[-3.0]);
+        assert_eq!((likelihood.count(), likelihood.mean()), (3, 2.0));
         // Variance 2/3, over n - 1 = 2, under the root: 0.57735.
-        assert!((tally.error() / tally.perplexity() - 0.577_350_27).abs() < 1e-6);
+        assert!((likelihood.error() / likelihood.perplexity() - 0.577_350_27).abs() < 1e-6);
     }
 }

@@ -1,4 +1,4 @@
-//! Common parts of the cases: plans of steps, their execution, and comparisons.
+//! Common parts of the cases: schedules of steps, their execution, and comparisons.
 
 use paguro_backend::{Backend, WeightFormat, reference::Reference};
 
@@ -9,15 +9,15 @@ pub(super) type Logits = Vec<Vec<Vec<f32>>>;
 
 /// Sequences and the steps that they run in.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct Schedule {
     /// Their tokens.
     pub(super) sequences: Vec<Vec<u32>>,
     /// Sequence and number of its next tokens, in the order of the step's rows. All sequences run to their end.
     pub(super) steps: Vec<Vec<(usize, usize)>>,
 }
 
-impl Plan {
-    /// Returns a plan with all kinds of batches: a prompt that fills its page exactly, one that is chunked while others
+impl Schedule {
+    /// Returns a schedule with all kinds of batches: a prompt that fills its page exactly, one that is chunked while others
     /// decode, a single token, one that is a token longer than a page; decodes alone, and in changing order.
     pub(super) fn mixed(block_size: usize, vocab: usize) -> Self {
         let b = block_size;
@@ -44,7 +44,7 @@ impl Plan {
         Self { sequences, steps }
     }
 
-    /// Runs the plan: the logits of every token.
+    /// Runs the schedule: the logits of every token.
     pub(super) fn run(&self, driver: &mut Driver) -> Result<Logits, String> {
         let ids: Vec<SequenceId> = self.sequences.iter().map(|tokens| driver.start(tokens)).collect();
         for parts in &self.steps {
@@ -56,7 +56,7 @@ impl Plan {
         Ok(logits)
     }
 
-    /// Runs the plan on a newly loaded model.
+    /// Runs the schedule on a newly loaded model.
     pub(super) fn load_and_run(
         &self,
         backend: &dyn Backend,
@@ -66,7 +66,7 @@ impl Plan {
         self.run(&mut Driver::new(backend, model, options)?)
     }
 
-    /// Returns the reference's logits of the plan's sequences, each alone and in one piece.
+    /// Returns the reference's logits of the schedule's sequences, each alone and in one piece.
     pub(super) fn reference(
         &self,
         subject: &Subject,
@@ -79,33 +79,33 @@ impl Plan {
         let options = DriveOptions { pages, scatter: None, ..*options };
         let reference = Reference { kv: subject.kv, poison: Some(3) };
         let run = |tokens: &Vec<u32>| {
-            Ok(Plan::whole(vec![tokens.clone()]).load_and_run(&reference, model, &options)?.remove(0))
+            Ok(Schedule::whole(vec![tokens.clone()]).load_and_run(&reference, model, &options)?.remove(0))
         };
         self.sequences.iter().map(run).collect()
     }
 }
 
-/// The mixed plan on a model of this shape agrees with the reference, with pages as they are by default.
+/// The mixed schedule on a model of this shape agrees with the reference, with pages as they are by default.
 pub(super) fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
     agrees_with(subject, shape, &subject.options())
 }
 
-/// The mixed plan on a model of this shape agrees with the reference.
+/// The mixed schedule on a model of this shape agrees with the reference.
 pub(super) fn agrees_with(subject: &Subject, shape: &ModelShape, options: &DriveOptions) -> Verdict {
-    let plan = Plan::mixed(options.block_size, shape.vocab);
-    agrees_on(subject, &plan, shape, options)
+    let schedule = Schedule::mixed(options.block_size, shape.vocab);
+    agrees_on(subject, &schedule, shape, options)
 }
 
-/// A plan on a model of this shape agrees with the reference.
+/// A schedule on a model of this shape agrees with the reference.
 pub(super) fn agrees_on(
     subject: &Subject,
-    plan: &Plan,
+    schedule: &Schedule,
     shape: &ModelShape,
     options: &DriveOptions,
 ) -> Verdict {
     let model = shape.build(1);
-    let ours = plan.load_and_run(&*(subject.backend)(2), &model, options)?;
-    let theirs = plan.reference(subject, &model, options)?;
+    let ours = schedule.load_and_run(&*(subject.backend)(2), &model, options)?;
+    let theirs = schedule.reference(subject, &model, options)?;
     near(subject, shape.format, &ours, &theirs).map_err(|error| format!("{error}\n{shape:?}\n{options:?}"))
 }
 

@@ -10,7 +10,7 @@ use paguro_backend::{
 
 use super::{
     DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict,
-    compare::{Plan, same},
+    compare::{Schedule, same},
     submit,
 };
 
@@ -278,13 +278,13 @@ pub(super) fn invalid_steps(subject: &Subject) -> Verdict {
 pub(super) fn kernel_counts(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
     let model = shape.build(1);
-    let plan = Plan::mixed(16, shape.vocab);
+    let schedule = Schedule::mixed(16, shape.vocab);
     for attention in [AttentionMode::Paged, AttentionMode::Gather] {
         let options = DriveOptions { attention, ..subject.options() };
         let mut driver = Driver::new(&*(subject.backend)(2), &model, &options)?;
-        plan.run(&mut driver)?;
+        schedule.run(&mut driver)?;
         let first = driver.runner().kernel_counts();
-        plan.run(&mut driver)?;
+        schedule.run(&mut driver)?;
         let second = driver.runner().kernel_counts();
 
         let mut names: Vec<_> = second.iter().map(|kernel| &kernel.name).collect();
@@ -319,14 +319,14 @@ pub(super) fn runners_are_separate(subject: &Subject) -> Verdict {
         let bytes = backend.page_bytes(&models[0].program, block_size, subject.kv_dtype);
         require(bytes >= least, || format!("{bytes} bytes hold no page of {block_size} tokens"))?;
     }
-    let plan = Plan::mixed(16, shape.vocab);
-    let alone = models.each_ref().map(|model| plan.load_and_run(&*backend, model, &subject.options()));
+    let schedule = Schedule::mixed(16, shape.vocab);
+    let alone = models.each_ref().map(|model| schedule.load_and_run(&*backend, model, &subject.options()));
     let mut drivers = Vec::new();
     for model in &models {
         drivers.push(Driver::new(&*backend, model, &subject.options())?);
     }
     for (driver, alone) in drivers.iter_mut().zip(alone) {
-        same("another runner", &plan.run(driver)?, &alone?)?;
+        same("another runner", &schedule.run(driver)?, &alone?)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use paguro_backend::{Activation, NormKind, QkNormKind};
 
 use super::{
     Biases, DriveOptions, Driver, ModelShape, Rng, Subject, Verdict,
-    compare::{Plan, agrees_on, same},
+    compare::{Schedule, agrees_on, same},
     numbers::agrees_or_refuses_with,
 };
 
@@ -31,10 +31,10 @@ fn bert() -> ModelShape {
 }
 
 /// Whole sequences in steps of one and of several: single tokens, pages, more than a split.
-fn plan(vocab: usize) -> Plan {
+fn schedule(vocab: usize) -> Schedule {
     let mut rng = Rng::new(5);
     let lengths = [1, 16, 17, 40, 530, 3];
-    Plan {
+    Schedule {
         sequences: lengths.map(|length| rng.tokens(length, vocab)).to_vec(),
         steps: vec![vec![(3, 40), (0, 1), (2, 17)], vec![(4, 530)], vec![(1, 16), (5, 3)]],
     }
@@ -47,7 +47,7 @@ fn options(subject: &Subject) -> DriveOptions {
 fn check(subject: &Subject, shape: &ModelShape) -> Verdict {
     agrees_or_refuses_with(subject, shape, BIDIRECTIONAL, || {
         let ids = shape.vocab * shape.types.unwrap_or(1);
-        agrees_on(subject, &plan(ids), shape, &options(subject))
+        agrees_on(subject, &schedule(ids), shape, &options(subject))
     })
 }
 
@@ -83,15 +83,15 @@ pub(super) fn distance_biases(subject: &Subject) -> Verdict {
 /// A sequence gives the same bits alone and in any batch.
 pub(super) fn exact_encoders(subject: &Subject) -> Verdict {
     let shape = ModelShape { windows: vec![Some(30), None], distance_bias: Some(529), ..bert() };
-    let plan = plan(2 * shape.vocab);
+    let schedule = schedule(2 * shape.vocab);
     let options = DriveOptions { least_rows: subject.exact_rows, ..options(subject) };
     agrees_or_refuses_with(subject, &shape, BIDIRECTIONAL, || {
         let model = shape.build(2);
-        let run = |plan: &Plan, options: &DriveOptions, threads: usize| {
-            plan.run(&mut Driver::new(&*(subject.backend)(threads), &model, options)?)
+        let run = |schedule: &Schedule, options: &DriveOptions, threads: usize| {
+            schedule.run(&mut Driver::new(&*(subject.backend)(threads), &model, options)?)
         };
-        let together = run(&plan, &options, 2)?;
-        let alone = Plan::whole(plan.sequences.clone());
+        let together = run(&schedule, &options, 2)?;
+        let alone = Schedule::whole(schedule.sequences.clone());
         same("a batch", &together, &run(&alone, &options, 2)?)?;
         let elsewhere = DriveOptions { scatter: Some(9), block_size: 32, ..options };
         same("another place and one thread", &together, &run(&alone, &elsewhere, 1)?)

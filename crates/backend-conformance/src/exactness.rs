@@ -4,7 +4,7 @@ use paguro_backend::{QkNormKind, RopeStyle, WeightFormat};
 
 use super::{
     Biases, DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict,
-    compare::{Logits, Plan, same},
+    compare::{Logits, Schedule, same},
 };
 
 /// A model of this format with a bit of everything, windows above all.
@@ -50,8 +50,8 @@ pub(super) fn alone(
     sequences: &[Vec<u32>],
 ) -> Result<Logits, String> {
     let run = |tokens: &Vec<u32>| {
-        let plan = Plan::whole(vec![tokens.clone()]);
-        Ok(plan.load_and_run(&*(subject.backend)(2), model, &subject.exact_options())?.remove(0))
+        let schedule = Schedule::whole(vec![tokens.clone()]);
+        Ok(schedule.load_and_run(&*(subject.backend)(2), model, &subject.exact_options())?.remove(0))
     };
     sequences.iter().map(run).collect()
 }
@@ -61,9 +61,9 @@ pub(super) fn company(subject: &Subject) -> Verdict {
     for format in drawn(subject, "company", subject.kernel_formats, 2) {
         let shape = busy(format);
         let model = shape.build(2);
-        let plan = Plan::mixed(16, shape.vocab);
-        let together = plan.load_and_run(&*(subject.backend)(2), &model, &subject.exact_options())?;
-        let alone = alone(subject, &model, &plan.sequences)?;
+        let schedule = Schedule::mixed(16, shape.vocab);
+        let together = schedule.load_and_run(&*(subject.backend)(2), &model, &subject.exact_options())?;
+        let alone = alone(subject, &model, &schedule.sequences)?;
         same(&format!("company ({format})"), &together, &alone)?;
     }
     // Each thread takes several rounds of these inputs, however they are divided.
@@ -73,9 +73,9 @@ pub(super) fn company(subject: &Subject) -> Verdict {
             let shape = ModelShape { format, hidden, ffn, windows: vec![None], ..ModelShape::default() };
             let model = shape.build(2);
             let sequences = vec![Rng::new(2).tokens(5, shape.vocab)];
-            let plan = Plan { sequences, steps: vec![vec![(0, 3)], vec![(0, 1)], vec![(0, 1)]] };
-            let steps = plan.load_and_run(&*(subject.backend)(2), &model, &subject.exact_options())?;
-            let alone = alone(subject, &model, &plan.sequences)?;
+            let schedule = Schedule { sequences, steps: vec![vec![(0, 3)], vec![(0, 1)], vec![(0, 1)]] };
+            let steps = schedule.load_and_run(&*(subject.backend)(2), &model, &subject.exact_options())?;
+            let alone = alone(subject, &model, &schedule.sequences)?;
             same(&format!("many inputs ({format}, {hidden} and {ffn})"), &steps, &alone)?;
         }
     }
@@ -88,11 +88,11 @@ pub(super) fn embeddings(subject: &Subject) -> Verdict {
     for format in drawn(subject, "embeddings", &SOME, 1) {
         let shape = busy(format);
         let model = shape.build(7);
-        let plan = Plan::mixed(16, shape.vocab);
-        let together = plan.load_and_run(&*(subject.backend)(3), &model, &options)?;
-        let alone = plan.sequences.iter().map(|tokens| {
-            let plan = Plan::whole(vec![tokens.clone()]);
-            Ok(plan.load_and_run(&*(subject.backend)(2), &model, &options)?.remove(0))
+        let schedule = Schedule::mixed(16, shape.vocab);
+        let together = schedule.load_and_run(&*(subject.backend)(3), &model, &options)?;
+        let alone = schedule.sequences.iter().map(|tokens| {
+            let schedule = Schedule::whole(vec![tokens.clone()]);
+            Ok(schedule.load_and_run(&*(subject.backend)(2), &model, &options)?.remove(0))
         });
         same(&format!("company (embeddings, {format})"), &together, &alone.collect::<Result<_, String>>()?)?;
     }
@@ -130,7 +130,7 @@ pub(super) fn long_chunks(subject: &Subject) -> Verdict {
     let options = DriveOptions { pages: 160, max_context: tokens, ..subject.exact_options() };
     let run = |threads: usize, steps: &[usize]| {
         let steps = steps.iter().map(|&count| vec![(0, count)]).collect();
-        Plan { sequences: sequences.clone(), steps }.load_and_run(
+        Schedule { sequences: sequences.clone(), steps }.load_and_run(
             &*(subject.backend)(threads),
             &model,
             &options,
@@ -151,8 +151,8 @@ pub(super) fn wide_steps(subject: &Subject) -> Verdict {
         let sequences: Vec<_> = [long, short].map(|tokens| rng.tokens(tokens, shape.vocab)).to_vec();
         let options = DriveOptions { max_context: long + short, ..subject.exact_options() };
         let run = |steps: Vec<Vec<(usize, usize)>>| {
-            let plan = Plan { sequences: sequences.clone(), steps };
-            plan.load_and_run(&*(subject.backend)(2), &model, &options)
+            let schedule = Schedule { sequences: sequences.clone(), steps };
+            schedule.load_and_run(&*(subject.backend)(2), &model, &options)
         };
         let wide = run(vec![vec![(0, long), (1, short)]])?;
         let narrow = run(vec![vec![(0, 500)], vec![(1, short), (0, long - 500)]])?;
@@ -257,8 +257,9 @@ pub(super) fn threads(subject: &Subject) -> Verdict {
     for format in drawn(subject, "threads", subject.kernel_formats, 3) {
         let shape = busy(format);
         let model = shape.build(8);
-        let plan = Plan::mixed(16, shape.vocab);
-        let run = |threads| plan.load_and_run(&*(subject.backend)(threads), &model, &subject.exact_options());
+        let schedule = Schedule::mixed(16, shape.vocab);
+        let run =
+            |threads| schedule.load_and_run(&*(subject.backend)(threads), &model, &subject.exact_options());
         let one = run(1)?;
         for threads in [2, 3, 5] {
             same(&format!("{threads} threads ({format})"), &run(threads)?, &one)?;
@@ -272,10 +273,10 @@ pub(super) fn places(subject: &Subject) -> Verdict {
     for format in drawn(subject, "places", &SOME, 1) {
         let shape = busy(format);
         let model = shape.build(9);
-        let plan = Plan::mixed(16, shape.vocab);
+        let schedule = Schedule::mixed(16, shape.vocab);
         let backend = (subject.backend)(2);
         let in_order = DriveOptions { scatter: None, pages: 40, ..subject.exact_options() };
-        let fresh = plan.load_and_run(&*backend, &model, &in_order)?;
+        let fresh = schedule.load_and_run(&*backend, &model, &in_order)?;
         for (scatter, stale) in [(Some(7), false), (None, true), (Some(8), true)] {
             let options = DriveOptions { scatter, stale, ..in_order };
             let mut driver = Driver::new(&*backend, &model, &options)?;
@@ -285,7 +286,7 @@ pub(super) fn places(subject: &Subject) -> Verdict {
                     (Some(_), false) => "scattered pages",
                     (None, _) => "pages that were written before",
                 };
-                same(&format!("{what}, round {round} ({format})"), &plan.run(&mut driver)?, &fresh)?;
+                same(&format!("{what}, round {round} ({format})"), &schedule.run(&mut driver)?, &fresh)?;
             }
         }
     }

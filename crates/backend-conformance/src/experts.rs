@@ -4,7 +4,7 @@ use paguro_backend::{Activation, Scores, WeightFormat};
 
 use super::{
     Biases, DriveOptions, ExpertsShape, ModelShape, Rng, Subject, Verdict,
-    compare::{Plan, agrees, agrees_on, same},
+    compare::{Schedule, agrees, agrees_on, same},
     exactness::{alone, drawn},
 };
 
@@ -73,9 +73,9 @@ pub(super) fn formats(subject: &Subject) -> Verdict {
         1,
     ) {
         let shape = of_format(format);
-        let plan = Plan::whole(vec![Rng::new(5).tokens(190, shape.vocab)]);
+        let schedule = Schedule::whole(vec![Rng::new(5).tokens(190, shape.vocab)]);
         let options = DriveOptions { max_context: 200, ..subject.options() };
-        agrees_on(subject, &plan, &shape, &options)?;
+        agrees_on(subject, &schedule, &shape, &options)?;
     }
     Ok(())
 }
@@ -94,10 +94,11 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
         let experts = shape.experts.map(|experts| ExpertsShape { stable: false, used: 3, ..experts });
         let shape = ModelShape { experts, ..shape };
         let model = shape.build(12);
-        let plan = Plan::mixed(16, shape.vocab);
-        let expected = alone(subject, &model, &plan.sequences)?;
+        let schedule = Schedule::mixed(16, shape.vocab);
+        let expected = alone(subject, &model, &schedule.sequences)?;
         for threads in if subject.has_threads { &[1, 2, 5][..] } else { &[2] } {
-            let ours = plan.load_and_run(&*(subject.backend)(*threads), &model, &subject.exact_options())?;
+            let ours =
+                schedule.load_and_run(&*(subject.backend)(*threads), &model, &subject.exact_options())?;
             same(&format!("company and {threads} threads ({format})"), &ours, &expected)?;
         }
         // Enough rows for every expert to have many, and then a few.
@@ -105,8 +106,8 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
         let options = DriveOptions { max_context: 160, ..subject.exact_options() };
         let run = |steps: &[usize]| {
             let steps = steps.iter().map(|&count| vec![(0, count)]).collect();
-            let plan = Plan { sequences: sequences.clone(), steps };
-            plan.load_and_run(&*(subject.backend)(2), &model, &options)
+            let schedule = Schedule { sequences: sequences.clone(), steps };
+            schedule.load_and_run(&*(subject.backend)(2), &model, &options)
         };
         same(&format!("chunks ({format})"), &run(&[37, 1, 3, 100, 9])?, &run(&[150])?)?;
     }

@@ -12,7 +12,7 @@ use paguro_backend::{Activation, ByteSource, Bytes, QkNormKind, WeightFormat};
 
 use super::{
     Biases, DriveOptions, Driver, ExpertsShape, ModelShape, Rng, Subject, Verdict,
-    compare::{Logits, Plan, agrees, same},
+    compare::{Logits, Schedule, agrees, same},
     exactness::{alone, drawn},
 };
 
@@ -113,8 +113,8 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
         let shape = of_all_kinds(format);
         agrees(subject, &shape)?;
         let model = shape.build(5);
-        let plan = Plan::mixed(16, shape.vocab);
-        let expected = alone(subject, &model, &plan.sequences)?;
+        let schedule = Schedule::mixed(16, shape.vocab);
+        let expected = alone(subject, &model, &schedule.sequences)?;
         let ways = [(1, None, false, true, 16), (3, Some(4), true, false, 32), (2, None, true, true, 32)];
         for (threads, scatter, stale, sparse, block_size) in subject.draw.some("ways of all kinds", &ways, 1)
         {
@@ -122,12 +122,12 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
             // The number of outputs may decide how the head adds up, where that of rows does elsewhere.
             let sparse = sparse && subject.exact_rows == 1;
             let options = DriveOptions { scatter, stale, sparse, block_size, ..subject.exact_options() };
-            let ours = plan.load_and_run(&*(subject.backend)(threads), &model, &options)?;
+            let ours = schedule.load_and_run(&*(subject.backend)(threads), &model, &options)?;
             same(&format!("{options:?}, {threads} threads ({format})"), &ours, &expected)?;
         }
         let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.exact_options())?;
         for chunk in subject.draw.some("chunks of all kinds", &[1, 5, 16, 17], 1) {
-            let id = driver.start(&plan.sequences[1]);
+            let id = driver.start(&schedule.sequences[1]);
             driver.run(id, chunk)?;
             let chunked: Logits = vec![driver.logits(id).1.to_vec()];
             driver.preempt(id);

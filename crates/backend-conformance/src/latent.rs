@@ -4,7 +4,7 @@ use paguro_backend::{ExpertGroups, LatentShape, PositionScale, Scores, WeightFor
 
 use super::{
     Biases, DriveOptions, Driver, ExpertsShape, ModelShape, Subject, Verdict,
-    compare::{Logits, Plan, agrees, same},
+    compare::{Logits, Schedule, agrees, same},
     exactness::{alone, drawn},
 };
 
@@ -61,18 +61,18 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
         let shape = of_format(format);
         agrees(subject, &shape)?;
         let model = shape.build(5);
-        let plan = Plan::mixed(16, shape.vocab);
-        let expected = alone(subject, &model, &plan.sequences)?;
+        let schedule = Schedule::mixed(16, shape.vocab);
+        let expected = alone(subject, &model, &schedule.sequences)?;
         let ways = [(1, None, false, 16), (3, Some(4), true, 32)];
         for (threads, scatter, stale, block_size) in subject.draw.some("ways of latent attention", &ways, 1) {
             let threads = if subject.has_threads { threads } else { 2 };
             let options = DriveOptions { scatter, stale, block_size, ..subject.exact_options() };
-            let ours = plan.load_and_run(&*(subject.backend)(threads), &model, &options)?;
+            let ours = schedule.load_and_run(&*(subject.backend)(threads), &model, &options)?;
             same(&format!("{options:?}, {threads} threads ({format})"), &ours, &expected)?;
         }
         let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.exact_options())?;
         for chunk in subject.draw.some("chunks of latent attention", &[1, 5, 17], 1) {
-            let id = driver.start(&plan.sequences[1]);
+            let id = driver.start(&schedule.sequences[1]);
             driver.run(id, chunk)?;
             let chunked: Logits = vec![driver.logits(id).1.to_vec()];
             driver.preempt(id);

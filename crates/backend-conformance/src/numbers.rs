@@ -7,7 +7,7 @@ use paguro_backend::{
 
 use super::{
     Biases, DriveOptions, ModelShape, Rng, Subject, Verdict,
-    compare::{Plan, agrees, agrees_on, agrees_with, near},
+    compare::{Schedule, agrees, agrees_on, agrees_with, near},
     exactness::busy,
 };
 
@@ -78,8 +78,8 @@ pub(super) fn crowd(subject: &Subject) -> Verdict {
     sequences.push(rng.tokens(prompt, shape.vocab));
     let first = (0..singles).map(|index| (index, 2 + index % 5)).collect();
     let last = (0..singles).map(|index| (index, 1)).chain([(singles, prompt)]).collect();
-    let plan = Plan { sequences, steps: vec![first, last] };
-    agrees_on(subject, &plan, &shape, &subject.options())
+    let schedule = Schedule { sequences, steps: vec![first, last] };
+    agrees_on(subject, &schedule, &shape, &subject.options())
 }
 
 /// The head widths of common models.
@@ -298,7 +298,7 @@ pub(super) fn sinks(subject: &Subject) -> Verdict {
     let options = DriveOptions { pages: 80, max_context: tokens, ..subject.options() };
     let sequences = vec![Rng::new(8).tokens(tokens, shape.vocab)];
     let steps = vec![vec![(0, 1000)], vec![(0, 97)], vec![(0, 1)], vec![(0, 2)]];
-    agrees_on(subject, &Plan { sequences, steps }, &shape, &options)
+    agrees_on(subject, &Schedule { sequences, steps }, &shape, &options)
 }
 
 /// Scales of branches and of logits.
@@ -346,12 +346,17 @@ pub(super) fn lengths(subject: &Subject) -> Verdict {
         let sequences: Vec<_> = lengths.iter().map(|&length| rng.tokens(length + 1, shape.vocab)).collect();
         let alone =
             lengths.iter().enumerate().flat_map(|(index, &length)| [vec![(index, length)], vec![(index, 1)]]);
-        agrees_on(subject, &Plan { sequences: sequences.clone(), steps: alone.collect() }, &shape, &options)?;
+        agrees_on(
+            subject,
+            &Schedule { sequences: sequences.clone(), steps: alone.collect() },
+            &shape,
+            &options,
+        )?;
         let together = vec![
             lengths.iter().enumerate().map(|(index, &length)| (index, length)).collect(),
             (0..lengths.len()).rev().map(|index| (index, 1)).collect(),
         ];
-        agrees_on(subject, &Plan { sequences, steps: together }, &shape, &options)?;
+        agrees_on(subject, &Schedule { sequences, steps: together }, &shape, &options)?;
     }
     Ok(())
 }
@@ -374,7 +379,7 @@ pub(super) fn many_rows(subject: &Subject) -> Verdict {
         let mut rng = Rng::new(11);
         let sequences = [181, 12].map(|tokens| rng.tokens(tokens, shape.vocab)).to_vec();
         let steps = vec![vec![(0, 37), (1, 10)], vec![(1, 1), (0, 143)], vec![(0, 1), (1, 1)]];
-        agrees_on(subject, &Plan { sequences, steps }, &shape, &options)?;
+        agrees_on(subject, &Schedule { sequences, steps }, &shape, &options)?;
     }
     Ok(())
 }
@@ -386,8 +391,9 @@ pub(super) fn embeddings(subject: &Subject) -> Verdict {
         agrees_with(subject, &busy(format), &options)?;
     }
     // More of them than any slice of logits.
-    let plan = Plan::whole(vec![Rng::new(6).tokens(options.max_context, ModelShape::default().vocab)]);
-    agrees_on(subject, &plan, &ModelShape::default(), &options)
+    let schedule =
+        Schedule::whole(vec![Rng::new(6).tokens(options.max_context, ModelShape::default().vocab)]);
+    agrees_on(subject, &schedule, &ModelShape::default(), &options)
 }
 
 /// The maximum rows, sequences and outputs of the load, and a sequence of the maximum length.
@@ -399,9 +405,9 @@ pub(super) fn limits(subject: &Subject) -> Verdict {
     let share = options.max_context / 8;
     let many: Vec<_> = (0..8).map(|_| rng.tokens(share, shape.vocab)).collect();
     let steps = vec![(0..8).map(|index| (index, share)).collect()];
-    agrees_on(subject, &Plan { sequences: many, steps }, &shape, &options)?;
+    agrees_on(subject, &Schedule { sequences: many, steps }, &shape, &options)?;
     let long = vec![rng.tokens(options.max_context, shape.vocab)];
-    agrees_on(subject, &Plan::whole(long), &shape, &options)
+    agrees_on(subject, &Schedule::whole(long), &shape, &options)
 }
 
 /// A context long enough that attention is shared out in parts, prefilled in chunks and then decoded.
@@ -421,7 +427,7 @@ pub(super) fn long_context(subject: &Subject) -> Verdict {
         let sequences = vec![Rng::new(8).tokens(tokens, shape.vocab)];
         let steps =
             vec![vec![(0, 500)], vec![(0, 595)], vec![(0, 1)], vec![(0, 1)], vec![(0, 2)], vec![(0, 1)]];
-        agrees_on(subject, &Plan { sequences, steps }, &shape, &options)
+        agrees_on(subject, &Schedule { sequences, steps }, &shape, &options)
     })
 }
 
@@ -432,9 +438,9 @@ pub(super) fn gather(subject: &Subject) -> Verdict {
         let gather = DriveOptions { attention: AttentionMode::Gather, ..subject.options() };
         agrees_with(subject, &shape, &gather)?;
         let (model, backend) = (shape.build(1), (subject.backend)(2));
-        let plan = Plan::mixed(gather.block_size, shape.vocab);
-        let gathered = plan.load_and_run(&*backend, &model, &gather)?;
-        let paged = plan.load_and_run(&*backend, &model, &subject.options())?;
+        let schedule = Schedule::mixed(gather.block_size, shape.vocab);
+        let gathered = schedule.load_and_run(&*backend, &model, &gather)?;
+        let paged = schedule.load_and_run(&*backend, &model, &subject.options())?;
         near(subject, format, &paged, &gathered)?;
     }
     Ok(())

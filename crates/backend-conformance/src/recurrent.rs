@@ -4,18 +4,18 @@ use paguro_backend::{DeltaShape, KeySharing, WeightFormat};
 
 use super::{
     Biases, DriveOptions, Driver, ModelShape, RandomModel, RecurrentShape, Rng, Subject, Verdict,
-    compare::{Logits, Plan, agrees_on, same},
+    compare::{Logits, Schedule, agrees_on, same},
     exactness::{alone, drawn, supported},
 };
 
-/// Tokens of the longest sequence of a plan: more than three chunks.
+/// Tokens of the longest sequence of a schedule: more than three chunks.
 const LONG: usize = 106;
 
 /// Sequences that begin, decode and end everywhere in a chunk, in steps that end everywhere in one.
-pub(super) fn plan(vocab: usize) -> Plan {
+pub(super) fn schedule(vocab: usize) -> Schedule {
     let mut rng = Rng::new(31);
     let [long, two, short] = [0, 1, 2];
-    Plan {
+    Schedule {
         sequences: [LONG, 67, 3].map(|length| rng.tokens(length, vocab)).to_vec(),
         steps: vec![
             vec![(long, 31), (short, 1)],
@@ -41,7 +41,7 @@ pub(super) fn of_mixers(format: WeightFormat, mixers: &'static str) -> ModelShap
 }
 
 fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
-    agrees_on(subject, &plan(shape.vocab), shape, &options(subject))
+    agrees_on(subject, &schedule(shape.vocab), shape, &options(subject))
 }
 
 /// Short convolutions of all lengths.
@@ -128,8 +128,8 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
 pub(super) fn exact_of(subject: &Subject, shape: &ModelShape) -> Verdict {
     let format = shape.format;
     let model = shape.build(12);
-    let plan = plan(shape.vocab);
-    let expected = alone(subject, &model, &plan.sequences)?;
+    let schedule = schedule(shape.vocab);
+    let expected = alone(subject, &model, &schedule.sequences)?;
     let exact = DriveOptions { least_rows: subject.exact_rows, ..options(subject) };
     let ways = [
         (1, None, false, false),
@@ -143,12 +143,12 @@ pub(super) fn exact_of(subject: &Subject, shape: &ModelShape) -> Verdict {
         let mut driver = Driver::new(&*(subject.backend)(threads), &model, &options)?;
         for round in 0..2 {
             let what = format!("{options:?}, {threads} threads, round {round} ({format})");
-            same(&what, &plan.run(&mut driver)?, &expected)?;
+            same(&what, &schedule.run(&mut driver)?, &expected)?;
         }
     }
     let mut driver = Driver::new(&*(subject.backend)(2), &model, &exact)?;
     for chunk in subject.draw.some("chunks of states", &[1, 2, 5, 16, 31, 32, 33, 64, 65], 3) {
-        let id = driver.start(&plan.sequences[0]);
+        let id = driver.start(&schedule.sequences[0]);
         driver.run(id, chunk)?;
         let chunked: Logits = vec![driver.logits(id).1.to_vec()];
         driver.preempt(id);

@@ -34,7 +34,7 @@ fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
     if !loads(subject, shape)? {
         return Ok(());
     }
-    agrees_on(subject, &recurrent::plan(shape.vocab), shape, &recurrent::options(subject))
+    agrees_on(subject, &recurrent::schedule(shape.vocab), shape, &recurrent::options(subject))
 }
 
 fn of_mixers(format: WeightFormat, mixers: &'static str) -> ModelShape {

@@ -61,8 +61,8 @@ impl Arena {
         states.filter(|(_, state)| **state == State::Kept).map(|(page, _)| PageId(page))
     }
 
-    /// Takes a free page for one block table.
-    pub fn take(&mut self) -> Option<PageId> {
+    /// Allocates a free page for one block table.
+    pub fn allocate(&mut self) -> Option<PageId> {
         let Reverse((_, page)) = self.free.pop()?;
         assert_eq!(self.state(page), State::Free, "page {page:?} was in the free list");
         self.states[page.0 as usize] = State::Held(1);
@@ -80,7 +80,7 @@ impl Arena {
     }
 
     /// Removes a reference of a block table. Returns true if it was the last one; the page must then be passed to
-    /// [`Arena::give_back`] or [`Arena::keep`].
+    /// [`Arena::free_page`] or [`Arena::keep`].
     pub fn release(&mut self, page: PageId) -> bool {
         let state = &mut self.states[page.0 as usize];
         match *state {
@@ -93,8 +93,8 @@ impl Arena {
         }
     }
 
-    /// Into the free list, from its last holder or from the prefix cache.
-    pub fn give_back(&mut self, page: PageId) {
+    /// Returns a page to the free list, from its last holder or from the prefix cache.
+    pub fn free_page(&mut self, page: PageId) {
         let state = &mut self.states[page.0 as usize];
         assert!(matches!(*state, State::Held(1) | State::Kept), "page {page:?} is given back but {state:?}");
         *state = State::Free;
@@ -172,20 +172,20 @@ mod tests {
     #[test]
     fn pages_come_in_order_even_after_they_went_back_out_of_order() {
         let mut arena = Arena::new(6, PageOrder::InOrder);
-        let taken: Vec<_> = std::iter::from_fn(|| arena.take()).collect();
+        let taken: Vec<_> = std::iter::from_fn(|| arena.allocate()).collect();
         assert_eq!(taken, [1, 2, 3, 4, 5].map(PageId));
         for page in [3, 1, 5, 2, 4].map(PageId) {
             assert!(arena.release(page));
-            arena.give_back(page);
+            arena.free_page(page);
         }
-        assert_eq!(std::iter::from_fn(|| arena.take()).collect::<Vec<_>>(), taken);
+        assert_eq!(std::iter::from_fn(|| arena.allocate()).collect::<Vec<_>>(), taken);
     }
 
     #[test]
     fn scattered_order_is_a_permutation_that_depends_on_the_seed_only() {
         let order = |seed| {
             let mut arena = Arena::new(100, PageOrder::Scattered { seed });
-            std::iter::from_fn(move || arena.take()).map(|page| page.0).collect::<Vec<_>>()
+            std::iter::from_fn(move || arena.allocate()).map(|page| page.0).collect::<Vec<_>>()
         };
         let mut sorted = order(7);
         assert_eq!(order(7), sorted);
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn check_finds_leaks_and_wrong_counts() {
         let mut arena = Arena::new(4, PageOrder::InOrder);
-        let page = arena.take().unwrap();
+        let page = arena.allocate().unwrap();
         assert!(arena.check([page].into_iter(), [].into_iter()).is_ok());
         let leak = arena.check([].into_iter(), [].into_iter()).unwrap_err();
         assert_eq!(leak, "page 1 is Held(1) but should be Free");

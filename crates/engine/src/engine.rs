@@ -24,7 +24,7 @@ use crate::{
     events::Events,
     handle::{Command, Queue, Shared},
     host::Host,
-    layout::Layout,
+    layout::BlockLayout,
     options::Resolved,
     pages::Pages,
     request::RequestLimits,
@@ -192,7 +192,7 @@ impl Drop for Engine {
 /// The step fails, or a logit is NaN.
 fn probe(
     runner: &mut dyn Runner,
-    layout: &Layout,
+    layout: &BlockLayout,
     limits: &Limits,
     program: &Program,
 ) -> Result<usize, EngineError> {

@@ -5,7 +5,7 @@ use paguro_backend::{KvGroup, Program};
 
 /// Division of a sequence into blocks, and the window of each KV group.
 #[derive(Clone, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct BlockLayout {
     /// Tokens in a block; one page for each group.
     pub block_size: usize,
     /// Windows of the KV groups: a query at position `p` attends to keys at `> p - window`; `None` to all.
@@ -37,7 +37,7 @@ impl Checkpoints {
 /// Bounds of [`Checkpoints::interval`].
 const INTERVALS: std::ops::RangeInclusive<usize> = 1024..=4096;
 
-impl Layout {
+impl BlockLayout {
     pub fn new(program: &Program, block_size: usize, max_chunk: usize) -> Self {
         let is_whole = program.bidirectional;
         // A window leaves nothing behind before the only step of a sequence ends.
@@ -107,8 +107,8 @@ impl Layout {
 mod tests {
     use super::*;
 
-    fn layout(block_size: usize, windows: &[Option<usize>], max_chunk: usize) -> Layout {
-        Layout { block_size, windows: windows.to_vec(), max_chunk, is_whole: false, checkpoints: None }
+    fn layout(block_size: usize, windows: &[Option<usize>], max_chunk: usize) -> BlockLayout {
+        BlockLayout { block_size, windows: windows.to_vec(), max_chunk, is_whole: false, checkpoints: None }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, MemoryPlan, Progra
 
 use crate::{
     DiskCache, EngineError, EventSink, HostMemory,
-    layout::{Checkpoints, Layout},
+    layout::{BlockLayout, Checkpoints},
     states::States,
 };
 
@@ -141,7 +141,7 @@ impl EngineOptions {
             true => self.max_batch_tokens.max(max_context),
             false => self.max_batch_tokens,
         };
-        let mut layout = Layout::new(program, self.block_size, max_rows);
+        let mut layout = BlockLayout::new(program, self.block_size, max_rows);
         let checkpoint_pages = backend.checkpoint_pages(program, self.block_size, self.kv_dtype);
         if checkpoint_pages > 0 && self.prefix_cache {
             layout.checkpoints = Some(layout.checkpoints_of(checkpoint_pages));
@@ -273,7 +273,7 @@ pub struct EnginePlan {
     pub checkpoint_interval: usize,
     /// Maximum number of running sequences: the setting, or the number of states.
     pub max_sequences: usize,
-    layout: Layout,
+    layout: BlockLayout,
 }
 
 impl EnginePlan {
@@ -293,7 +293,7 @@ impl EnginePlan {
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub limits: Limits,
-    pub layout: Layout,
+    pub layout: BlockLayout,
 }
 
 impl Resolved {

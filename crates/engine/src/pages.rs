@@ -1,4 +1,4 @@
-//! Allocation of pages for sequences: take, share, release. The [`Arena`] counts references, and the [`PrefixCache`]
+//! Allocation of pages for sequences: allocate, share, release. The [`Arena`] counts references, and the [`PrefixCache`]
 //! keeps released blocks and checkpoints of states.
 
 use paguro_backend::PageId;
@@ -16,9 +16,9 @@ use crate::{
 pub(crate) struct Pages {
     arena: Arena,
     cache: Option<PrefixCache>,
-    /// Receive evicted blocks, if there are other tiers.
+    /// Other tiers, which receive evicted blocks.
     pub tiers: Option<Tiers>,
-    /// Events for routers, if somebody wants them.
+    /// Events for routers, if there is a receiver.
     pub events: Option<Events>,
     /// Above this many pages in use or cached, [`Pages::trim`] evicts down to `low_water`.
     high_water: usize,
@@ -38,7 +38,7 @@ pub(crate) struct PageCounts {
 }
 
 impl Pages {
-    /// `pages` pages, page 0 included, without a prefix cache.
+    /// Creates an arena of `pages` pages, page 0 included, without a prefix cache.
     pub fn new(pages: usize, order: PageOrder) -> Self {
         Self {
             arena: Arena::new(pages, order),
@@ -66,6 +66,7 @@ impl Pages {
         self.cache.is_some()
     }
 
+    /// Returns the numbers of pages by state.
     pub fn counts(&self) -> PageCounts {
         PageCounts { total: self.arena.usable(), free: self.arena.free(), cached: self.evictable() }
     }
@@ -75,11 +76,12 @@ impl Pages {
         self.arena.kept()
     }
 
-    /// Returns the number of pages that [`Pages::take`] can allocate, including evictions.
+    /// Returns the number of pages that [`Pages::allocate`] can allocate, including evictions.
     pub fn available(&self) -> usize {
         self.arena.free() + self.evictable()
     }
 
+    /// Returns the number of pages that the cache could evict now.
     fn evictable(&self) -> usize {
         self.cache.as_ref().map_or(0, PrefixCache::evictable)
     }
@@ -96,15 +98,15 @@ impl Pages {
         Some(self.cache.as_ref()?.key(parent, tokens))
     }
 
-    /// Returns a page for one block table.
+    /// Allocates a page for one block table.
     ///
     /// # Panics
     /// If none is [`available`](Pages::available).
-    pub fn take(&mut self) -> PageId {
+    pub fn allocate(&mut self) -> PageId {
         if self.arena.free() == 0 {
             self.evict();
         }
-        self.arena.take().expect("the scheduler takes only pages that are available")
+        self.arena.allocate().expect("the scheduler allocates only pages that are available")
     }
 
     /// Adds a reference of a block table to this page, which another table or the cache holds.
@@ -119,7 +121,7 @@ impl Pages {
     pub fn release(&mut self, page: PageId) {
         if self.arena.release(page) {
             let kept = self.cache.as_mut().is_some_and(|cache| cache.unused(page));
-            if kept { self.arena.keep(page) } else { self.arena.give_back(page) }
+            if kept { self.arena.keep(page) } else { self.arena.free_page(page) }
         }
     }
 
@@ -128,7 +130,7 @@ impl Pages {
         self.references(page) > 1
     }
 
-    /// Block tables that name the page.
+    /// Returns the number of block tables that refer to the page.
     pub fn references(&self, page: PageId) -> usize {
         match self.arena.state(page) {
             State::Held(references) => references as usize,
@@ -146,12 +148,12 @@ impl Pages {
         self.cache.as_ref().is_some_and(|cache| cache.contains(page))
     }
 
-    /// Makes a full block findable. Returns true if it was not.
+    /// Adds a full block to the cache. Returns true if the cache did not have it.
     pub fn publish(&mut self, group: usize, key: BlockKey, page: PageId) -> bool {
         self.cache.as_mut().is_some_and(|cache| cache.publish(group, key, page))
     }
 
-    /// All blocks are about to go, with the engine.
+    /// Sends events of the removal of all blocks, which end with the engine.
     pub fn send_end(&mut self) {
         let (Some(events), Some(cache)) = (&mut self.events, &self.cache) else { return };
         cache.keys(events.group).for_each(|key| events.evicted(key));
@@ -163,6 +165,7 @@ impl Pages {
         events.send();
     }
 
+    /// Returns the page of a block in the cache.
     pub fn find(&self, group: usize, key: &BlockKey) -> Option<PageId> {
         self.cache.as_ref()?.find(group, key)
     }
@@ -175,12 +178,13 @@ impl Pages {
         }
     }
 
-    /// Gives up every cached block that no sequence uses, also those in memory of the host.
+    /// Evicts every cached block that no sequence uses, also those in memory of the host.
     pub fn clear_cache(&mut self) {
         while self.evict() {}
         self.tiers.iter_mut().for_each(Tiers::clear_host);
     }
 
+    /// Evicts the least recently used block or checkpoint. Returns false if there is none.
     fn evict(&mut self) -> bool {
         let Self { arena, cache, tiers, events, evictions, .. } = self;
         cache.as_mut().is_some_and(|cache| {
@@ -191,7 +195,7 @@ impl Pages {
                 if let Some(events) = events.as_mut().filter(|events| unit.part == Part::Kv(events.group)) {
                     events.evicted(&unit.key);
                 }
-                arena.give_back(page);
+                arena.free_page(page);
                 *evictions += 1;
             })
         })
@@ -204,7 +208,7 @@ impl Pages {
         if self.has_checkpoint(&key) || self.available() < count {
             return None;
         }
-        let pages: Vec<_> = (0..count).map(|_| self.take()).collect();
+        let pages: Vec<_> = (0..count).map(|_| self.allocate()).collect();
         pages.iter().for_each(|&page| self.arena.keep(page));
         self.cache.as_mut()?.keep_checkpoint(key, pages.clone());
         Some(pages)
@@ -233,11 +237,11 @@ impl Pages {
         }
     }
 
-    /// Gives up a checkpoint, if it exists.
+    /// Evicts a checkpoint, if it exists.
     pub fn forget_checkpoint(&mut self, key: &BlockKey) {
         let Self { arena, cache, .. } = self;
         if let Some(cache) = cache {
-            cache.forget_checkpoint(key, |page| arena.give_back(page));
+            cache.forget_checkpoint(key, |page| arena.free_page(page));
         }
     }
 
@@ -257,7 +261,7 @@ impl Pages {
         }
         match unit.part {
             Part::Kv(group) => {
-                let page = self.take();
+                let page = self.allocate();
                 self.publish(group, unit.key, page);
                 self.release(page);
                 Some(vec![page])
@@ -288,7 +292,7 @@ impl Pages {
             Part::Kv(group) => {
                 let Self { arena, cache, events, .. } = self;
                 if let Some(page) = cache.as_mut().and_then(|cache| cache.forget(group, &unit.key)) {
-                    arena.give_back(page);
+                    arena.free_page(page);
                     if let Some(events) = events.as_mut().filter(|events| events.group == group) {
                         events.evicted(&unit.key);
                     }
@@ -315,7 +319,7 @@ mod tests {
     use super::*;
 
     fn published(pages: &mut Pages, name: u32) -> PageId {
-        let page = pages.take();
+        let page = pages.allocate();
         pages.publish(0, BlockKey::root(b"").child(&[name]), page);
         page
     }
@@ -327,7 +331,7 @@ mod tests {
         assert_eq!(pages.available(), 0);
         pages.release(all[1]);
         assert_eq!(pages.counts(), PageCounts { total: 3, free: 0, cached: 1 });
-        assert_eq!(pages.take(), all[1]);
+        assert_eq!(pages.allocate(), all[1]);
         assert_eq!(pages.evictions, 1);
         assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1])), None);
         assert_eq!(pages.check(all.into_iter()), Ok(()));
@@ -343,7 +347,7 @@ mod tests {
         assert_eq!(pages.counts(), PageCounts { total: 3, free: 2, cached: 0 });
         // The one in use stays findable.
         assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1])), Some(all[1]));
-        assert_eq!([pages.take(), pages.take()], [all[0], all[2]]);
+        assert_eq!([pages.allocate(), pages.allocate()], [all[0], all[2]]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(super) struct Saves {
 
 /// Buffers of a step, reused from step to step. [`Sequence::rows`] has the rows of each sequence.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct PlannedStep {
     /// To be made before the step.
     pub moves: Vec<PageMove>,
     /// Blocks before the checkpoints that these moves write.
@@ -29,7 +29,7 @@ pub(super) struct Plan {
     pub owners: Vec<(u64, usize)>,
 }
 
-impl Plan {
+impl PlannedStep {
     /// Adds a sequence with these tokens from position `start` on, and the states that they use.
     pub fn add(&mut self, sequence: &Sequence, start: usize, tokens: &[u32], state: Option<StateUse>) {
         let Self { tokens: all, sequences, pages, .. } = self;

@@ -33,7 +33,7 @@ use std::{
 use paguro_backend::{Limits, Output, PageId, PageMove, Step};
 
 use self::{
-    buffers::{Plan, Saves},
+    buffers::{PlannedStep, Saves},
     outcomes::finish,
 };
 use crate::{
@@ -42,7 +42,7 @@ use crate::{
     constraint::MaskWorkers,
     cost::{StepCost, Work},
     fair::Ledger,
-    layout::Layout,
+    layout::BlockLayout,
     pages::Pages,
     request::{Event, FinishReason},
     sequence::{Rank, Sequence},
@@ -56,7 +56,7 @@ pub(crate) struct Scheduler {
     /// Maximum seconds of a step with a chunk of a prompt beside decoding sequences.
     step_time: f64,
     max_wait_steps: u64,
-    layout: Layout,
+    layout: BlockLayout,
     pages: Pages,
     states: States,
     ledger: Ledger,
@@ -71,9 +71,10 @@ pub(crate) struct Scheduler {
     waiting: BTreeMap<Rank, Sequence>,
     /// Running sequences in order of rank.
     running: Vec<Sequence>,
-    plan: Plan,
-    /// Plan of the following step, if there is one.
-    next_plan: Plan,
+    /// The step that is planned or run.
+    plan: PlannedStep,
+    /// The following step, if it is planned ahead.
+    next_plan: PlannedStep,
     is_ahead: bool,
     saves: Saves,
     mask_workers: MaskWorkers,
@@ -87,7 +88,7 @@ impl Scheduler {
         limits: Limits,
         step_time: Duration,
         max_wait_steps: u64,
-        layout: Layout,
+        layout: BlockLayout,
         pages: Pages,
     ) -> Self {
         Self {
@@ -104,8 +105,8 @@ impl Scheduler {
             arrivals: 0,
             waiting: BTreeMap::new(),
             running: Vec::new(),
-            plan: Plan::default(),
-            next_plan: Plan::default(),
+            plan: PlannedStep::default(),
+            next_plan: PlannedStep::default(),
             is_ahead: false,
             saves: Saves::default(),
             mask_workers: MaskWorkers::default(),

@@ -53,6 +53,7 @@ struct Share {
 }
 
 impl Share {
+    /// Moves a place to another share. The pages are freed.
     fn give(&mut self, to: &mut Share, pages: f64) {
         self.places -= 1;
         self.pages -= pages;
@@ -102,7 +103,7 @@ impl Scheduler {
         self.limits.max_sequences - self.running.len()
     }
 
-    /// Counts waiting sequences that have waited for long among the highest priority that waits.
+    /// Raises sequences that have waited for long to the highest waiting priority.
     pub(super) fn raise_long_waits(&mut self) {
         let Some(since) = self.step.checked_sub(self.max_wait_steps) else { return };
         let Some((_, head)) = self.waiting.first_key_value() else { return };
@@ -277,20 +278,20 @@ impl Scheduler {
                 || (short.pages > 0.0 && theirs.pages - pages >= own.pages + short.claim)
         };
         // A sequence that has just recomputed its lost tokens would lose them again.
-        let may_take_turns = self.step - running.runs_since >= 2 * running.restoring_steps;
+        let may_alternate = self.step - running.runs_since >= 2 * running.restoring_steps;
         if running.request.tenant != claimant.request.tenant {
             let tokens = |sequence: &Sequence| self.ledger.of(&sequence.request.tenant);
             has_more(shares.tenant(running), shares.tenant(claimant))
-                || (tenant_starves && may_take_turns && tokens(running) >= tokens(claimant))
+                || (tenant_starves && may_alternate && tokens(running) >= tokens(claimant))
         } else {
             let has_branches = running.request.sampling.len() > 1;
             let is_large = short.pages > 0.0 && pages >= 2.0 * short.claim;
             has_more(shares.request(running), shares.request(claimant))
-                || (request_starves && may_take_turns && (has_branches || is_large))
+                || (request_starves && may_alternate && (has_branches || is_large))
         }
     }
 
-    /// Puts a running sequence back into the queue, for one that waits or for the pages of others.
+    /// Returns a running sequence to the queue, for a waiting one or for the pages of others.
     fn displace(&mut self, victim: Rank, claimant: Option<Rank>) {
         let index = self.running.iter().position(|sequence| sequence.rank() == victim).expect("it runs");
         let mut sequence = self.running.remove(index);
@@ -344,7 +345,7 @@ impl Scheduler {
         }
     }
 
-    /// Reserves the pages for the granted rows, taking them from other sequences if they must be.
+    /// Reserves the pages for the granted rows. If there are too few, displaces other sequences.
     pub(super) fn reserve_pages(&mut self) {
         let ranks: Vec<_> = self.running.iter().filter(|s| s.granted > 0).map(Sequence::rank).collect();
         for rank in ranks {
@@ -364,7 +365,7 @@ impl Scheduler {
                     self.running.len() > 1,
                     "a sequence that does not fit alone is refused when it is submitted"
                 );
-                let victim = self.under_pressure();
+                let victim = self.page_victim();
                 self.displace(victim, None);
             }
         }
@@ -372,7 +373,7 @@ impl Scheduler {
 
     /// Returns the running sequence that loses its pages when there are not enough: of the lowest priority, of the
     /// tenant that claims most, the youngest.
-    fn under_pressure(&self) -> Rank {
+    fn page_victim(&self) -> Rank {
         let mut claims: BTreeMap<&Tenant, f64> = BTreeMap::new();
         for sequence in &self.running {
             *claims.entry(&sequence.request.tenant).or_default() += sequence.claim(&self.layout, &self.pages);

@@ -14,7 +14,7 @@ use crate::{
     disk::Disk,
     events::{Events, Medium},
     host::Host,
-    layout::Layout,
+    layout::BlockLayout,
     pages::Pages,
     sequence::Sequence,
     tiers::{Evicted, Found, Load, LoadRequest, Part, Tiers, Unit},
@@ -25,7 +25,7 @@ const LOOK_AHEAD: usize = 8;
 
 impl Sequence {
     /// Saves its blocks and checkpoints some time later, if it has enough of them: what a hit needs, and nothing else.
-    pub fn save_later(&self, layout: &Layout, pages: &mut Pages) {
+    pub fn save_later(&self, layout: &BlockLayout, pages: &mut Pages) {
         let Some(disk) = pages.tiers.as_mut().and_then(|tiers| tiers.disk.as_mut()) else { return };
         if self.computed < disk.least_tokens || self.is_suspect {
             return;
@@ -50,7 +50,7 @@ impl Sequence {
     }
 
     /// Counts the blocks at its beginning that came from other tiers, when it is admitted.
-    pub fn count_loaded(&mut self, first_time: bool, layout: &Layout, pages: &mut Pages) {
+    pub fn count_loaded(&mut self, first_time: bool, layout: &BlockLayout, pages: &mut Pages) {
         let (Load::Loaded(found, time), Some(tiers)) = (self.load, &mut pages.tiers) else { return };
         let tokens = self.computed.saturating_sub(found.before * layout.block_size);
         // Blocks behind a window are not loaded, and others may be in pages behind a gap. Both are of use because of the load.
@@ -74,7 +74,7 @@ impl Sequence {
     }
 
     /// Parts of blocks that a prefix of `blocks` blocks needs.
-    fn units(&self, blocks: usize, layout: &Layout) -> impl Iterator<Item = Unit> {
+    fn units(&self, blocks: usize, layout: &BlockLayout) -> impl Iterator<Item = Unit> {
         let kv = (0..blocks).flat_map(move |block| {
             let sees = move |group: &usize| block >= layout.first_visible(*group, blocks * layout.block_size);
             let unit = move |group| Unit { key: self.keys[block], part: Part::Kv(group) };

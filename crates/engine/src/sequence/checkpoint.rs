@@ -15,11 +15,11 @@
 use paguro_backend::{PageMove, StateUse};
 
 use super::Sequence;
-use crate::{layout::Layout, pages::Pages, prefix::BlockKey, states::States};
+use crate::{layout::BlockLayout, pages::Pages, prefix::BlockKey, states::States};
 
 impl Sequence {
     /// Returns the next checkpoint before the end of the tokens: a step must end there.
-    pub fn next_checkpoint(&self, layout: &Layout) -> Option<usize> {
+    pub fn next_checkpoint(&self, layout: &BlockLayout) -> Option<usize> {
         let interval = layout.checkpoints?.interval;
         let next = (self.computed / interval + 1) * interval;
         let last = self.last_checkpoint(layout).filter(|&last| last > self.computed);
@@ -29,7 +29,7 @@ impl Sequence {
 
     /// Returns the last end of a block that later prompts can begin with. `None` if the newest checkpoint is so close
     /// that another one would not be worth the step that ends at it.
-    fn last_checkpoint(&self, layout: &Layout) -> Option<usize> {
+    fn last_checkpoint(&self, layout: &BlockLayout) -> Option<usize> {
         let lasting = if self.generated() == 0 { self.request.lasting_tokens } else { usize::MAX };
         let last = lasting.min(self.tokens.len() - 1) / layout.block_size * layout.block_size;
         let newest = self.checkpoints.last().copied().unwrap_or(0);
@@ -37,7 +37,7 @@ impl Sequence {
     }
 
     /// Returns true if the planned rows end at a checkpoint.
-    pub fn ends_at_checkpoint(&self, layout: &Layout) -> bool {
+    pub fn ends_at_checkpoint(&self, layout: &BlockLayout) -> bool {
         layout.checkpoints.is_some() && (self.computed + self.rows).is_multiple_of(layout.block_size)
     }
 
@@ -45,7 +45,7 @@ impl Sequence {
     /// the key of the preceding block.
     pub fn save_state(
         &mut self,
-        layout: &Layout,
+        layout: &BlockLayout,
         pages: &mut Pages,
         moves: &mut Vec<PageMove>,
     ) -> Option<BlockKey> {
@@ -73,7 +73,7 @@ impl Sequence {
     /// Adds moves that copy the state after the tokens from the cache into a slot, if sequences have states.
     pub fn restore_state(
         &mut self,
-        layout: &Layout,
+        layout: &BlockLayout,
         pages: &mut Pages,
         states: &mut States,
         moves: &mut Vec<PageMove>,
@@ -96,14 +96,14 @@ impl Sequence {
     }
 
     /// Makes a checkpoint of this sequence at the end of a block as recently used as the block, which was released.
-    pub fn touch_checkpoint(&self, block: usize, layout: &Layout, pages: &mut Pages) {
+    pub fn touch_checkpoint(&self, block: usize, layout: &BlockLayout, pages: &mut Pages) {
         if self.checkpoints.binary_search(&((block + 1) * layout.block_size)).is_ok() {
             pages.touch_checkpoint(&self.keys[block]);
         }
     }
 
     /// Returns the key of the block that ends after `tokens` tokens.
-    fn key_of(&self, tokens: usize, layout: &Layout) -> BlockKey {
+    fn key_of(&self, tokens: usize, layout: &BlockLayout) -> BlockKey {
         self.keys[tokens / layout.block_size - 1]
     }
 }

@@ -17,7 +17,7 @@ use paguro_backend::{PageId, Score, StateUse, TokenMask};
 use crate::{
     checked_request::CheckedRequest,
     constraint::{Guide, MaskWorkers},
-    layout::Layout,
+    layout::BlockLayout,
     pages::Pages,
     prefix::BlockKey,
     request::{FinishReason, Usage},
@@ -124,7 +124,7 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     /// Creates a sequence that holds no pages.
-    pub fn new(mut request: CheckedRequest, prompt: Vec<u32>, layout: &Layout, pages: &Pages) -> Self {
+    pub fn new(mut request: CheckedRequest, prompt: Vec<u32>, layout: &BlockLayout, pages: &Pages) -> Self {
         let root = pages.root(&request.prefix_salt);
         let mut keys = Vec::new();
         for block in prompt.chunks_exact(layout.block_size) {

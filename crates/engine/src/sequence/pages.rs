@@ -3,12 +3,12 @@
 use paguro_backend::{PageId, PageMove};
 
 use super::{BlockTable, Sequence};
-use crate::{layout::Layout, pages::Pages, states::States, tiers::Load};
+use crate::{layout::BlockLayout, pages::Pages, states::States, tiers::Load};
 
 impl Sequence {
     /// Returns the maximum number of pages to allocate until all tokens are computed, if the sequence begins with
     /// `cached` cached blocks.
-    pub fn pages_to_come(&self, cached: usize, layout: &Layout) -> usize {
+    pub fn pages_to_come(&self, cached: usize, layout: &BlockLayout) -> usize {
         let start = self.computed.max(cached * layout.block_size);
         (0..layout.groups())
             .map(|group| {
@@ -21,7 +21,7 @@ impl Sequence {
 
     /// Returns the number of pages of its next block, one for each group, or 0 if it cannot become that long. Branches that
     /// separate also need a copy of the block that they share.
-    pub fn headroom(&self, layout: &Layout) -> usize {
+    pub fn headroom(&self, layout: &BlockLayout) -> usize {
         // The last token is never computed.
         let longest = self.request.prompt_tokens + self.request.max_tokens.saturating_sub(1);
         let grows = layout.blocks(longest) > layout.blocks(self.tokens.len());
@@ -30,7 +30,7 @@ impl Sequence {
 
     /// Returns the number of pages to allocate for the next `rows` rows: new blocks, and copies of shared pages that
     /// would be written.
-    pub fn pages_for(&self, rows: usize, layout: &Layout, pages: &Pages) -> usize {
+    pub fn pages_for(&self, rows: usize, layout: &BlockLayout, pages: &Pages) -> usize {
         let blocks = layout.blocks(self.computed + rows);
         let tail = self.tail(layout);
         self.tables
@@ -47,7 +47,7 @@ impl Sequence {
     pub fn reserve(
         &mut self,
         rows: usize,
-        layout: &Layout,
+        layout: &BlockLayout,
         pages: &mut Pages,
         states: &mut States,
         moves: &mut Vec<PageMove>,
@@ -61,40 +61,40 @@ impl Sequence {
                 let page = &mut table.pages[block];
                 debug_assert!(!pages.is_published(*page), "a full block is never written again");
                 if pages.is_shared(*page) {
-                    let from = std::mem::replace(page, pages.take());
+                    let from = std::mem::replace(page, pages.allocate());
                     moves.push(PageMove::Copy { from, to: *page });
                     pages.release(from);
                 }
             }
-            table.pages.extend((table.pages.len()..blocks).map(|_| pages.take()));
+            table.pages.extend((table.pages.len()..blocks).map(|_| pages.allocate()));
         }
         self.rows = rows;
         true
     }
 
     /// Returns the block that is partly filled, if there is one: the next row writes it.
-    fn tail(&self, layout: &Layout) -> Option<usize> {
+    fn tail(&self, layout: &BlockLayout) -> Option<usize> {
         (!self.computed.is_multiple_of(layout.block_size)).then_some(self.computed / layout.block_size)
     }
 
     /// Returns the number of pages to reserve before the row after the planned ones.
-    pub fn pages_ahead(&self, layout: &Layout) -> usize {
+    pub fn pages_ahead(&self, layout: &BlockLayout) -> usize {
         let blocks = layout.blocks(self.computed + self.rows + 1);
         self.tables.iter().map(|table| blocks - table.pages.len()).sum()
     }
 
     /// Reserves the pages of the row after the planned ones. The page in which the planned rows end belongs to this sequence alone, because they write it.
-    pub fn reserve_ahead(&mut self, layout: &Layout, pages: &mut Pages) {
+    pub fn reserve_ahead(&mut self, layout: &BlockLayout, pages: &mut Pages) {
         let blocks = layout.blocks(self.computed + self.rows + 1);
         for table in &mut self.tables {
-            table.pages.extend((table.pages.len()..blocks).map(|_| pages.take()));
+            table.pages.extend((table.pages.len()..blocks).map(|_| pages.allocate()));
         }
         self.ahead = true;
     }
 
     /// Marks the planned rows as computed: full blocks enter the cache, and pages that no later row attends to are
     /// released. Returns the number of rows that had not been computed before.
-    pub fn advance(&mut self, layout: &Layout, pages: &mut Pages, states: &mut States) -> usize {
+    pub fn advance(&mut self, layout: &BlockLayout, pages: &mut Pages, states: &mut States) -> usize {
         self.state.iter_mut().for_each(|state| states.settle(state));
         self.restoring_steps += u64::from(self.computed < self.reached);
         let size = layout.block_size;
@@ -134,7 +134,7 @@ impl Sequence {
 
     /// Releases its state and all pages. The last blocks are released first, so that the cache evicts them first: a
     /// prefix without its end is more useful than an end without its prefix.
-    pub fn release(&mut self, layout: &Layout, pages: &mut Pages, states: &mut States) {
+    pub fn release(&mut self, layout: &BlockLayout, pages: &mut Pages, states: &mut States) {
         self.save_later(layout, pages);
         self.state.take().into_iter().for_each(|state| states.release(state));
         let blocks = self.tables.iter().map(|table| table.pages.len()).max().unwrap_or(0);
@@ -158,7 +158,7 @@ impl Sequence {
 
     /// Returns the number of pages that it claims: its own, a fraction of shared ones, and those that its prompt still
     /// needs.
-    pub fn claim(&self, layout: &Layout, pages: &Pages) -> f64 {
+    pub fn claim(&self, layout: &BlockLayout, pages: &Pages) -> f64 {
         let held: f64 = self.held_pages().map(|page| 1.0 / pages.references(page) as f64).sum();
         held + self.pages_to_come(0, layout) as f64
     }

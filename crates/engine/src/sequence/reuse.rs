@@ -5,7 +5,7 @@ use paguro_backend::PageId;
 
 use super::Sequence;
 use crate::{
-    layout::Layout,
+    layout::BlockLayout,
     pages::Pages,
     tiers::{Part, Unit},
 };
@@ -14,7 +14,7 @@ impl Sequence {
     /// Returns the number of first blocks that the cache can supply: all of them in groups without a window, the
     /// visible ones in groups with a window, and the state at their end. At least one token is left to compute, and all
     /// tokens that are to be scored.
-    pub fn cached_blocks(&self, layout: &Layout, pages: &Pages) -> usize {
+    pub fn cached_blocks(&self, layout: &BlockLayout, pages: &Pages) -> usize {
         self.blocks_in(layout, |unit| match unit.part {
             Part::Kv(group) => pages.find(group, &unit.key).is_some(),
             Part::Checkpoint => pages.has_checkpoint(&unit.key),
@@ -22,7 +22,7 @@ impl Sequence {
     }
 
     /// Returns the number of first blocks that a cache with these parts of blocks can supply.
-    pub fn blocks_in(&self, layout: &Layout, has: impl Fn(Unit) -> bool) -> usize {
+    pub fn blocks_in(&self, layout: &BlockLayout, has: impl Fn(Unit) -> bool) -> usize {
         let keys = &self.keys[..self.reusable_blocks(layout).min(self.keys.len())];
         let has = |part, block: usize| has(Unit { key: keys[block], part });
         let (windowed, full): (Vec<_>, Vec<_>) =
@@ -46,7 +46,7 @@ impl Sequence {
         }
     }
 
-    fn reusable_blocks(&self, layout: &Layout) -> usize {
+    fn reusable_blocks(&self, layout: &BlockLayout) -> usize {
         let wanted =
             [self.unscored(), self.unembedded()].into_iter().filter(|positions| !positions.is_empty());
         let tokens = wanted.map(|positions| positions.start).fold(self.tokens.len() - 1, usize::min);
@@ -55,7 +55,7 @@ impl Sequence {
 
     /// Returns true if `other`, which is running, will compute block `block`, which this sequence could then use. For
     /// sequences with states, the block must end with a checkpoint.
-    pub fn could_wait_for(&self, other: &Sequence, block: usize, layout: &Layout) -> bool {
+    pub fn could_wait_for(&self, other: &Sequence, block: usize, layout: &BlockLayout) -> bool {
         let block = match (layout.checkpoints, other.next_checkpoint(layout)) {
             (None, _) => block,
             (Some(_), Some(tokens)) if tokens / layout.block_size > block => tokens / layout.block_size - 1,
@@ -68,12 +68,12 @@ impl Sequence {
     }
 
     /// Returns the number of available pages that [`Sequence::take_cached`] would use.
-    pub fn evictable_in_cached(&self, blocks: usize, layout: &Layout, pages: &Pages) -> usize {
+    pub fn evictable_in_cached(&self, blocks: usize, layout: &BlockLayout, pages: &Pages) -> usize {
         self.cached_pages(blocks, layout, pages).filter(|&(_, _, page)| pages.is_evictable(page)).count()
     }
 
     /// Begins with the first `blocks` blocks from the cache.
-    pub fn take_cached(&mut self, blocks: usize, layout: &Layout, pages: &mut Pages) {
+    pub fn take_cached(&mut self, blocks: usize, layout: &BlockLayout, pages: &mut Pages) {
         assert!(self.computed == 0 && self.tables.iter().all(|table| table.pages.is_empty()));
         let found: Vec<_> = self.cached_pages(blocks, layout, pages).collect();
         for table in &mut self.tables {
@@ -93,7 +93,7 @@ impl Sequence {
     fn cached_pages(
         &self,
         blocks: usize,
-        layout: &Layout,
+        layout: &BlockLayout,
         pages: &Pages,
     ) -> impl Iterator<Item = (usize, usize, PageId)> {
         (0..layout.groups()).flat_map(move |group| {

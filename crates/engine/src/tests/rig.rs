@@ -14,7 +14,7 @@ use super::fake::{self, Control, FakeRunner, VOCAB};
 use crate::{
     FinishReason, PageOrder, Request, Usage,
     checked_request::CheckedRequest,
-    layout::{Checkpoints, Layout},
+    layout::{BlockLayout, Checkpoints},
     pages::Pages,
     request::{Event, RequestLimits},
     scheduler::Scheduler,
@@ -119,7 +119,7 @@ impl Rig {
     /// Creates a rig; `None` if the pages do not hold one token.
     pub fn new(setup: &Setup) -> Option<Self> {
         let program = fake::program(&setup.windows, setup.states, setup.encoder);
-        let mut layout = Layout::new(&program, setup.block_size, setup.rows);
+        let mut layout = BlockLayout::new(&program, setup.block_size, setup.rows);
         let has_cache =
             setup.cache && !setup.encoder && (!setup.states || setup.checkpoint_pages <= setup.pages);
         layout.checkpoints = (setup.states && has_cache).then_some(Checkpoints {

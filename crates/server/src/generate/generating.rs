@@ -10,7 +10,7 @@ use paguro_engine::{Event, FinishReason, Generation, Score, StopMatcher};
 use paguro_model::tokenizer::Tokenizer;
 
 use super::{
-    Caller, Prepared,
+    Caller, ReadyRequest,
     piece::{Delta, Finish, Piece, Progress, PromptLogprobs, Sampling, Timing, TokenLogprob, Usage},
     reading::{Reader, Reading},
 };
@@ -82,15 +82,15 @@ struct Choice {
 }
 
 impl Generating {
-    /// Submits a prepared request to the engine.
+    /// Submits a request to the engine.
     pub(super) fn start(
         state: &AppState,
         lease: Lease,
         caller: Caller,
-        prepared: Prepared,
+        ready: ReadyRequest,
         received: Instant,
     ) -> Result<Self, ApiError> {
-        let Prepared { prompt, lasting_tokens, constraint, reading, options, mut counts } = prepared;
+        let ReadyRequest { prompt, lasting_tokens, constraint, reading, options, mut counts } = ready;
         let prompt_tokens = prompt.len();
         counts.bound(prompt_tokens)?;
         let unscored_prompt = if options.score_prompt { prompt.clone() } else { Vec::new() };

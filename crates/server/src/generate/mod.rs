@@ -63,12 +63,19 @@ pub async fn chat(
     let counts = request.options.check(&handle)?;
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         request.options.dry.find_breakers(&model.tokenizer);
-        let request::Prepared { tokens, lasting_tokens, reading } =
-            request.prepare(model, handle.max_context())?;
+        let request::TokenizedChat { tokens, lasting_tokens, reading } =
+            request.tokenize(model, handle.max_context())?;
         let compiler = Compiler { handle: &handle, is_wanted };
         let constraint = request.constraint(&reading, &model.tokenizer, &compiler)?;
         let options = request.options;
-        Ok(Prepared { prompt: tokens, lasting_tokens, constraint, reading: Some(reading), options, counts })
+        Ok(ReadyRequest {
+            prompt: tokens,
+            lasting_tokens,
+            constraint,
+            reading: Some(reading),
+            options,
+            counts,
+        })
     });
     let prepared = caller.in_time(work).await?;
     Generating::start(state, lease, caller, prepared, received)
@@ -100,7 +107,7 @@ pub async fn text(
         }
         let prompt = prompt.tokens(model, handle.max_context())?;
         let constraint = format.constraint(&Compiler { handle: &handle, is_wanted })?;
-        Ok(Prepared { prompt, lasting_tokens: None, constraint, reading: None, options, counts })
+        Ok(ReadyRequest { prompt, lasting_tokens: None, constraint, reading: None, options, counts })
     });
     let prepared = caller.in_time(work).await?;
     Generating::start(state, lease, caller, prepared, received)
@@ -131,7 +138,7 @@ async fn lease(
 }
 
 /// A request that is ready for the engine.
-struct Prepared {
+struct ReadyRequest {
     prompt: Vec<u32>,
     /// See [`paguro_engine::Request::lasting_tokens`].
     lasting_tokens: Option<usize>,

@@ -126,11 +126,11 @@ impl ChatRequest {
     /// # Errors
     /// The model has no chat template, or the template refuses these messages.
     pub(crate) fn prompt(&self, model: &Model, max_context: usize) -> Result<Vec<u32>, ApiError> {
-        Ok(self.prepare(model, max_context)?.tokens)
+        Ok(self.tokenize(model, max_context)?.tokens)
     }
 
     /// Returns the tokens of the prompt, and the parser settings of its answer.
-    pub(super) fn prepare(&self, model: &Model, max_context: usize) -> Result<Prepared, ApiError> {
+    pub(super) fn tokenize(&self, model: &Model, max_context: usize) -> Result<TokenizedChat, ApiError> {
         let offers_tools = self.offered_tools().next().is_some();
         let template = match (&model.tool_template, &model.chat_template, &model.template_problem) {
             (Some(template), ..) if offers_tools => template,
@@ -184,12 +184,12 @@ impl ChatRequest {
         let has_states = !model.program.state.is_empty();
         let lasting_tokens = (has_states && input.add_generation_prompt)
             .then(|| template.lasting_tokens(&input, &prompt, tokens.len(), &model.tokenizer));
-        Ok(Prepared { tokens, lasting_tokens, reading })
+        Ok(TokenizedChat { tokens, lasting_tokens, reading })
     }
 }
 
-/// A tokenized chat.
-pub(super) struct Prepared {
+/// The prompt of a chat.
+pub(super) struct TokenizedChat {
     pub tokens: Vec<u32>,
     /// See [`paguro_engine::Request::lasting_tokens`].
     pub lasting_tokens: Option<usize>,
