@@ -36,6 +36,7 @@ mod llama;
 mod mamba2;
 mod minimax_m2;
 mod mistral3;
+mod mistral4;
 mod modern_bert;
 mod nemotron;
 mod nemotron_h;
@@ -76,6 +77,7 @@ use crate::error::ModelError;
 const ALL: &[&Definition] = &[
     &llama::DEF,
     &mistral3::DEF,
+    &mistral4::DEF,
     &qwen2::DEF,
     &qwen2moe::DEF,
     &qwen3::DEF,
