@@ -123,6 +123,11 @@ CASES += [
          rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0)),
     case("deepseek_v2", "DeepseekV2", **(LATENT | dict(q_lora_rank=None)), first_k_dense_replace=1, num_experts_per_tok=3,
          topk_method="group_limited_greedy", n_group=2, topk_group=1, routed_scaling_factor=1.5),
+    case("mistral4", "Mistral4", **LATENT, num_experts_per_tok=2, n_group=2, topk_group=1, rope_parameters=dict(YARN, mscale=1.0,
+         mscale_all_dim=1.0, llama_4_scaling_beta=0.3)),
+    seeing("mistral4-images", "Mistral3", dict(model_type="pixtral", hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+           num_attention_heads=2, image_size=28, patch_size=14), kind="mistral4", **(LATENT | dict(num_hidden_layers=2)),
+           num_experts_per_tok=3, rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3)),
     case("glm4_moe_lite", "Glm4MoeLite", **LATENT, num_experts_per_tok=3, rms_norm_eps=1e-5),
 ]
 

@@ -221,16 +221,9 @@ fn half_pages(name: &str) -> f32 {
     if AMPLIFIED.contains(&name) { HALF_PAGES_AMPLIFIED } else { HALF_PAGES }
 }
 
-/// True for models that GPUs refuse by name: encoders, and those without attention, with sums of mixers, or with experts of
-/// their own width.
+/// True for models that GPUs refuse by name: encoders.
 fn gpus_may_refuse(program: &Program) -> bool {
-    let is_newer = |layer: &Layer| {
-        let has_latent = matches!(&layer.ffn, FeedForward::Experts(experts) if experts.latent.is_some());
-        has_latent || matches!(layer.mixer, Mixer::Sum(_))
-    };
     program.bidirectional
-        || program.layers.iter().any(is_newer)
-        || program.mixers().all(|mixer| mixer.attends().is_none())
 }
 
 /// Root of the mean square error, as a part of the spread of `expected`.

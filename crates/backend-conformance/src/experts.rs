@@ -91,7 +91,10 @@ fn of_format(format: WeightFormat) -> ModelShape {
 pub(super) fn exact(subject: &Subject) -> Verdict {
     for format in drawn(subject, "experts in a batch", subject.kernel_formats, 2) {
         let shape = of_format(format);
-        let experts = shape.experts.map(|experts| ExpertsShape { stable: false, used: 3, ..experts });
+        // A width of whole blocks in all formats.
+        let latents = subject.draw.some(&format!("rows of experts {format}"), &[None, Some(256)], 1);
+        let latent = latents[0];
+        let experts = shape.experts.map(|experts| ExpertsShape { stable: false, used: 3, latent, ..experts });
         let shape = ModelShape { experts, ..shape };
         let model = shape.build(12);
         let schedule = Schedule::mixed(16, shape.vocab);

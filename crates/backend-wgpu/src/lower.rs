@@ -21,7 +21,7 @@ use paguro_backend::{
     Activation, AttentionMode, KvSlot, Limits, Linear, LoadError, MatrixId, Norm, VectorId, Weights,
 };
 
-use crate::ops::{KvGroup, Op, Program};
+use crate::ops::{self, KvGroup, Op, Program};
 
 use crate::{
     adapter::LEAST_THREADS,
@@ -191,10 +191,12 @@ fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usi
     let mixers = recurrent::Room::of(program).widest;
     let latent = latent::Room::of(program).widest;
     let embeds = layer_input::Room::of(program).width;
-    let widths = [program.hidden, qkv_widths(program)[0], program.ffn, mixers, latent, embeds];
+    let room = Room::of(device, program, limits);
+    let widths =
+        [program.hidden, qkv_widths(program)[0], program.ffn, mixers, latent, embeds, room.narrow_width];
     let widest = widths.map(|width| width.div_ceil(BLOCK)).into_iter().max().unwrap_or(1);
     let rows = limits.max_rows.max(LOGIT_ROWS);
-    let of_experts = Room::of(device, program, limits).act_blocks;
+    let of_experts = room.act_blocks;
     let for_experts = if of_experts > 0 { (of_experts + BLOCK) * 16 } else { 0 };
     // Cooperative matrices read whole tiles, including unwritten rows and blocks.
     let halves = match device.cooperative {
@@ -273,8 +275,8 @@ pub struct Lowering<'a> {
     tokens: wgpu::Buffer,
     x: wgpu::Buffer,
     y: wgpu::Buffer,
-    /// The feed-forward network's branch, where it waits for the other one.
-    branch: Option<wgpu::Buffer>,
+    /// The branch that waits until another one has read the residual stream.
+    waiting: Option<wgpu::Buffer>,
     /// Buffers of mixtures of experts.
     experts: Option<experts::Buffers>,
     /// Buffers of mixers with a state and of gated attention.
@@ -365,7 +367,7 @@ impl<'a> Lowering<'a> {
             step: buffer(plan::words(&program.kv, limits, &tilings), "steps")?,
             x: buffer(rows * hidden, "the residual stream")?,
             y: buffer(rows * hidden, "products")?,
-            branch: program.has_joins().then(|| buffer(rows * hidden, "a branch")).transpose()?,
+            waiting: program.has_joins().then(|| buffer(rows * hidden, "a branch")).transpose()?,
             experts: room.buffers(device)?,
             mixers: recurrent::Room::of(program).buffers(device, rows)?,
             states: recurrent::states(device, program, limits)?,
@@ -436,8 +438,7 @@ impl<'a> Lowering<'a> {
                     self.merge(&next.project, op, None, &mut body)?;
                 }
                 Op::ProjectAdd(op) => {
-                    let y = self.y.clone();
-                    before = self.add(&op.project, false, &op.add, y, next, &mut body)?;
+                    before = self.add(&op.project, false, &op.add, next, &mut body)?;
                 }
                 Op::ShortConv(op) => before = self.short_conv(op, before, next, &mut body)?,
                 Op::Latent(op) => before = self.latent(op, before, next, &mut body)?,
@@ -452,15 +453,12 @@ impl<'a> Lowering<'a> {
                     floats = self.gate_and_up(op, before, &next.down, &mut body)?;
                 }
                 Op::Experts(op) => before = self.experts(op, before, &mut body)?,
-                Op::Join(op) => {
-                    let (y, branch) = (self.y.clone(), self.own_branch());
-                    self.add_branch(&op.mixer, &y, &mut body)?;
-                    self.add_branch(&op.ffn, &branch, &mut body)?;
-                    before = Before::Added;
+                Op::Join(add) => {
+                    let branch = self.branch_of(add);
+                    self.add_branch(add, &branch, &mut body)?;
                 }
                 Op::DownAdd(op) => {
-                    let to = if op.add.waits { self.own_branch() } else { self.y.clone() };
-                    before = self.add(&op.down, floats, &op.add, to, next, &mut body)?;
+                    before = self.add(&op.down, floats, &op.add, next, &mut body)?;
                     if let Some(hands) = &mut self.hands {
                         hands.layer += 1;
                     }
@@ -482,9 +480,12 @@ impl<'a> Lowering<'a> {
         self.pages[pages::place(&self.program.kv, slot, block_size, kv_dtype).0].clone()
     }
 
-    /// Returns the buffer in which the feed-forward network's branch waits for the other one.
-    fn own_branch(&self) -> wgpu::Buffer {
-        self.branch.clone().expect("programs with such branches have the buffer")
+    /// Returns the buffer of a branch that is not added directly.
+    fn branch_of(&self, add: &ops::Add) -> wgpu::Buffer {
+        match add.waits {
+            false => self.y.clone(),
+            true => self.waiting.clone().expect("programs with such branches have the buffer"),
+        }
     }
 
     fn order(&self) -> LoadError {

@@ -3,15 +3,17 @@
 //! Programs that do not fit this form are refused here, by name.
 
 use paguro_backend::{
-    Activation, Attention, DeltaRule, Dense, Experts, FeedForward, KvSlot, Latent, Layer, LayerEmbeds,
-    LayerInput, Linear, LoadError, MatrixId, Mixer, Norm, NormKind, PositionScale, QkNorm, Residual, Rope,
-    Scores, ShortConv, Ssd, StateLayout, VectorId,
+    Activation, Attention, Branch, DeltaRule, Dense, Experts, FeedForward, KvSlot, Latent, Layer,
+    LayerEmbeds, LayerInput, Linear, LoadError, MatrixId, Mixer, Norm, NormKind, PositionScale, QkNorm,
+    Residual, Rope, Scores, ShortConv, Ssd, StateLayout, VectorId,
 };
 
 /// Experts of a mixture, at most: a workgroup has the scores of all of them.
 const MOST_EXPERTS: usize = 1024;
-/// Elements of a key of a delta rule, at most: a workgroup has the keys of a chunk.
-pub const MOST_KEY_DIM: usize = 128;
+/// Elements of a key of a delta rule, at most: a workgroup of `delta_inputs.wgsl` norms a key.
+const MOST_KEY_DIM: usize = 128;
+/// Elements of a key of a scan, at most: threads have a column of the state in registers.
+const MOST_SCAN_KEY_DIM: usize = 256;
 /// Error for a layer of the contract that this backend does not support.
 const NEWER: &str = "a layer of a kind that is newer than this backend";
 
@@ -30,9 +32,10 @@ pub struct Program {
     pub state: StateLayout,
     /// Rotary embeddings, referred to by [`NormQkvRopeStore::rope`].
     pub ropes: Vec<Rope>,
-    /// `Embed` and perhaps `LayerEmbeds`, then per layer either `NormQkvRopeStore`, `Attend` and `ProjectAdd` or `ShortConv`,
-    /// `DeltaRule`, `Ssd`, `Latent` or nothing, either `NormGateUp` and `DownAdd` or `Experts` or nothing, and perhaps `Join`,
-    /// `LayerInput` and `Scale`; then `NormLogits`.
+    /// `Embed` and perhaps `LayerEmbeds`; then per layer its mixer, its feed-forward network, and perhaps `Join`, `LayerInput`
+    /// and `Scale`; then `NormLogits`. A mixer is `NormQkvRopeStore`, `Attend` and `ProjectAdd`, or `ShortConv`, `DeltaRule`,
+    /// `Ssd` or `Latent`, or two of these and `Join`, or nothing. A network is `NormGateUp` and `DownAdd`, or `Experts`, or
+    /// nothing.
     pub ops: Vec<Op>,
 }
 
@@ -118,8 +121,8 @@ pub enum Op {
     LayerInput(LayerInput),
     /// `x *= scale`
     Scale(f32),
-    /// Adds the branches of a layer whose branches read the same residual stream.
-    Join(Join),
+    /// Adds the branch that has waited until another one has read the residual stream.
+    Join(Add),
     /// `logits = norm(x)·Wᵀ * scale`, soft-capped.
     NormLogits(NormLogits),
 }
@@ -189,7 +192,7 @@ pub struct Add {
     pub post_norm: Option<Norm>,
     /// Factor of the added values.
     pub scale: f32,
-    /// True if a later [`Op::Join`] adds it.
+    /// True if a later [`Op::Join`] adds it. Of the branches that read the same residual stream, all but the last one wait.
     pub waits: bool,
 }
 
@@ -276,15 +279,6 @@ pub struct ExpertsAdd {
     pub experts: Experts,
     /// Addition of the experts' sum.
     pub add: Add,
-}
-
-/// See [`Op::Join`].
-#[derive(Clone, Debug)]
-pub struct Join {
-    /// Attention's branch.
-    pub mixer: Add,
-    /// Addition of the feed-forward network's output.
-    pub ffn: Add,
 }
 
 /// See [`Op::NormLogits`].
@@ -390,9 +384,9 @@ impl Lowering<'_> {
     /// Groups of K and V, with the query heads of their layers.
     fn groups(&self) -> Result<Vec<KvGroup>, LoadError> {
         let mut found: Vec<Option<(usize, bool)>> = vec![None; self.program.kv.groups.len()];
-        for layer in &self.program.layers {
-            let Some((slot, heads)) = layer.mixer.attends() else { continue };
-            let is_latent = matches!(layer.mixer, Mixer::Latent(_));
+        for mixer in self.program.mixers() {
+            let Some((slot, heads)) = mixer.attends() else { continue };
+            let is_latent = matches!(mixer, Mixer::Latent(_));
             let Some(found) = found.get_mut(slot.group) else {
                 return Err(LoadError::BadProgram(format!("there is no group {} of K and V", slot.group)));
             };
@@ -400,7 +394,6 @@ impl Lowering<'_> {
             self.require(known == heads, "query heads whose number differs between layers of a group")?;
             self.require(was_latent == is_latent, "latent and other attention with heads of one size")?;
         }
-        self.require(found.iter().any(Option::is_some), "models without attention")?;
         let groups = self.program.kv.groups.iter().zip(found).map(|(group, found)| {
             let (heads, is_latent) = found.unwrap_or((group.kv_heads, false));
             let divides = group.kv_heads > 0 && heads.is_multiple_of(group.kv_heads);
@@ -416,50 +409,28 @@ impl Lowering<'_> {
     fn layer(&self, layer: &Layer, ops: &mut Vec<Op>) -> Result<(), LoadError> {
         let has_both = !matches!(layer.mixer, Mixer::None) && !matches!(layer.ffn, FeedForward::None);
         let waits = layer.residual == Residual::Parallel && has_both;
-        let add = |post_norm| Add { post_norm, scale: layer.branch_scale, waits };
-        let mixer = match &layer.mixer {
-            Mixer::Attention(attention) => {
-                let mixer = add(attention.post_norm);
-                self.mix(attention, mixer, ops)?;
-                mixer
+        let add = |post_norm| Add { post_norm, scale: layer.branch_scale, waits: false };
+        let mut waiting = None;
+        match &layer.mixer {
+            Mixer::None => {}
+            Mixer::Sum(branches) => {
+                let [first, second] = &branches[..] else {
+                    return self.refuse(&format!("sums of {} mixers", branches.len()));
+                };
+                self.require(!waits, "sums of mixers beside a feed-forward network")?;
+                let scale = |branch: &Branch| branch.scale * layer.branch_scale;
+                let first = self.mixer(&first.mixer, scale(first), true, ops)?;
+                self.mixer(&second.mixer, scale(second), false, ops)?;
+                ops.push(Op::Join(first));
             }
-            Mixer::Conv(conv) => {
-                let add = add(conv.post_norm);
-                ops.push(Op::ShortConv(Box::new(ShortConvAdd { conv: conv.clone(), add })));
-                add
-            }
-            Mixer::DeltaRule(delta) => {
-                let (add, key_dim) = (add(delta.post_norm), delta.shape.key_dim);
-                let fits = key_dim <= MOST_KEY_DIM;
-                self.require(fits, &format!("gated delta rules with keys of {key_dim} elements"))?;
-                ops.push(Op::DeltaRule(Box::new(DeltaRuleAdd { delta: delta.clone(), add })));
-                add
-            }
-            Mixer::Latent(latent) => {
-                let add = add(latent.post_norm);
-                self.require(is_plain(&latent.latent_norm), "LayerNorm of latent vectors")?;
-                ops.push(Op::Latent(Box::new(LatentAdd { latent: (**latent).clone(), add })));
-                add
-            }
-            Mixer::Ssd(ssd) => {
-                let (add, key_dim) = (add(ssd.post_norm), ssd.shape.key_dim);
-                let fits = key_dim <= MOST_KEY_DIM;
-                self.require(fits, &format!("scans with states of {key_dim} elements"))?;
-                ops.push(Op::Ssd(Box::new(SsdAdd { ssd: (**ssd).clone(), add })));
-                add
-            }
-            Mixer::Sum(_) => return self.refuse("sums of mixers"),
-            // Never read: there is no `Join` without a mixer.
-            Mixer::None => add(None),
-            _ => return self.refuse(NEWER),
-        };
-        let ffn = match &layer.ffn {
+            mixer => waiting = Some(self.mixer(mixer, layer.branch_scale, waits, ops)?).filter(|_| waits),
+        }
+        match &layer.ffn {
             FeedForward::Dense(dense) => {
                 let &Dense { norm, width, gate, up, activation, down, post_norm } = dense;
                 self.activation(activation)?;
                 ops.push(Op::NormGateUp(NormGateUp { norm, width, gate, up, activation }));
                 ops.push(Op::DownAdd(DownAdd { down, add: add(post_norm) }));
-                add(post_norm)
             }
             FeedForward::Experts(experts) => {
                 self.activation(experts.activation)?;
@@ -468,18 +439,14 @@ impl Lowering<'_> {
                     matches!(experts.router.scores, Scores::Softmax | Scores::Sigmoid),
                     "a router of a kind that is newer than this backend",
                 )?;
-                self.require(experts.latent.is_none(), "experts with rows of their own width")?;
                 let most = experts.count <= MOST_EXPERTS;
                 self.require(most, &format!("a mixture of experts with {} experts", experts.count))?;
                 ops.push(Op::Experts(Box::new(ExpertsAdd { experts: experts.clone(), add })));
-                add
             }
-            FeedForward::None => add(None),
+            FeedForward::None => {}
             _ => return self.refuse(NEWER),
-        };
-        if waits {
-            ops.push(Op::Join(Join { mixer, ffn }));
         }
+        ops.extend(waiting.map(Op::Join));
         if let Some(input) = &layer.input {
             self.activation(input.activation)?;
             ops.push(Op::LayerInput(input.clone()));
@@ -488,6 +455,42 @@ impl Lowering<'_> {
             ops.push(Op::Scale(layer.output_scale));
         }
         Ok(())
+    }
+
+    /// Lowers a mixer that is no sum. Returns the addition of its output.
+    fn mixer(&self, mixer: &Mixer, scale: f32, waits: bool, ops: &mut Vec<Op>) -> Result<Add, LoadError> {
+        let add = |post_norm| Add { post_norm, scale, waits };
+        let (op, add) = match mixer {
+            Mixer::Attention(attention) => {
+                let add = add(attention.post_norm);
+                self.mix(attention, add, ops)?;
+                return Ok(add);
+            }
+            Mixer::Conv(conv) => {
+                let add = add(conv.post_norm);
+                (Op::ShortConv(Box::new(ShortConvAdd { conv: conv.clone(), add })), add)
+            }
+            Mixer::DeltaRule(delta) => {
+                let (add, key_dim) = (add(delta.post_norm), delta.shape.key_dim);
+                let fits = key_dim <= MOST_KEY_DIM;
+                self.require(fits, &format!("gated delta rules with keys of {key_dim} elements"))?;
+                (Op::DeltaRule(Box::new(DeltaRuleAdd { delta: delta.clone(), add })), add)
+            }
+            Mixer::Latent(latent) => {
+                let add = add(latent.post_norm);
+                self.require(is_plain(&latent.latent_norm), "LayerNorm of latent vectors")?;
+                (Op::Latent(Box::new(LatentAdd { latent: (**latent).clone(), add })), add)
+            }
+            Mixer::Ssd(ssd) => {
+                let (add, key_dim) = (add(ssd.post_norm), ssd.shape.key_dim);
+                let fits = key_dim <= MOST_SCAN_KEY_DIM;
+                self.require(fits, &format!("scans with states of {key_dim} elements"))?;
+                (Op::Ssd(Box::new(SsdAdd { ssd: (**ssd).clone(), add })), add)
+            }
+            _ => return self.refuse(NEWER),
+        };
+        ops.push(op);
+        Ok(add)
     }
 
     /// Lowers attention, whose output is added by `add`.

@@ -8,15 +8,17 @@
 //! | router's logits | one | `matvec.wgsl`, `matmul.wgsl` | all |
 //! | choice and weights | one | `route.wgsl` | all |
 //! | rows by expert | one; with cooperative matrices activations in that order | `route_tiles.wgsl`, `gather_halves.wgsl` | many rows |
+//! | rows of the experts' own width | a matmul, and its activations | `matvec.wgsl`, `matmul.wgsl`, `norm.wgsl` | all |
 //! | gate and up | one or two | `matvec.wgsl`, a row of one expert | few rows |
 //! | | | `matmul.wgsl`, `coop.wgsl`, a tile of rows of one expert | many rows |
 //! | activation | one | `activate.wgsl` | all |
 //! | down | one | as gate and up | all |
 //! | weighted sum | one | `add_experts.wgsl` | all |
+//! | its width | activations, a matmul, and its addition | `norm.wgsl`, `matvec.wgsl`, `matmul.wgsl`, `add_experts.wgsl` | all |
 //!
 //! Only experts that some row has chosen are read. A row's sums have the same order in all steps, except with cooperative matrices.
 
-use paguro_backend::{Beside, Dense, ExpertGroups, Experts, Limits, Linear, LoadError, Scores};
+use paguro_backend::{Beside, Dense, ExpertGroups, Experts, Limits, Linear, LoadError, Scores, SharedExpert};
 
 use crate::{
     device::Device,
@@ -57,8 +59,12 @@ pub(super) struct Room {
     tiles: usize,
     /// Elements of results of a network beside experts.
     shared: usize,
-    /// Elements of sums of experts that have a norm of their own.
+    /// Elements of sums of experts, where a norm or a matmul precedes their addition.
     sum: usize,
+    /// Elements of rows of the experts' own width.
+    narrow: usize,
+    /// The widest of these rows.
+    pub narrow_width: usize,
     /// Rows, if there are any experts.
     rows: usize,
     /// Words of activations in half precision, in the order of places.
@@ -76,6 +82,8 @@ pub(super) struct Buffers {
     results: wgpu::Buffer,
     shared: wgpu::Buffer,
     sum: wgpu::Buffer,
+    /// `[rows, latent width]`: inputs of experts of their own width, later the sums of their outputs.
+    narrow: wgpu::Buffer,
     output_gate: wgpu::Buffer,
     halves: Option<wgpu::Buffer>,
 }
@@ -137,22 +145,26 @@ impl Room {
         let mut room = Self::default();
         for experts in program.experts() {
             let (rows, hidden, width) = (limits.max_rows, program.hidden, experts.width);
+            let narrow_width = experts.latent.map_or(0, |latent| latent.width);
+            let read = row_width(experts, hidden);
             let pairs = rows * experts.router.used;
             let [tiles, places] = Shares::of(device, experts, limits).most(rows);
             let places = places.max(pairs);
             let own = Self {
                 act_blocks: places * width.div_ceil(BLOCK),
                 gate_up: places * width,
-                results: places * hidden,
+                results: places * read,
                 logits: rows * experts.count,
                 pairs,
                 places,
                 tiles,
                 shared: if experts.shared.is_some() || experts.beside.is_some() { rows * hidden } else { 0 },
-                sum: if experts.beside.is_some() { rows * hidden } else { 0 },
+                sum: if experts.beside.is_some() || narrow_width > 0 { rows * hidden } else { 0 },
+                narrow: rows * narrow_width,
+                narrow_width,
                 rows,
                 halves: match device.cooperative {
-                    Some(_) => (places * hidden.div_ceil(BLOCK) + BLOCK) * 16,
+                    Some(_) => (places * read.div_ceil(BLOCK) + BLOCK) * 16,
                     None => 0,
                 },
             };
@@ -166,6 +178,8 @@ impl Room {
                 tiles: room.tiles.max(own.tiles),
                 shared: room.shared.max(own.shared),
                 sum: room.sum.max(own.sum),
+                narrow: room.narrow.max(own.narrow),
+                narrow_width: room.narrow_width.max(own.narrow_width),
                 rows,
                 halves: room.halves.max(own.halves),
             };
@@ -184,9 +198,8 @@ impl Room {
 
     /// Words of [`Buffers`].
     pub(super) fn words(&self) -> usize {
-        let words =
-            [self.logits, 3 * self.pairs, self.places, self.tiles, self.results, self.shared, self.sum];
-        words.iter().sum::<usize>() + self.rows + self.halves
+        let Self { logits, pairs, places, tiles, results, shared, sum, narrow, .. } = self;
+        logits + 3 * pairs + places + tiles + results + shared + sum + narrow + self.rows + self.halves
     }
 
     /// Allocates them, if there are experts.
@@ -205,6 +218,7 @@ impl Room {
             results: buffer(self.results, "results of experts")?,
             shared: buffer(self.shared, "results of shared experts")?,
             sum: buffer(self.sum, "sums of experts")?,
+            narrow: buffer(self.narrow, "rows of experts")?,
             output_gate: buffer(self.rows, "gates of shared experts")?,
             halves: match self.halves {
                 0 => None,
@@ -218,6 +232,13 @@ impl Room {
 struct Product<'l> {
     linears: Vec<&'l Linear>,
     acts: Acts,
+    /// True if activations are those of rows, and not those of places.
+    reads_rows: bool,
+}
+
+/// Elements of a row that experts read.
+fn row_width(experts: &Experts, hidden: usize) -> usize {
+    experts.latent.map_or(hidden, |latent| latent.width)
 }
 
 impl Lowering<'_> {
@@ -244,8 +265,10 @@ impl Lowering<'_> {
             self.beside(beside, before, body)?;
             before = Before::Added;
         }
-        let mut linears = vec![&experts.up];
-        linears.extend(&experts.gate);
+        let mut linears = match &experts.latent {
+            Some(latent) => vec![&latent.down],
+            None => [&experts.up].into_iter().chain(&experts.gate).collect(),
+        };
         if let Some(norm) = experts.router.norm {
             self.norm(Some(norm), before, &[&experts.router.linear], body)?;
             self.route(experts, shares, body)?;
@@ -262,6 +285,12 @@ impl Lowering<'_> {
         self.shared_expert(experts, body)?;
         if experts.router.norm.is_none() {
             self.route(experts, shares, body)?;
+        }
+        if let Some(latent) = &experts.latent {
+            let narrow = self.buffers().narrow.clone();
+            self.normed_product(&latent.down, &narrow, body)?;
+            let linears: Vec<&Linear> = [&experts.up].into_iter().chain(&experts.gate).collect();
+            self.activations_of(&narrow, latent.width, None, &linears, body)?;
         }
         let gate_up = self.gate_up_products(experts);
         let mut strides = Vec::new();
@@ -285,8 +314,9 @@ impl Lowering<'_> {
                 self.activate(experts.activation, gate.as_ref(), &up, false, &experts.down, places)?;
             body.push(Launch { when, ..launch });
         }
-        let results = Place { buffer: self.buffers().results.clone(), stride: self.program.hidden, first: 0 };
-        let down = Product { linears: vec![&experts.down], acts: Acts::Plain };
+        let stride = row_width(experts, self.program.hidden);
+        let results = Place { buffer: self.buffers().results.clone(), stride, first: 0 };
+        let down = Product { linears: vec![&experts.down], acts: Acts::Plain, reads_rows: false };
         self.expert_product(experts, shares, &down, &results, body)?;
         self.add_experts(op, shares, body)
     }
@@ -407,7 +437,8 @@ impl Lowering<'_> {
     /// two. Without a gate, only up.
     fn gate_up_products<'l>(&self, experts: &'l Experts) -> Vec<Product<'l>> {
         let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
-        let product = |linears| Product { linears, acts: Acts::Normed };
+        let acts = if experts.latent.is_some() { Acts::Plain } else { Acts::Normed };
+        let product = |linears| Product { linears, acts, reads_rows: true };
         let up = &experts.up;
         match &experts.gate {
             None => vec![product(vec![up])],
@@ -436,8 +467,8 @@ impl Lowering<'_> {
         let Buffers { chosen, sources, tile_experts, .. } = self.buffers();
         let [chosen, sources, tile_experts] = [chosen, sources, tile_experts].map(Clone::clone);
         let side = self.device.cooperative.filter(|_| matrix.layout != Layout::F32);
-        let (halves, halves_at) = self.expert_halves(shares, acts, matrix.layout, body)?;
-        let (is_normed, used) = (u32::from(acts == Acts::Normed), experts.router.used as u32);
+        let (halves, halves_at) = self.expert_halves(shares, product, matrix.layout, body)?;
+        let used = experts.router.used as u32;
         for part in &matrix.parts {
             let bias = self.bias(&inputs, part.first..part.first + part.rows)?;
             let mut ways = shares.ways(kernels::of_pairs(), |tiles| match side {
@@ -458,9 +489,9 @@ impl Lowering<'_> {
                     ("EXPERTS", U(1)),
                     ("FIRST_EXPERT", U((part.first / outputs) as u32)),
                     ("HELD_EXPERTS", U((part.rows / outputs) as u32)),
-                    ("PLACES_OF_ROW", U(if acts == Acts::Normed { used } else { 1 })),
-                    ("BY_SOURCE", U(is_normed)),
-                    ("FACTORS", U(is_normed)),
+                    ("PLACES_OF_ROW", U(if product.reads_rows { used } else { 1 })),
+                    ("BY_SOURCE", U(u32::from(product.reads_rows))),
+                    ("FACTORS", U(u32::from(acts == Acts::Normed))),
                     ("BLOCKS", U(matrix.blocks as u32)),
                     ("OUTPUTS", U(outputs as u32)),
                     ("OUT_STRIDE", U(place.stride as u32)),
@@ -505,17 +536,18 @@ impl Lowering<'_> {
     fn expert_halves(
         &mut self,
         shares: Shares,
-        acts: Acts,
+        product: &Product<'_>,
         layout: Layout,
         body: &mut Vec<Launch>,
     ) -> Result<(Option<wgpu::Buffer>, u32), LoadError> {
         let Some(halves) = self.buffers().halves.clone() else { return Ok((None, 0)) };
-        let (made, at) = (self.half_acts(acts, layout), self.halves_at(layout));
-        if acts == Acts::Plain {
+        let (made, at) = (self.half_acts(product.acts, layout), self.halves_at(layout));
+        if !product.reads_rows {
             // Activations between up and down are made in this order.
             return Ok((Some(made), at));
         }
-        let blocks = self.program.hidden.div_ceil(BLOCK) as u32;
+        let width = self.weights.matrix(product.linears[0].matrix).cols;
+        let blocks = width.div_ceil(BLOCK) as u32;
         let Buffers { sources, tile_experts, .. } = self.buffers();
         let [sources, tile_experts] = [sources, tile_experts].map(Clone::clone);
         let buffers = [
@@ -544,41 +576,42 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<Before, LoadError> {
         let (experts, add) = (&op.experts, &op.add);
-        let hidden = self.program.hidden;
         let is_direct = add.post_norm.is_none() && !add.waits;
-        let is_summed = is_direct && experts.beside.is_none();
-        let branch = if add.waits { self.own_branch() } else { self.y.clone() };
-        let Buffers { results, weights, places, shared, output_gate, sum, .. } = self.buffers();
-        let [results, weights, places, shared, output_gate, sum] =
-            [results, weights, places, shared, output_gate, sum].map(Clone::clone);
-        let out = match &experts.beside {
-            Some(_) => sum.clone(),
-            None if is_direct => self.x.clone(),
-            None => branch.clone(),
+        let branch = self.branch_of(add);
+        let Buffers { places, sum, shared, narrow, .. } = self.buffers();
+        let [places, sum, shared, narrow] = [places, sum, shared, narrow].map(Clone::clone);
+        let to_stream = if is_direct { (self.x.clone(), Some(add.scale)) } else { (branch.clone(), None) };
+        let (out, scale) = match (&experts.beside, &experts.latent) {
+            (Some(_), _) => (sum.clone(), None),
+            (None, Some(_)) => (narrow.clone(), None),
+            (None, None) => to_stream.clone(),
         };
-        let buffers = [
-            ("results", &results),
-            ("weights", &weights),
-            ("places", &places),
-            ("shared_out", &shared),
-            ("output_gate", &output_gate),
-            ("out", &out),
-        ];
-        let has_gate = experts.shared.as_ref().is_some_and(|shared| shared.output_gate.is_some());
+        let width = row_width(experts, self.program.hidden);
         for (when, is_tiled) in shares.ways(0, |_| 1) {
-            let constants = vec![
-                ("WIDTH", U(hidden as u32)),
-                ("USED", U(experts.router.used as u32)),
-                ("TILED", U(is_tiled)),
-                ("SHARED_EXPERT", U(u32::from(experts.shared.is_some()))),
-                ("OUTPUT_GATE", U(u32::from(has_gate))),
-                ("ADD", U(u32::from(is_summed))),
-                ("SCALE", F(if is_summed { add.scale } else { 1.0 })),
-            ];
-            let grid = Grid::Each(hidden.div_ceil(256) as u32);
-            let files = wgsl!("args", "add_experts");
-            let launch = self.launch("add_experts", files, constants, &buffers, grid, 0)?;
+            let constants = vec![("TILED", U(is_tiled)), ("CHOSEN", U(1))];
+            let results = self.buffers().results.clone();
+            let beside = experts.shared.as_ref().filter(|_| experts.latent.is_none());
+            let launch =
+                self.add_results(experts, beside, width, (&results, &places), constants, (&out, scale))?;
             body.push(Launch { when, ..launch });
+        }
+        if let Some(latent) = &experts.latent {
+            self.activations_of(&narrow, latent.width, None, &[&latent.up], body)?;
+            let place = Place { buffer: sum.clone(), stride: self.program.hidden, first: 0 };
+            let inputs =
+                Inputs { linears: &[&latent.up], order: Order::Joined, acts: Acts::Plain, in_order: false };
+            self.product(&inputs, &place, Store::WRITE, When::Always, body)?;
+            let hidden = self.program.hidden;
+            let (out, scale) = to_stream;
+            let launch = self.add_results(
+                experts,
+                experts.shared.as_ref(),
+                hidden,
+                (&sum, &places),
+                vec![],
+                (&out, scale),
+            )?;
+            body.push(launch);
         }
         if let Some(beside) = &experts.beside {
             let add = |post_norm| ops::Add { post_norm, scale: 1.0, waits: false };
@@ -590,5 +623,38 @@ impl Lowering<'_> {
             }
         }
         self.after_branch(add, &branch, body)
+    }
+
+    /// Adds results of experts, or of the matmul that follows their sum, to the shared expert's. With a scale, adds them to the
+    /// rows of `out`.
+    fn add_results(
+        &mut self,
+        experts: &Experts,
+        shared: Option<&SharedExpert>,
+        width: usize,
+        (results, places): (&wgpu::Buffer, &wgpu::Buffer),
+        mut constants: Constants,
+        (out, scale): (&wgpu::Buffer, Option<f32>),
+    ) -> Result<Launch, LoadError> {
+        let Buffers { weights, shared: shared_out, output_gate, .. } = self.buffers();
+        let [weights, shared_out, output_gate] = [weights, shared_out, output_gate].map(Clone::clone);
+        constants.extend([
+            ("WIDTH", U(width as u32)),
+            ("USED", U(experts.router.used as u32)),
+            ("SHARED_EXPERT", U(u32::from(shared.is_some()))),
+            ("OUTPUT_GATE", U(u32::from(shared.is_some_and(|shared| shared.output_gate.is_some())))),
+            ("ADD", U(u32::from(scale.is_some()))),
+            ("SCALE", F(scale.unwrap_or(1.0))),
+        ]);
+        let buffers = [
+            ("results", results),
+            ("weights", &weights),
+            ("places", places),
+            ("shared_out", &shared_out),
+            ("output_gate", &output_gate),
+            ("out", out),
+        ];
+        let grid = Grid::Each(width.div_ceil(256) as u32);
+        self.launch("add_experts", wgsl!("args", "add_experts"), constants, &buffers, grid, 0)
     }
 }

@@ -279,16 +279,17 @@ impl Lowering<'_> {
         }
     }
 
-    /// Adds a matmul to the residual stream, or leaves it for the next norm if it is to be normed first.
+    /// Adds a matmul to the residual stream, or leaves it for the next norm if it is to be normed first, or for a
+    /// [`Op::Join`].
     pub(super) fn add(
         &mut self,
         linear: &Linear,
         from_floats: bool,
         add: &ops::Add,
-        branch: wgpu::Buffer,
         next: Option<&Op>,
         body: &mut Vec<Launch>,
     ) -> Result<Before, LoadError> {
+        let branch = self.branch_of(add);
         let is_direct = add.post_norm.is_none() && !add.waits;
         let (buffer, store) = match is_direct {
             false => (branch.clone(), Store::WRITE),

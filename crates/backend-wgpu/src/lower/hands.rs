@@ -143,6 +143,8 @@ impl Lowering<'_> {
                 false
             }
             (Op::NormLogits(op), _) => plain(Some(op.norm)),
+            // A layer without a mixer has fewer launches.
+            (Op::Embed(_) | Op::DownAdd(_), next) => !matches!(next, Some(Op::NormGateUp(_))),
             _ => true,
         };
         [hidden, kv.q_width(), ffn].iter().all(|width| width.is_multiple_of(4 * BLOCK))

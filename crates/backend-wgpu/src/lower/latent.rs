@@ -114,7 +114,7 @@ impl Lowering<'_> {
             LatentQuery::Direct(linear) => self.normed_product(linear, &own.queries, body)?,
             LatentQuery::Down { down, rank, norm, up } => {
                 self.normed_product(down, &own.rank, body)?;
-                self.activations_of(&own.rank, *rank, Some(*norm), up, body)?;
+                self.activations_of(&own.rank, *rank, Some(*norm), &[up], body)?;
                 let place =
                     Place { buffer: own.queries.clone(), stride: latent.shape.query_width(), first: 0 };
                 let order = Order::Joined;
@@ -142,9 +142,8 @@ impl Lowering<'_> {
         self.merge(&latent.value, &attend, Some(width), body)?;
         let values = Place { buffer: own.values.clone(), stride: value, first: 0 };
         self.product_of_heads(&latent.value, latent.shape.heads, &values, body)?;
-        self.activations_of(&own.values, latent.shape.value_width(), None, &latent.out, body)?;
-        let y = self.y.clone();
-        self.add(&latent.out, false, &op.add, y, next, body)
+        self.activations_of(&own.values, latent.shape.value_width(), None, &[&latent.out], body)?;
+        self.add(&latent.out, false, &op.add, next, body)
     }
 
     /// A matmul of each head of each row with its own matrix of a stack.

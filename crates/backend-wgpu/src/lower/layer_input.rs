@@ -117,8 +117,8 @@ impl Lowering<'_> {
         let embed = Place { buffer: own.embeds, stride: room.all, first: op.index * room.width };
         let launch = self.activate(op.activation, Some(&gate), &embed, false, &op.out, Places::Rows)?;
         body.push(launch);
-        let (add, y) = (Add { post_norm: op.post_norm, scale: 1.0, waits: false }, self.y.clone());
-        self.add(&op.out, false, &add, y, next, body)
+        let add = Add { post_norm: op.post_norm, scale: 1.0, waits: false };
+        self.add(&op.out, false, &add, next, body)
     }
 
     /// Scales the residual stream after adding the pending branch.

@@ -115,17 +115,17 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Norms rows of this width for the next matmul, or leaves them as they are.
+    /// Norms rows of this width for the next matmuls, or leaves them as they are.
     pub(super) fn activations_of(
         &mut self,
         rows: &wgpu::Buffer,
         width: usize,
         norm: Option<Norm>,
-        linear: &Linear,
+        linears: &[&Linear],
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let (mut constants, norm_buffers) = self.norm_constants(norm, width, true)?;
-        constants.extend(self.emit_for(&[linear], width));
+        constants.extend(self.emit_for(linears, width));
         constants.extend(self.halves(FEW_ROWS + 1));
         let mut buffers = vec![("x", rows)];
         buffers.extend(norm_buffers.iter().map(|(name, buffer)| (*name, buffer)));

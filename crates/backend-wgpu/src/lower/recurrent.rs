@@ -39,8 +39,8 @@ use super::{
 
 /// Columns of a value head that a workgroup has.
 const COLUMNS: usize = STATE_CHUNK;
-/// Threads that share a column.
-const PARTS: usize = 4;
+/// Elements of a key of which a workgroup can have a chunk's in its memory.
+const HELD_KEY_DIM: usize = 128;
 /// Threads of a workgroup that makes inputs of a delta rule or of a scan.
 pub(super) const INPUT_THREADS: usize = 128;
 
@@ -269,8 +269,7 @@ impl Lowering<'_> {
         let files = wgsl!("args", "sequences", "convolution", "keep");
         let buffers = [("step", &step), ("mixed", &own.mixed), ("kept", &inputs)];
         body.push(self.launch("keep", files, constants, &buffers, grid, 0)?);
-        let y = self.y.clone();
-        self.add(&conv.out, false, &op.add, y, next, body)
+        self.add(&conv.out, false, &op.add, next, body)
     }
 
     /// A delta rule, from the norm to the residual stream.
@@ -292,8 +291,7 @@ impl Lowering<'_> {
         self.delta(&Heads::of(delta), &own, body)?;
         self.delta_norm(delta, &own, body)?;
         self.keep_delta(&Heads::of(delta), &delta.convolution, &own, body)?;
-        let y = self.y.clone();
-        self.add(&delta.out, false, &op.add, y, next, body)
+        self.add(&delta.out, false, &op.add, next, body)
     }
 
     /// Queries, keys and values, and decays and strengths.
@@ -356,15 +354,19 @@ impl Lowering<'_> {
     ) -> Result<(), LoadError> {
         let shape = op.shape;
         let blocks = shape.value_dim.div_ceil(COLUMNS);
+        let holds_keys = shape.key_dim <= HELD_KEY_DIM;
+        // Threads that share a column: each has at most 32 of its elements in registers.
+        let parts = if holds_keys { 4 } else { 8 };
         let mut constants = delta_constants(op);
         constants.extend([
             ("SCAN", U(u32::from(op.scans))),
+            ("KEYS_HELD", U(u32::from(holds_keys))),
             ("CHANNELS", U(shape.channels() as u32)),
             ("COLUMNS", U(COLUMNS as u32)),
             ("COLUMN_BLOCKS", U(blocks as u32)),
-            ("PARTS", U(PARTS as u32)),
+            ("PARTS", U(parts as u32)),
             // Quads of a key that a thread has.
-            ("QUADS", U(shape.key_dim.div_ceil(4 * PARTS) as u32)),
+            ("QUADS", U(shape.key_dim.div_ceil(4 * parts) as u32)),
         ]);
         let step = self.step.clone();
         let state = self.delta_state(op.state);

@@ -46,8 +46,7 @@ impl Lowering<'_> {
         self.delta(&heads, &own, body)?;
         self.ssd_norm(ssd, &own, body)?;
         self.keep_delta(&heads, &ssd.convolution, &own, body)?;
-        let y = self.y.clone();
-        self.add(&ssd.out, false, &op.add, y, next, body)
+        self.add(&ssd.out, false, &op.add, next, body)
     }
 
     /// C, B and values, and steps and decays.

@@ -1,7 +1,9 @@
-// Adds the weighted results of a row's experts, in ascending order of their ids, to the result of the shared expert:
-// out [rows, WIDTH]. One thread computes one element.
-@group(0) @binding(0) var<storage, read> results: array<f32>;      // [places, WIDTH] results of experts
+// Adds the weighted results of a row's experts (CHOSEN), in ascending order of their ids, or one result for each row, to the result
+// of the shared expert: out [rows, WIDTH]. One thread computes one element.
+@group(0) @binding(0) var<storage, read> results: array<f32>;      // [places, WIDTH] results of experts, or [rows, WIDTH]
+//% if CHOSEN
 @group(0) @binding(1) var<storage, read> weights: array<f32>;      // [rows, USED] weights of experts
+//% end
 @group(0) @binding(2) var<storage, read_write> out: array<f32>;    // [rows, WIDTH]
 //% if TILED
 @group(0) @binding(3) var<storage, read> places: array<u32>;       // [rows, USED] see route_tiles.wgsl
@@ -25,6 +27,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if OUTPUT_GATE
   y /= 1.0 + exp(-output_gate[row]);
 //% end
+//% if CHOSEN
   for (var j = row * USED; j < (row + 1u) * USED; j++) {
 //% if TILED
     let place = places[j];
@@ -33,6 +36,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
     y = fma(weights[j], results[place * WIDTH + i], y);
   }
+//% else
+  y += results[row * WIDTH + i];
+//% end
 //% if ADD
   out[row * WIDTH + i] = fma(y, SCALE, out[row * WIDTH + i]);
 //% else

@@ -5,6 +5,7 @@
 //   o_t = e^G_t S'q_t + sum over i <= t of e^(G_t - G_i) (k_i . q_t) u_i
 // The scan of Mamba-2 (SCAN) is the same with u_t = beta_t v_t.
 // All sums have one order, which does not depend on where a step begins or ends.
+// Workgroup memory has the keys of a chunk (KEYS_HELD), unless keys are so large that only that of the row fits.
 @group(0) @binding(1) var<storage, read> convolved: array<f32>;        // [rows, CHANNELS]: queries, keys, values
 @group(0) @binding(2) var<storage, read> decays: array<f32>;           // [rows, HEADS]
 @group(0) @binding(3) var<storage, read> betas: array<f32>;            // [rows, HEADS]
@@ -18,7 +19,11 @@ const THREADS = PARTS * COLUMNS;
 const KEY_QUADS = PARTS * QUADS;   // quads of a key, which is padded with zeros
 const KEY_STRIDE = KEY_QUADS + 1u; // padded against bank conflicts
 
+//% if KEYS_HELD
 var<workgroup> keys: array<vec4<f32>, CHUNK * KEY_STRIDE>;
+//% else
+var<workgroup> key: array<vec4<f32>, KEY_QUADS>;
+//% end
 var<workgroup> query: array<vec4<f32>, KEY_QUADS>;
 var<workgroup> us: array<f32, CHUNK * COLUMNS>;
 var<workgroup> summed: array<f32, CHUNK>;          // G of the chunk's rows
@@ -41,6 +46,19 @@ fn convolved_quad(at: u32, i: u32) -> vec4<f32> {
 //% end
   return quad;
 }
+
+//% if KEYS_HELD
+//% else
+// A quad of the key of row `t` of the chunk from `first` on.
+fn key_quad(own: Sequence, key_head: u32, first: u32, t: u32, i: u32) -> vec4<f32> {
+  let position = first + t;
+  if (position >= own.start) {
+    let row = own.first_row + position - own.start;
+    return convolved_quad(row * CHANNELS + (KEY_HEADS + key_head) * KEY_DIM, i);
+  }
+  return kept_quad(((own.read * CHUNK + t) * KEY_HEADS + key_head) * KEY_DIM, i);
+}
+//% end
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
@@ -74,10 +92,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   // The rows of the open chunk are loaded. The chunk is full if the first row begins the next one.
   var open = 0u;
   if (own.start > 0u) { open = (own.start - 1u) % CHUNK + 1u; }
+//% if KEYS_HELD
   for (var i = tid; i < open * KEY_QUADS; i += THREADS) {
     let at = ((own.read * CHUNK + i / KEY_QUADS) * KEY_HEADS + key_head) * KEY_DIM;
     keys[i / KEY_QUADS * KEY_STRIDE + i % KEY_QUADS] = kept_quad(at, i % KEY_QUADS);
   }
+//% end
   for (var i = part; i < open; i += PARTS) {
     us[i * COLUMNS + lane] = updates[(own.read * CHUNK + i) * HEADS * VALUE_DIM + value];
   }
@@ -98,9 +118,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
       for (var t = 0u; t < CHUNK; t++) {
         let u = vec4<f32>(exp(last - summed[t]) * us[t * COLUMNS + lane]);
+//% if KEYS_HELD
         let at = t * KEY_STRIDE + part * QUADS;
 //% for j in 0..QUADS
         s_${j} = fma(keys[at + ${j}u], u, s_${j});
+//% end
+//% else
+//% for j in 0..QUADS
+        s_${j} = fma(key_quad(own, key_head, position - CHUNK, t, part * QUADS + ${j}u), u, s_${j});
+//% end
 //% end
       }
       has_folded = true;
@@ -109,7 +135,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     let at = row * CHANNELS + key_head * KEY_DIM;
     for (var q = tid; q < KEY_QUADS; q += THREADS) {
       query[q] = convolved_quad(at, q);
+//% if KEYS_HELD
       keys[here * KEY_STRIDE + q] = convolved_quad(at + KEY_HEADS * KEY_DIM, q);
+//% else
+      key[q] = convolved_quad(at + KEY_HEADS * KEY_DIM, q);
+//% end
     }
     if (tid == 0u) {
       var before = 0.0;
@@ -121,7 +151,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% for j in 0..QUADS
     {
       let quad = part * QUADS + ${j}u;
+//% if KEYS_HELD
       sum += vec2<f32>(dot(s_${j}, keys[here * KEY_STRIDE + quad]), dot(s_${j}, query[quad]));
+//% else
+      sum += vec2<f32>(dot(s_${j}, key[quad]), dot(s_${j}, query[quad]));
+//% end
     }
 //% end
     sums[tid] = sum;
@@ -129,9 +163,16 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     if (other <= here) {
       var product = vec2<f32>(0.0);
       for (var j = 0u; j < QUADS; j++) {
+//% if KEYS_HELD
         let q = tid % PARTS * QUADS + j;
-        let key = keys[other * KEY_STRIDE + q];
-        product += vec2<f32>(dot(key, keys[here * KEY_STRIDE + q]), dot(key, query[q]));
+        let earlier = keys[other * KEY_STRIDE + q];
+        product += vec2<f32>(dot(earlier, keys[here * KEY_STRIDE + q]), dot(earlier, query[q]));
+//% else
+        // Neighbouring threads read neighbouring quads.
+        let q = j * PARTS + tid % PARTS;
+        let earlier = key_quad(own, key_head, position - here, other, q);
+        product += vec2<f32>(dot(earlier, key[q]), dot(earlier, query[q]));
+//% end
       }
       dots[tid] = product;
     }

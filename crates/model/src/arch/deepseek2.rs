@@ -1,9 +1,9 @@
-//! DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash: latent attention, experts in groups.
+//! DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash, Mistral Large 3: latent attention, experts in groups.
 //!
 //! If a GGUF file does not name the function of its router's scores, llama.cpp uses softmax. Files with a bias for the
 //! choice are of V3's kind, which is defined with sigmoids, so sigmoids are used for them.
 
-use paguro_backend::{LatentShape, Scores};
+use paguro_backend::{LatentShape, PositionScale, Scores};
 
 use super::{
     Block, Config, Definition, ExpertsConfig, INTERLEAVED,
@@ -21,6 +21,7 @@ pub(super) const DEF: Definition = Definition {
     gguf_keys: &[
         "attention.q_lora_rank",
         "attention.kv_lora_rank",
+        "attention.temperature_scale",
         "rope.scaling.yarn_log_multiplier",
         "nextn_predict_layers",
     ],
@@ -76,6 +77,11 @@ fn from_gguf(keys: &mut Keys<'_, '_>, config: &mut Config) -> Result<(), ModelEr
     let all = keys.number("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0) * 10.0;
     if all != 0.0 {
         config.ropes.iter_mut().filter(|rope| rope.yarn.is_some()).for_each(|rope| rope.magnitude = 1.0);
+    }
+    if let Some(beta) = keys.number("attention.temperature_scale")?.filter(|&beta| beta != 0.0) {
+        const LENGTH: &str = "attention.temperature_length";
+        let original = keys.optional(LENGTH)?.ok_or_else(|| keys.missing(LENGTH))?;
+        config.position_scale = Some(PositionScale { beta: beta as f32, original });
     }
     let heads = config.heads;
     finish(config, LatentShape { heads, plain, rotated, latent, value }, rank, all);

@@ -132,10 +132,15 @@ pub(crate) fn config(
     config.check(tensors)
 }
 
-/// Returns the class of the weights.
+/// Returns the class of the weights. Models of one class that see images may contain text models of several.
 pub(crate) fn class(json: &Map<String, Value>) -> Result<&str, ModelError> {
     let class = json.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
-    class.ok_or_else(|| ModelError::Config("config.json does not name its `architectures`".to_owned()))
+    let text = json.get("text_config").and_then(|text| text.get("model_type")).and_then(Value::as_str);
+    match (class, text) {
+        (Some("Mistral3ForConditionalGeneration"), Some("mistral4")) => Ok("Mistral4ForCausalLM"),
+        (Some(class), _) => Ok(class),
+        (None, _) => Err(ModelError::Config("config.json does not name its `architectures`".to_owned())),
+    }
 }
 
 /// Returns true if embeddings and head are one matrix. If the text model is a part of a larger model, the flag of the

@@ -37,6 +37,7 @@ mod llama;
 mod mamba2;
 mod minimax_m2;
 mod mistral3;
+mod mistral4;
 mod modern_bert;
 mod nemotron;
 mod nemotron_h;
@@ -77,6 +78,7 @@ use crate::error::ModelError;
 const ALL: &[&Definition] = &[
     &llama::DEF,
     &mistral3::DEF,
+    &mistral4::DEF,
     &qwen2::DEF,
     &qwen2moe::DEF,
     &qwen3::DEF,

@@ -267,6 +267,9 @@ impl Export<'_> {
         if let Some(scale) = config.position_scale {
             self.number("attention.temperature_scale", scale.beta.into());
             self.size("rope.scaling.original_context_length", scale.original as usize);
+            if config.latent.is_some() {
+                self.size("attention.temperature_length", scale.original as usize);
+            }
         }
         Ok(())
     }
