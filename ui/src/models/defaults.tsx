@@ -90,12 +90,13 @@ function Defaults({ model, close }: { model: ModelCard; close: () => void }) {
             </label>
             <input id="default-context" name="context" className="input num" type="number" min={0} step={1} placeholder={String(model.needs?.context ?? "")} defaultValue={preset.context ?? ""} />
           </div>
-          <div className="field" title="q8 takes half the memory of f16.">
+          <div className="field" title="q8 takes half the memory of f16, and q4 a quarter.">
             <label htmlFor="default-kv">K and V</label>
             <select id="default-kv" name="kv_dtype" className="input" defaultValue={preset.kv_dtype ?? ""}>
               <option value="">as the server</option>
               <option value="f16">f16</option>
               <option value="q8">q8 (half)</option>
+              <option value="q4">q4 (a quarter)</option>
             </select>
           </div>
         </div>
