@@ -299,7 +299,8 @@ impl Pass<'_> {
         });
     }
 
-    /// Adds rows of part `part` of matrices to the [sums of squares](InputSquares), if they are collected. No phase is open.
+    /// Adds rows of part `part` of matrices to the [sums of squares](paguro_backend::InputSquares), if they are collected.
+    /// No phase is open.
     pub fn add_squares(&self, ids: &[MatrixId], part: usize, input: &Input, rows: Range<usize>) {
         let Some(squares) = &self.model.squares else { return };
         let stride = input.float_stride;

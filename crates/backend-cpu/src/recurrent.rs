@@ -1,5 +1,6 @@
-//! Mixers with a state, as phases of the thread pool. Threads divide rows, value heads and their columns, never the chunks of
-//! a sequence:
+//! Mixers with a state, as phases of the thread pool. Threads divide rows, value heads and their columns, never the
+//! chunks of a sequence:
+//!
 //! | phase | shared by | reads | writes |
 //! |-|-|-|-|
 //! | add, norm, quantize | row | `branch_outputs`, `x` | `x`, `rows` |

@@ -31,7 +31,7 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Subtracted if the token was generated within the window.
     pub presence_penalty: f32,
-    /// Number of last tokens of [`SampleRequest::history`] that the penalties consider; `None` for all, `Some(0)`
+    /// Number of last tokens of [`SampleRequest::history`](crate::SampleRequest::history) that the penalties consider; `None` for all, `Some(0)`
     /// disables them.
     pub penalty_window: Option<u32>,
     /// Added to the logits of given tokens.

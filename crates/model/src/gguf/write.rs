@@ -15,7 +15,7 @@ pub struct TensorInfo {
     pub name: String,
     /// Number of its type (`enum ggml_type`).
     pub ggml_type: u32,
-    /// Outermost dimension first, as in [`Tensor`](crate::tensor::Tensor).
+    /// Outermost dimension first, as in [`Tensor`].
     pub shape: Vec<usize>,
     /// Bytes of its elements.
     pub bytes: u64,

@@ -44,7 +44,7 @@ impl ModelFile {
         Ok(self.text_head()?.classifier.is_some_and(|classifier| classifier.labels.len() == 1))
     }
 
-    /// Returns true if the model judges documents by its files or by `name`: see [`Judge`].
+    /// Returns true if the model judges documents by its files or by `name`: see [`Judge`](crate::Judge).
     ///
     /// # Errors
     /// [`ModelError`], for files of a folder that cannot be read.
