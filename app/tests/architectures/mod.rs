@@ -9,8 +9,8 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, FeedForward, KvDtype, Layer, Limits, LoadError, Mixer, Outcome, Output, PageId,
-    Program, StateId, Step, StepOutput, StepSequence, Want, reference::Reference,
+    AttentionMode, Backend, KvDtype, Limits, LoadError, Outcome, Output, PageId, Program, StateId, Step,
+    StepOutput, StepSequence, Want, reference::Reference,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_model::{LoadOptions, Model};
