@@ -64,10 +64,18 @@ fn a_load_allocates_what_was_planned() {
         experts: Some(ExpertsShape { beside: Some(72), ..ExpertsShape::default() }),
         ..plain.clone()
     };
-    let latent = ModelShape { mixers: "lll", rank: Some(48), ..plain };
-    for (shape, states) in
-        [(ModelShape { mixers: "dca", ..gated.clone() }, 7), (gated, 0), (mixed, 0), (latent, 0)]
-    {
+    let latent = ModelShape { mixers: "lll", rank: Some(48), ..plain.clone() };
+    let narrow = ExpertsShape { latent: Some(32), shared: Some(96), ..ExpertsShape::default() };
+    let sums = ModelShape { mixers: "hss", experts: Some(narrow), ..plain.clone() };
+    let scans = ModelShape { mixers: "sss", ..plain };
+    for (shape, states) in [
+        (ModelShape { mixers: "dca", ..gated.clone() }, 7),
+        (gated, 0),
+        (mixed, 0),
+        (latent, 0),
+        (sums, 5),
+        (scans, 5),
+    ] {
         let model = shape.build(1);
         let limits = Limits { states, ..LIMITS };
         let (plan, before) = (gpu.plan(&model.program, &model.weights, &limits), gpu.allocated());
