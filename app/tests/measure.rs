@@ -205,6 +205,6 @@ fn quantize_writes_a_file_that_runs() {
     assert_eq!((&inspected["format"], &inspected["supported"]), (&json!("Q4_0"), &json!(true)));
     let again = run(&["quantize", "tales", out, "--format", "Q4_0"]);
     assert!(again.code == Some(2) && again.err.contains("exists already"), "{}", again.err);
-    let unknown = run(&["quantize", "tales", out, "--format", "IQ1_S"]);
+    let unknown = run(&["quantize", "tales", out, "--format", "NVFP4"]);
     assert!(unknown.code == Some(2) && unknown.err.contains("Q4_K_M"), "{}", unknown.err);
 }

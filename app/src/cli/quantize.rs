@@ -13,7 +13,7 @@ use super::{ThreadsArg, choices};
 The model is a GGUF file, a Hugging Face folder, or a model of the library. Formats are named as files are: most are mixtures, in \
 which matrices whose errors cost most get more bits. Q4_K_M is the usual choice. Formats that can be written: F32, BF16, F16, Q8_0, \
 Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, IQ4_NL, IQ4_XS, Q4_1, Q4_0, MXFP4, IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, Q3_K_L, \
-Q3_K_M, Q3_K_S, Q2_K, Q2_K_S, IQ2_M, IQ2_S, IQ2_XS, IQ2_XXS, TQ2_0, TQ1_0, Q2_0, Q1_0.
+Q3_K_M, Q3_K_S, Q2_K, Q2_K_S, IQ2_M, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S, TQ2_0, TQ1_0, Q2_0, Q1_0.
 
 OUT appears when it is complete. The best source is one that was never quantized.
 

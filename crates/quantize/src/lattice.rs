@@ -7,7 +7,10 @@
 use half::f16;
 use paguro_backend::WeightFormat::{self, *};
 
-use crate::search::{nearest, positive};
+use crate::{
+    points::{Place, PointTable},
+    search::{nearest, positive},
+};
 
 const SUPER: usize = 256;
 
@@ -106,16 +109,7 @@ impl Scheme {
 pub(crate) struct LatticeEncoder {
     format: WeightFormat,
     scheme: Scheme,
-    /// By combination of magnitudes: the index of the point, or the place of its neighbours.
-    map: Vec<Place>,
-    /// Indices of points.
-    neighbours: Vec<u16>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    Point(u16),
-    Neighbours(u32, u32),
+    table: PointTable,
 }
 
 /// The codes of a part with its scale.
@@ -131,38 +125,8 @@ impl LatticeEncoder {
     /// Makes the tables; `None` for other formats.
     pub(crate) fn new(format: WeightFormat) -> Option<Self> {
         let scheme = Scheme::of(format)?;
-        let points = format.points()?;
-        let code = |combination: usize, i: usize| {
-            (combination >> (scheme.bits * i) & ((1 << scheme.bits) - 1)) as i32
-        };
-        let (mut map, mut neighbours) = (Vec::new(), Vec::new());
-        let mut distances = vec![0u32; points.len()];
-        for combination in 0..1usize << (scheme.bits * scheme.point) {
-            if let Some(index) = points.iter().position(|&point| usize::from(point) == combination) {
-                map.push(Place::Point(index as u16));
-                continue;
-            }
-            if (0..scheme.point).any(|i| code(combination, i) >= scheme.levels) {
-                map.push(Place::Neighbours(0, 0)); // never asked for
-                continue;
-            }
-            for (distance, &point) in distances.iter_mut().zip(points) {
-                let difference = |i: usize| code(combination, i) - code(usize::from(point), i);
-                *distance = (0..scheme.point).map(|i| difference(i).pow(2) as u32).sum();
-            }
-            let start = neighbours.len();
-            let mut farther = None;
-            for _ in 0..scheme.distances {
-                let next =
-                    distances.iter().copied().filter(|&it| farther.is_none_or(|least| it > least)).min();
-                let Some(next) = next else { break };
-                let at = (0u16..).zip(&distances).filter(|(_, distance)| **distance == next);
-                neighbours.extend(at.map(|(index, _)| index));
-                farther = Some(next);
-            }
-            map.push(Place::Neighbours(start as u32, neighbours.len() as u32));
-        }
-        Some(Self { format, scheme, map, neighbours })
+        let table = PointTable::new(format.points()?, scheme.bits, scheme.levels as u8, scheme.distances);
+        Some(Self { format, scheme, table })
     }
 
     /// Encodes a row.
@@ -193,25 +157,20 @@ impl LatticeEncoder {
 
     /// Rounds values to a point of the table. Returns true if the nearest magnitudes are one.
     fn to_point(&self, values: &[f32], roots: &[f32], inverse: f32, scale: f32, codes: &mut [u8]) -> bool {
-        let Place::Neighbours(start, end) = self.map[self.round(values, inverse, codes)] else { return true };
-        let points = self.format.points().unwrap_or_default();
-        let code =
-            |point: u16, i: usize| (point >> (self.scheme.bits * i)) as u8 & ((1 << self.scheme.bits) - 1);
+        let combination = self.round(values, inverse, codes);
+        let Place::Neighbours(neighbours) = self.table.place(combination) else { return true };
         let (mut best, mut least) = (0, f32::MAX);
-        for &neighbour in &self.neighbours[start as usize..end as usize] {
-            let point = points[usize::from(neighbour)];
+        for &neighbour in neighbours {
             let mut error = 0.0;
-            for (i, (x, root)) in values.iter().zip(roots).enumerate() {
-                let difference = scale * f32::from(2 * code(point, i) + 1) - x;
+            for ((x, root), code) in values.iter().zip(roots).zip(self.table.codes(neighbour)) {
+                let difference = scale * f32::from(2 * code + 1) - x;
                 error += root * difference * difference;
             }
             if error < least {
-                (best, least) = (point, error);
+                (best, least) = (neighbour, error);
             }
         }
-        for (i, stored) in codes.iter_mut().enumerate() {
-            *stored = code(best, i);
-        }
+        codes.copy_from_slice(&self.table.codes(best)[..codes.len()]);
         false
     }
 
@@ -352,7 +311,7 @@ impl LatticeEncoder {
             }
             for (group, codes) in part.codes[..len].chunks_exact(point).enumerate() {
                 let combination = codes.iter().rev().fold(0, |all, &code| all << bits | usize::from(code));
-                let Place::Point(found) = self.map[combination] else { continue };
+                let Place::Point(found) = self.table.place(combination) else { continue };
                 let at = per_part * index + group;
                 let (low, high) = (found as u8, (found >> 8) as u8);
                 match self.format {

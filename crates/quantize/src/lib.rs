@@ -5,16 +5,19 @@
 
 mod codebook;
 mod importance;
+mod iq1;
 mod k_quants;
 mod lattice;
 mod legacy;
 mod mixture;
+mod points;
 mod search;
 mod write;
 
 use paguro_backend::WeightFormat::{self, *};
 
 pub use importance::{Importance, ImportanceError};
+use iq1::Iq1Encoder;
 use lattice::LatticeEncoder;
 pub use mixture::{Mixture, UnknownMixture};
 pub use write::{Job, Progress, QuantizeError, Report, quantize};
@@ -23,19 +26,24 @@ pub use write::{Job, Progress, QuantizeError, Report, quantize};
 #[derive(Debug)]
 pub struct Encoder {
     format: WeightFormat,
-    lattice: Option<LatticeEncoder>,
+    tables: Option<Tables>,
+}
+
+/// Tables of the formats that need some.
+#[derive(Debug)]
+enum Tables {
+    Iq1(Iq1Encoder),
+    Lattice(LatticeEncoder),
 }
 
 impl Encoder {
     /// Makes an encoder with its tables; `None` for formats that are only read.
     pub fn new(format: WeightFormat) -> Option<Self> {
-        let lattice = LatticeEncoder::new(format);
-        let is_written = lattice.is_some()
-            || !matches!(
-                format,
-                IQ1_S | IQ1_M | NVFP4 | NVFP4_SCALED | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S
-            );
-        is_written.then_some(Self { format, lattice })
+        let tables = Iq1Encoder::new(format)
+            .map(Tables::Iq1)
+            .or_else(|| LatticeEncoder::new(format).map(Tables::Lattice));
+        let is_written = !matches!(format, NVFP4 | NVFP4_SCALED);
+        is_written.then_some(Self { format, tables })
     }
 
     /// Returns the format.
@@ -71,8 +79,9 @@ impl Encoder {
             TQ1_0 | TQ2_0 => legacy::ternary(format, row, out),
             Q1_0 => legacy::q1_0(row, out),
             Q2_0 => legacy::q2_0(row, out),
-            _ => match &self.lattice {
-                Some(lattice) => lattice.encode(row, importance, out),
+            _ => match &self.tables {
+                Some(Tables::Iq1(iq1)) => iq1.encode(row, importance, out),
+                Some(Tables::Lattice(lattice)) => lattice.encode(row, importance, out),
                 None => out.extend(format.quantize(row).expect("a format with an encoder")),
             },
         }

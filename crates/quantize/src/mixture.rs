@@ -82,6 +82,8 @@ mixtures! {
     IQ2_S: IQ2_XS, "two bits from a table, some matrices in three; needs an importance matrix";
     IQ2_XS: IQ2_XS, "two bits from a table; needs an importance matrix";
     IQ2_XXS: IQ2_XXS, "two bits from a table, smaller; needs an importance matrix";
+    IQ1_M: IQ1_M, "less than two bits from a table; needs an importance matrix";
+    IQ1_S: IQ1_S, "less than two bits from a table, smaller; needs an importance matrix";
     TQ2_0: TQ2_0, "for models trained with weights of -1, 0 and 1";
     TQ1_0: TQ1_0, "for models trained with weights of -1, 0 and 1, smaller";
     Q2_0: Q2_0, "for models trained with weights of four values";
@@ -96,8 +98,8 @@ impl Mixture {
 
     /// Returns true if a tensor of this format makes no sense without an importance matrix.
     fn needs_importance(self, name: &str, format: WeightFormat) -> bool {
-        let low =
-            matches!(format, IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS) || self == Self::Q2_K_S && format == Q2_K;
+        let low = matches!(format, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS)
+            || self == Self::Q2_K_S && format == Q2_K;
         low && !matches!(Role::of(name), Role::Embedding | Role::Output)
     }
 }
@@ -149,6 +151,7 @@ mod tests {
             assert!(file_type_number(mixture.name()).is_some(), "{mixture}");
         }
         assert_eq!("q4_k".parse(), Ok(Mixture::Q4_K_M));
-        assert!("IQ1_S".parse::<Mixture>().unwrap_err().to_string().contains("Q4_K_M"));
+        assert_eq!("mxfp4_moe".parse(), Ok(Mixture::MXFP4));
+        assert!("NVFP4".parse::<Mixture>().unwrap_err().to_string().contains("Q4_K_M"));
     }
 }

@@ -140,6 +140,7 @@ fn nothing_is_left_of_a_file_that_cannot_be_written() {
     };
     refused(&contents(), Mixture::Q4_0, true, "interrupted");
     refused(&contents(), Mixture::Q2_K_S, false, "Q2_K_S needs an importance matrix");
+    refused(&contents(), Mixture::IQ1_S, false, "IQ1_S needs an importance matrix");
     let with = |values: &[f32]| {
         let mut contents = contents();
         let mut all = vec![0.5; 512];

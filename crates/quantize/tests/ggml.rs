@@ -49,6 +49,9 @@ const EXPECTED: &[(WeightFormat, bool, [u64; ROWS])] = &[
     (IQ3_XXS, true, [0x727b5c591d996ed2, 0x8e371f9363f314de, 0x4b7190070c5c90ea, 0xeab2338a14568345]),
     (IQ2_S, false, [0x8b4ff76ee061bfec, 0x2ae3ec38c2c96081, 0xbfbe8894497a7acf, 0x4005fc0ae1334610]),
     (IQ2_S, true, [0x5d7ac553e624f3d0, 0x5aec7c7e65725c1a, 0xfa2526d6ee78ab39, 0x8e185780c9b80b83]),
+    (IQ1_S, true, [0xf34af1e297f2e2b0, 0xdf2d34d3c8e5592d, 0x96289ff8a47045ba, 0x45f2bf3124402a86]),
+    (IQ1_M, false, [0x422da3872db190b7, 0xbaba803e1715e1f7, 0xcced660f85256b90, 0x85cabfcc15f365b4]),
+    (IQ1_M, true, [0x7f8a3661cbdc1808, 0x1a17d82494956c39, 0x3e15d41f1b89d3f6, 0x7338335f5ee790da]),
     (IQ2_XS, true, [0xbc4eb8f5fe3d8294, 0xacd0384267785a36, 0xd4b8d55c69e308c0, 0xa79d62543df000eb]),
 ];
 

@@ -207,7 +207,7 @@ impl Chooser {
             return match mixture {
                 M::MXFP4 | M::Q8_0 => Q8_0,
                 _ if !cols.is_multiple_of(base.block_len()) => Q8_0,
-                M::IQ2_XXS | M::IQ2_XS | M::IQ2_S | M::IQ2_M | M::IQ3_XXS => Q5_K,
+                M::IQ1_S | M::IQ1_M | M::IQ2_XXS | M::IQ2_XS | M::IQ2_S | M::IQ2_M | M::IQ3_XXS => Q5_K,
                 _ => Q6_K,
             };
         }
@@ -218,11 +218,11 @@ impl Chooser {
         match role {
             Role::Embedding => match mixture {
                 M::TQ1_0 | M::TQ2_0 | M::Q2_0 => Q4_K,
-                M::IQ2_XXS | M::IQ2_XS => Q2_K,
+                M::IQ1_S | M::IQ1_M | M::IQ2_XXS | M::IQ2_XS => Q2_K,
                 M::IQ2_S | M::IQ2_M | M::IQ3_XXS => IQ3_S,
                 _ => base,
             },
-            _ if matches!(mixture, M::IQ2_XXS | M::IQ2_XS | M::IQ2_S | M::IQ2_M) => self.two_bits(role),
+            _ if matches!(base, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S) => self.below_three_bits(role),
             Role::V => {
                 let index = self.values_seen;
                 self.values_seen += 1;
@@ -303,7 +303,7 @@ impl Chooser {
     }
 
     /// Returns the format of a matrix in a mixture below three bits.
-    fn two_bits(&mut self, role: Role) -> WeightFormat {
+    fn below_three_bits(&mut self, role: Role) -> WeightFormat {
         let Facts { layers, experts, queries_per_kv, .. } = self.facts;
         let (base, is_larger) =
             (self.mixture.base(), matches!(self.mixture, Mixture::IQ2_S | Mixture::IQ2_M));
@@ -319,6 +319,7 @@ impl Chooser {
             }
             Role::AttentionOut if experts == 8 => Q5_K,
             Role::AttentionOut if is_larger => IQ3_S,
+            Role::AttentionOut if matches!(base, IQ1_S | IQ1_M) => IQ2_XXS,
             _ => base,
         }
     }
@@ -334,7 +335,7 @@ fn more_bits(index: usize, count: usize) -> bool {
 fn fitting(format: WeightFormat, cols: usize) -> WeightFormat {
     let fits = |format: &WeightFormat| cols.is_multiple_of(format.block_len());
     let smaller = match format {
-        IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_XS => IQ4_NL,
+        IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_XS => IQ4_NL,
         Q2_0 | Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
         Q4_K => Q5_0,
         Q5_K => Q5_1,
@@ -382,7 +383,7 @@ mod tests {
         let grouped = [("block_count", 16), ("attention.head_count", 8), ("attention.head_count_kv", 2)];
         let eight = [("block_count", 16), ("expert_count", 8)];
         type Case<'a> = (Mixture, &'a [(&'a str, u32)], bool, &'a str, &'a [usize], WeightFormat);
-        let cases: [Case<'_>; 17] = [
+        let cases: [Case<'_>; 25] = [
             (Mixture::Q4_K_M, &[], false, "output.weight", &[9, 256], Q6_K),
             (Mixture::Q8_0, &[], false, "output.weight", &[9, 256], Q8_0),
             (Mixture::Q4_K_M, &[], false, "token_embd.weight", &[9, 256], Q4_K),
@@ -399,6 +400,14 @@ mod tests {
             (Mixture::Q3_K_M, &eight, false, "blk.9.attn_output.weight", &[9, 256], Q5_K),
             (Mixture::MXFP4, &eight, false, "blk.9.ffn_up_exps.weight", &[8, 9, 256], MXFP4),
             (Mixture::MXFP4, &eight, false, "blk.9.attn_q.weight", &[9, 256], Q8_0),
+            (Mixture::IQ1_S, &[], true, "output.weight", &[9, 256], Q5_K),
+            (Mixture::IQ1_M, &[], true, "token_embd.weight", &[9, 256], Q2_K),
+            (Mixture::IQ1_S, &grouped, true, "blk.9.attn_v.weight", &[9, 256], Q4_K),
+            (Mixture::IQ1_M, &[], true, "blk.9.attn_output.weight", &[9, 256], IQ2_XXS),
+            (Mixture::IQ1_S, &eight, true, "blk.9.attn_output.weight", &[9, 256], Q5_K),
+            (Mixture::IQ1_S, &grouped, true, "blk.0.ffn_down.weight", &[9, 256], Q2_K),
+            (Mixture::IQ1_M, &grouped, true, "blk.9.ffn_up.weight", &[9, 256], IQ1_M),
+            (Mixture::IQ1_S, &[], true, "blk.9.attn_q.weight", &[9, 64], IQ4_NL),
             (Mixture::F16, &eight, false, "output.weight", &[9, 256], F16),
         ];
         for (mixture, facts, has_importance, name, shape, expected) in cases {
