@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use paguro_backend::{
     Activation, AttentionMode, FeedForward, InputSquares, KernelCount, Layer, Limits, LoadError, Mixer,
     Outcome, PageContent, PageFormat, PageId, PageMove, Program, Residual, Runner, Step, StepError,
-    StepOutput, Ticket, Weights,
+    StepOutput, Ticket, WeightFormat, Weights,
 };
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     forward::{Buffers, Input, Model, Own, Pass},
     isa::Isa,
     latent::{LatentBuffers, LatentSizes},
-    matrix::{MatrixKernels, Packing, Scratch},
+    matrix::{Activations, MatrixKernels, PackedMatrix, Packing, Scratch},
     ops::RowKernels,
     page_format,
     pages::{Arena, PageShape, StoredHead},
@@ -84,10 +84,11 @@ impl CpuRunner {
         let mut team = Team::new(threads).map_err(|error| {
             LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
         })?;
+        let activations = activations_of(program, &weights);
         let mut matrices = Vec::with_capacity(weights.matrices.len());
         // One after the other, so that beside the packed weights, memory holds only the rows that threads are packing.
         for source in &weights.matrices {
-            let packing = Packing::new(source)?;
+            let packing = Packing::new(source, activations)?;
             team.share(threads, Portions::Single, |_, _| packing.work());
             matrices.push(packing.finish()?);
         }
@@ -139,7 +140,7 @@ impl CpuRunner {
                 tables,
                 turn_stride: sizes.turn_stride,
                 attention: limits.attention,
-                products: MatrixKernels::new(isa),
+                products: MatrixKernels::new(isa, activations),
                 rows: RowKernels::new(isa),
                 attend: AttentionKernels::new(isa),
                 delta: DeltaKernels::new(isa),
@@ -368,6 +369,22 @@ pub fn buffer_bytes(program: &Program, limits: &Limits, threads: usize) -> u64 {
         // No such program is loaded.
         Err(_) => 0,
     }
+}
+
+/// Returns the form of quantized activations. Rows of encoders in Q8_0 are ranged. Decoders keep the eighth bit,
+/// which blocks around zero would lose; their steps of few rows wait for memory and not for instructions.
+fn activations_of(program: &Program, weights: &Weights) -> Activations {
+    let mut quantized =
+        weights.matrices.iter().map(|matrix| matrix.format).filter(|format| format.is_quantized());
+    let is_ranged = program.bidirectional && quantized.all(|format| format == WeightFormat::Q8_0);
+    if is_ranged { Activations::Ranged } else { Activations::Signed }
+}
+
+/// Bytes of all packed matrices.
+pub fn packed_bytes(program: &Program, weights: &Weights) -> u64 {
+    let activations = activations_of(program, weights);
+    let bytes = weights.matrices.iter().map(|matrix| PackedMatrix::packed_bytes(matrix, activations) as u64);
+    bytes.fold(0, u64::saturating_add)
 }
 
 /// Heads of the layers of each K/V group.
