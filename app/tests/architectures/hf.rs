@@ -88,7 +88,7 @@ pub fn convert_all(backend: &dyn Backend) {
         if let Some((_, message, field)) = NOT_CONVERTED.iter().find(|refused| refused.0 == name) {
             let error = ModelFile::open(&path).unwrap().contents().map(drop).unwrap_err().to_string();
             assert!(error.contains(message), "{name}: {error}");
-            let Some(field) = field else { continue };
+            let Some(field) = *field else { continue };
             let mut case = case.clone();
             case["config"].as_object_mut().unwrap().remove(field);
             if field == "mamba_rms_norm" {
