@@ -109,24 +109,28 @@ pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) ->
 
 /// A text with its place.
 #[derive(Debug)]
-struct Text {
+pub struct Text {
     /// Its file; `None` for standard input.
-    file: Option<PathBuf>,
+    pub file: Option<PathBuf>,
     /// Its line, counted from 1; `None` for whole files.
-    line: Option<usize>,
-    text: String,
+    pub line: Option<usize>,
+    /// The text.
+    pub text: String,
 }
 
 impl Text {
     /// `notes.txt:3`, for messages.
-    fn place(&self) -> String {
+    pub fn place(&self) -> String {
         let file = self.file.as_ref().map_or("standard input".into(), |file| file.display().to_string());
         self.line.map_or_else(|| file.clone(), |line| format!("{file}:{line}"))
     }
 }
 
-/// Reads all texts.
-fn read(files: &[PathBuf], whole: bool) -> Outcome<Vec<Text>> {
+/// Reads all texts: lines, or whole files. Without files, those of standard input.
+///
+/// # Errors
+/// A file that cannot be read, or has a text that is empty or not UTF-8.
+pub fn read(files: &[PathBuf], whole: bool) -> Outcome<Vec<Text>> {
     let standard = [PathBuf::from("-")];
     let files = if files.is_empty() { &standard } else { files };
     let mut texts = Vec::new();
@@ -147,8 +151,9 @@ fn read(files: &[PathBuf], whole: bool) -> Outcome<Vec<Text>> {
                     .hint("convert it first: iconv -t UTF-8"));
             }
             if text.text.is_empty() {
-                return Err(Failure::new(format!("{} is empty, so it has no embedding", text.place()))
-                    .hint("leave it out: grep . FILE | paguro embed MODEL"));
+                return Err(
+                    Failure::new(format!("{} is empty", text.place())).hint("leave it out: grep . FILE")
+                );
             }
             texts.push(text);
             Ok(())
@@ -166,7 +171,7 @@ fn read(files: &[PathBuf], whole: bool) -> Outcome<Vec<Text>> {
         }
     }
     if texts.is_empty() {
-        return Err(Failure::new("there are no texts to embed"));
+        return Err(Failure::new("there are no texts"));
     }
     Ok(texts)
 }

@@ -67,6 +67,16 @@ pub fn model(source: &Source, context: Option<usize>) -> Outcome<Arc<Model>> {
     Ok(Arc::new(model))
 }
 
+/// Opens a model that scores texts, like [`model`].
+///
+/// # Errors
+/// As of [`model`]; a reranker whose parts cannot be read.
+pub fn reranker(source: &Source) -> Outcome<Arc<Model>> {
+    let mut model = file(source)?.load(&LoadOptions { max_context: None }).map_err(failure)?;
+    model.find_judge(&source.short_name()).map_err(Failure::new)?;
+    Ok(Arc::new(model))
+}
+
 /// Opens a model that writes text, like [`model`].
 ///
 /// # Errors

@@ -19,6 +19,7 @@ mod output;
 mod presets;
 mod ps;
 mod quantize;
+mod rerank;
 mod run;
 mod serve;
 mod sessions;
@@ -99,6 +100,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Bench(args) => bench::bench(args, library, terminal),
         Command::Eval(args) => eval::eval(args, library, terminal),
         Command::Embed(args) => embed::embed(args, library, terminal),
+        Command::Rerank(args) => rerank::rerank(args, library, terminal),
         Command::Tokenize(args) => tokenize::tokenize(args, library),
         Command::Inspect(args) => inspect::inspect(args, library, terminal),
         Command::Imatrix(args) => imatrix::imatrix(args, library, terminal),

@@ -59,6 +59,61 @@ pub struct EmbedArgs {
     pub on: RunOnArgs,
 }
 
+/// `paguro rerank`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Each line is a text, unless --whole-files is given. The best text comes first, with its score, its file and its line.
+
+Examples:
+  paguro rerank Qwen/Qwen3-Reranker-0.6B \"Who lost a key?\" notes.txt
+  paguro rerank MODEL.gguf \"How is a page evicted?\" --whole-files docs/*.md --top-n 3
+  grep -rh fox notes/ | paguro rerank MODEL \"Where do foxes sleep?\" --json")]
+pub struct RerankArgs {
+    /// The reranker
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+
+    /// The query that texts are scored for
+    #[arg(value_name = "QUERY")]
+    pub query: String,
+
+    /// Files with texts; - or nothing reads standard input
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Each file is one text
+    #[arg(long)]
+    pub whole_files: bool,
+
+    /// Print only the best texts
+    #[arg(short = 'n', long, value_name = "N", value_parser = choices::positive)]
+    pub top_n: Option<usize>,
+
+    /// The task, for rerankers that read one
+    #[arg(long, value_name = "TEXT")]
+    pub instruction: Option<String>,
+
+    /// Print logits instead of scores between 0 and 1
+    #[arg(long)]
+    pub raw_scores: bool,
+
+    /// Cut texts that are too long at this end, instead of refusing them
+    #[arg(long, value_name = "end|start", value_enum, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_missing_value = "end")]
+    pub truncate: Option<CutAt>,
+
+    /// Print one JSON object per line
+    #[arg(long)]
+    pub json: bool,
+
+    /// See [`ThreadsArg`].
+    #[command(flatten)]
+    pub threads: ThreadsArg,
+
+    /// See [`RunOnArgs`].
+    #[command(flatten)]
+    pub on: RunOnArgs,
+}
+
 /// The end of a text that loses tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CutAt {

@@ -220,10 +220,19 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
         &["--models-dir"],
         Refused("`paguro import FILE` adds a model to the library; all models of the library are served"),
     ),
-    (Serve, &["--rerank", "--reranking"], Refused("reranking is not supported by this version")),
     (
         Serve,
-        &["--embedding", "--embeddings", "--metrics", "--slots", "--props", "--webui", "--no-webui"],
+        &[
+            "--embedding",
+            "--embeddings",
+            "--rerank",
+            "--reranking",
+            "--metrics",
+            "--slots",
+            "--props",
+            "--webui",
+            "--no-webui",
+        ],
         Nothing,
     ),
     (

@@ -25,7 +25,7 @@ use paguro_engine::EngineOptions;
 pub use bench::BenchArgs;
 pub use cache::{CacheArgs, CacheCommand};
 pub use choices::{Attention, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName};
-pub use embed::{CutAt, EmbedArgs};
+pub use embed::{CutAt, EmbedArgs, RerankArgs};
 pub use keys::{KeysArgs, KeysCommand, PsArgs};
 pub use library::{
     CpArgs, ImportArgs, ListArgs, PresetArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, SearchArgs, ShowArgs,
@@ -105,6 +105,8 @@ pub enum Command {
     /// Compute vectors of texts
     #[command(aliases = ["embedding", "embeddings"])]
     Embed(EmbedArgs),
+    /// Score texts for a query, the best first
+    Rerank(RerankArgs),
     /// Show how a model splits text into tokens
     Tokenize(TokenizeArgs),
     /// Show the content of a model file and the memory that it needs

@@ -1,7 +1,8 @@
 // Prints llama.cpp's logits: all in f32 where the weights are (no flash attention, K and V in f32).
 //
-// usage: logits MODEL.gguf CONTEXT OUT.f32 POSITION,POSITION,... TOKEN...
-// All tokens are one batch; the logits of the positions are written one after the other.
+// usage: logits MODEL.gguf CONTEXT OUT.f32 POSITION,POSITION,... [rows|mean] TOKEN...
+// All tokens are one batch; the logits of the positions are written one after the other. With `rows`, it is the embeddings of the
+// positions; with `mean`, one vector: the mean of all, after the model's dense layers.
 #include "llama.h"
 
 #include <cstdio>
@@ -23,7 +24,9 @@ int main(int argc, char ** argv) {
     if (!model) return 1;
 
     std::vector<llama_token> tokens;
-    for (int i = 5; i < argc; i++) tokens.push_back(std::atoi(argv[i]));
+    const std::string kind = argv[5];
+    const bool rows = kind == "rows", mean = kind == "mean";
+    for (int i = rows || mean ? 6 : 5; i < argc; i++) tokens.push_back(std::atoi(argv[i]));
 
     llama_context_params params = llama_context_default_params();
     params.n_ctx = std::atoi(argv[2]);
@@ -31,6 +34,8 @@ int main(int argc, char ** argv) {
     params.n_threads = params.n_threads_batch = 1;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     params.type_k = params.type_v = GGML_TYPE_F32;
+    params.embeddings = rows || mean;
+    params.pooling_type = mean ? LLAMA_POOLING_TYPE_MEAN : LLAMA_POOLING_TYPE_NONE;
     llama_context * context = llama_init_from_model(model, params);
     if (!context) return 1;
     if ((int) llama_n_ctx(context) != std::atoi(argv[2])) {
@@ -51,9 +56,16 @@ int main(int argc, char ** argv) {
 
     const size_t vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
     FILE * out = std::fopen(argv[3], "wb");
+    const size_t width = llama_model_n_embd(model);
+    if (mean) {
+        std::fwrite(llama_get_embeddings_seq(context, 0), sizeof(float), width, out);
+        return std::fclose(out);
+    }
     std::stringstream positions(argv[4]);
     for (std::string position; std::getline(positions, position, ',');) {
-        std::fwrite(llama_get_logits_ith(context, std::stoi(position)), sizeof(float), vocab, out);
+        const int at = std::stoi(position);
+        const float * row = rows ? llama_get_embeddings_ith(context, at) : llama_get_logits_ith(context, at);
+        std::fwrite(row, sizeof(float), rows ? width : vocab, out);
     }
     return std::fclose(out);
 }

@@ -108,8 +108,9 @@ fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
     let mut failures = Vec::new();
     for Case { name, file, context, vocab, positions, logits, peer_error } in cases {
         let tokens = weights::tokens(positions[positions.len() - 1] + 1, vocab);
-        let has_gelu =
-            ["gemma", "gpt2", "gptneox", "phi2", "starcoder2"].iter().any(|family| name.starts_with(family));
+        let has_gelu = ["gemma", "gpt2", "gptneox", "jina", "nomic", "phi2", "starcoder2"]
+            .iter()
+            .any(|family| name.starts_with(family));
         // Gemma 4's layers have a third GELU, and sixteen of them add up.
         let rounding = match has_gelu {
             true if name.starts_with("gemma4") => 2.0 * GELU_TABLE,
@@ -120,7 +121,10 @@ fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
             let tolerance =
                 rounding + if rounds { half_pages(&name) + PEER_ERRORS * peer_error } else { 0.0 };
             let model = load(&name, file.clone(), context);
-            let own = run(backend, model, context, &tokens, &CHUNKS, &positions, Want::Logits);
+            let own = match model.is_encoder() {
+                true => encode(backend, model, context, &tokens, &positions),
+                false => run(backend, model, context, &tokens, &CHUNKS, &positions, Want::Logits),
+            };
             let Some(own) = own else { continue };
             let error = distance(&own, &logits);
             println!("{name:16} {:10} error {error:.1e} of {tolerance:.1e}", backend.name());
@@ -131,6 +135,28 @@ fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");
+}
+
+/// The rows of an encoder at `positions`; or what its dense layers make of the mean of all rows, if it has some.
+fn encode(
+    backend: &dyn Backend,
+    model: Model,
+    context: usize,
+    tokens: &[u32],
+    positions: &[usize],
+) -> Option<Vec<f32>> {
+    let (head, hidden) = (model.head.clone(), model.program.hidden);
+    let all: Vec<usize> = (0..tokens.len()).collect();
+    let positions = if head.dense.is_empty() { positions } else { &all[..] };
+    let rows = run(backend, model, context, tokens, &[tokens.len()], positions, Want::Embedding)?;
+    if head.dense.is_empty() {
+        return Some(rows);
+    }
+    let mut mean = vec![0.0; hidden];
+    for row in rows.chunks_exact(hidden) {
+        mean.iter_mut().zip(row).for_each(|(sum, x)| *sum += x / tokens.len() as f32);
+    }
+    Some(head.embedding(mean))
 }
 
 fn load(name: &str, file: Vec<u8>, context: usize) -> Model {

@@ -10,7 +10,10 @@ use paguro_engine::{Engine, EngineOptions, Event, Request};
 use paguro_model::{LoadOptions, Model, tokenizer::SpecialTokens};
 use serde_json::{Map, Value, json};
 
-use super::{common::run, http::Server};
+use super::{
+    common::{run, run_with_input},
+    http::Server,
+};
 
 #[path = "../architectures/weights.rs"]
 #[allow(dead_code)] // the tests of architectures use the rest
@@ -202,6 +205,176 @@ fn rerankers_score_as_the_reference_in_every_form() {
         shown["capabilities"]
     );
     assert_eq!(server.get("/info").ok()["model_id"], name);
+
+    // The command line has the same scores.
+    let folder = folder.to_str().unwrap();
+    let file = home.path().join("documents.txt");
+    fs::write(&file, DOCUMENTS.join("\n")).unwrap();
+    let lines = run(&["rerank", folder, QUERY, file.to_str().unwrap(), "--json"]).json_lines();
+    assert_eq!(lines.len(), 4);
+    for (line, (index, score)) in lines.iter().zip(&order) {
+        assert_eq!(
+            (&line["line"], &line["text"]),
+            (&json!(index + 1), &json!(DOCUMENTS[*index])),
+            "{order:?}"
+        );
+        assert!((score_of(&line["score"]) - score).abs() < 1e-3, "{line} {order:?}");
+    }
+    let best = run(&["rerank", folder, QUERY, file.to_str().unwrap(), "--top-n", "1"]).ok();
+    let (index, score) = order[0];
+    assert_eq!(best.lines().count(), 1, "{best}");
+    let shown: f64 = best.split(' ').next().unwrap().parse().unwrap();
+    assert!((shown - score).abs() < 1e-3 && best.contains(DOCUMENTS[index]), "{best}");
+    fs::write(&file, format!("a\n{long}\n")).unwrap();
+    let refused = run(&["rerank", folder, QUERY, file.to_str().unwrap()]);
+    assert!(refused.code != Some(0) && refused.err.contains("documents.txt:2 has 2"), "{}", refused.err);
+    let cut = run(&["rerank", folder, QUERY, file.to_str().unwrap(), "--truncate", "--json"]);
+    assert_eq!(cut.json_lines().len(), 2);
+    let other = run(&["rerank", "tales", QUERY, file.to_str().unwrap()]);
+    assert!(other.code != Some(0) && other.err.contains("`tales` is no reranker"), "{}", other.err);
+}
+
+#[test]
+fn a_classifier_ranks_texts_on_the_command_line() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = write_folder(home.path(), "ranker", "xlm_roberta-rank", |_, _| ());
+    let model = Model::open(&folder, &LoadOptions::default()).unwrap();
+    let backend = Reference { kv: KvRounding::F32, poison: None };
+    let engine = Engine::start(&backend, &model, EngineOptions::default()).unwrap();
+    let of = |document: &str| {
+        let prompt = model.encode_pair(QUERY, document, usize::MAX).unwrap();
+        let pooling = model.pooling.clone().unwrap();
+        let request = Request { max_tokens: Some(0), embedding: Some(pooling), ..Request::new(prompt) };
+        let mut generation = engine.handle().generate(request).unwrap();
+        while let Some(event) = generation.next_blocking() {
+            if let Event::Embedding { values } = event {
+                return f64::from(model.head.classifier.as_ref().unwrap().logits(&values)[0]);
+            }
+        }
+        panic!("no embedding");
+    };
+    let folder = folder.to_str().unwrap();
+    let input = DOCUMENTS.join("\n");
+    let lines = run_with_input(&["rerank", folder, QUERY, "--json", "--raw-scores"], &input).json_lines();
+    assert!(lines.len() == 4 && lines.iter().all(|line| line["file"] == Value::Null), "{lines:?}");
+    for line in &lines {
+        let expected = of(line["text"].as_str().unwrap());
+        assert!((score_of(&line["score"]) - expected).abs() < 1e-2, "{expected}: {lines:?}");
+    }
+    assert!(lines.is_sorted_by(|a, b| score_of(&a["score"]) >= score_of(&b["score"])), "{lines:?}");
+    let refused = run_with_input(&["rerank", folder, QUERY, "--instruction", "Find foxes"], "a\n");
+    assert!(refused.code != Some(0) && refused.err.contains("--instruction"), "{}", refused.err);
+}
+
+/// A tokenizer with the tokens `around` each text, and letters and a few words, of the kind WordPiece or Unigram.
+fn encoders_tokenizer(kind: &str) -> Value {
+    const SIZE: usize = 301;
+    let specials = match kind {
+        "WordPiece" => ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+        _ => ["<pad>", "<unk>", "<s>", "</s>", "<mask>"],
+    };
+    let [_, unknown, first, last, mask] = specials;
+    let mut names: Vec<String> = specials.map(str::to_owned).to_vec();
+    let letters = ('a'..='z').chain('0'..='9').chain("éд你.,!?()'-".chars());
+    for letter in letters {
+        names.extend(match kind {
+            "WordPiece" => [letter.to_string(), format!("##{letter}")],
+            _ => [letter.to_string(), format!("▁{letter}")],
+        });
+    }
+    let words: &[&str] = match kind {
+        "WordPiece" => &["hello", "world", "##ing", "fox", "key"],
+        _ => &["▁", "▁hello", "▁world", "ing", "▁fox", "▁key"],
+    };
+    names.extend(words.iter().map(|&word| word.to_owned()));
+    let mut unused = 0..;
+    names.resize_with(SIZE, || format!("unused{}", unused.next().unwrap()));
+    let added = specials.iter().enumerate().map(|(id, name)| {
+        json!({"id": id, "content": name, "special": true, "single_word": false, "lstrip": *name == "<mask>",
+               "rstrip": false, "normalized": false})
+    });
+    let added: Vec<Value> = added.collect();
+    let special = |name: &str, kind: u32| json!({"SpecialToken": {"id": name, "type_id": kind}});
+    let text = |name: &str, kind: u32| json!({"Sequence": {"id": name, "type_id": kind}});
+    let id_of = |name: &str| specials.iter().position(|other| *other == name);
+    let tokens = [first, last]
+        .map(|name| (name.to_owned(), json!({"id": name, "ids": [id_of(name)], "tokens": [name]})));
+    let second = u32::from(kind == "WordPiece");
+    let between = if second == 1 { vec![special(last, 0)] } else { vec![special(last, 0); 2] };
+    let pair =
+        [vec![special(first, 0), text("A", 0)], between, vec![text("B", second), special(last, second)]]
+            .concat();
+    let template = json!({
+        "type": "TemplateProcessing", "single": [special(first, 0), text("A", 0), special(last, 0)], "pair": pair,
+        "special_tokens": Map::from_iter(tokens),
+    });
+    if kind == "WordPiece" {
+        let vocab: Map<_, _> = names.into_iter().enumerate().map(|(id, name)| (name, json!(id))).collect();
+        return json!({
+            "version": "1.0", "added_tokens": added, "post_processor": template,
+            "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                           "strip_accents": null, "lowercase": true},
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+            "model": {"type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##",
+                      "max_input_chars_per_word": 100, "vocab": vocab},
+        });
+    }
+    let score = |(id, name): (usize, String)| {
+        json!([name, if id < 5 || name == mask { 0.0 } else { -1.0 - id as f64 / 64.0 }])
+    };
+    let vocab: Vec<Value> = names.into_iter().enumerate().map(score).collect();
+    let metaspace =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    json!({
+        "version": "1.0", "added_tokens": added, "normalizer": null, "post_processor": template, "decoder": metaspace,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "model": {"type": "Unigram", "unk_id": 1, "vocab": vocab, "byte_fallback": false},
+    })
+}
+
+/// Tokens, limits, pooling and vectors of encoders are those of their folders after `paguro convert`.
+#[test]
+fn encoders_are_the_same_after_conversion() {
+    let home = tempfile::tempdir().unwrap();
+    for (case, kind) in [("bert", "WordPiece"), ("xlm_roberta", "Unigram")] {
+        let folder =
+            write_folder(home.path(), case, case, |_, tokenizer| *tokenizer = encoders_tokenizer(kind));
+        fs::write(folder.join("sentence_bert_config.json"), r#"{"max_seq_length": 40}"#).unwrap();
+        fs::write(folder.join("modules.json"), r#"[{"type": "sentence_transformers.models.Pooling"}]"#)
+            .unwrap();
+        fs::create_dir(folder.join("1_Pooling")).unwrap();
+        fs::write(folder.join("1_Pooling/config.json"), r#"{"pooling_mode_cls_token": true}"#).unwrap();
+        let file = home.path().join(format!("{case}.gguf"));
+        let paths = [&folder, &file].map(|path| path.to_str().unwrap());
+        run(&["convert", paths[0], paths[1]]).ok();
+        let [model, converted] =
+            [&folder, &file].map(|path| Model::open(path, &LoadOptions::default()).unwrap());
+        assert_eq!((model.context_length, converted.context_length), (40, 40));
+        assert_eq!(model.pooling, converted.pooling);
+        for text in [
+            "Hello World!",
+            "  the  fox's KEY, é 你 \u{1F600} (walking)\n",
+            "[CLS] <s> a",
+            "hellohello дд",
+            "",
+        ] {
+            for special in [SpecialTokens::AsText, SpecialTokens::Parse] {
+                let encode = |model: &Model| model.tokenizer.encode_prompt(text, special);
+                assert_eq!(encode(&model), encode(&converted), "{case}: {text:?}, {special:?}");
+            }
+            let pair = |model: &Model| model.encode_pair(text, "a key", 40);
+            assert_eq!(pair(&model), pair(&converted), "{case}: {text:?}");
+        }
+        let input = "Hello World!\nthe fox\n";
+        let vectors = paths.map(|path| {
+            let lines = run_with_input(&["embed", path], input).json_lines();
+            lines.into_iter().map(|line| line["embedding"].clone()).collect::<Vec<_>>()
+        });
+        assert_eq!(vectors[0], vectors[1], "{case}");
+        let long = run_with_input(&["embed", paths[1]], &"fox ".repeat(60));
+        assert!(long.code != Some(0) && long.err.contains("reads at most 40"), "{}", long.err);
+    }
 }
 
 #[test]

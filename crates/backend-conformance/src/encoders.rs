@@ -1,6 +1,6 @@
 //! Encoders: attention in both directions, and what their blocks have that others lack.
 
-use paguro_backend::{Activation, NormKind, QkNormKind};
+use paguro_backend::{Activation, NormKind, QkNormKind, WeightFormat};
 
 use super::{
     Biases, DriveOptions, Driver, ModelShape, Rng, Subject, Verdict,
@@ -28,6 +28,12 @@ fn bert() -> ModelShape {
         activation: Activation::Gelu,
         ..ModelShape::default()
     }
+}
+
+/// [`bert`] with matrices of this format.
+fn of_format(format: WeightFormat) -> ModelShape {
+    let ModelShape { hidden, ffn, .. } = ModelShape::of_format(format);
+    ModelShape { format, hidden, ffn, ..bert() }
 }
 
 /// Whole sequences in steps of one and of several: single tokens, pages, more than a split.
@@ -64,6 +70,8 @@ pub(super) fn bidirectional(subject: &Subject) -> Verdict {
 /// Norms after the sums, a norm of the embeddings, and token types.
 pub(super) fn encoder_blocks(subject: &Subject) -> Verdict {
     check(subject, &bert())?;
+    // Backends may quantize activations of encoders in another way than those of decoders.
+    check(subject, &of_format(WeightFormat::Q8_0))?;
     check(subject, &ModelShape { embed_norm: false, types: None, ..bert() })?;
     check(subject, &ModelShape { types: Some(1), norms: NormKind::Rms, gated: true, ..bert() })
 }
@@ -82,10 +90,18 @@ pub(super) fn distance_biases(subject: &Subject) -> Verdict {
 
 /// A sequence gives the same bits alone and in any batch.
 pub(super) fn exact_encoders(subject: &Subject) -> Verdict {
-    let shape = ModelShape { windows: vec![Some(30), None], distance_bias: Some(529), ..bert() };
+    for format in [WeightFormat::F32, WeightFormat::Q8_0] {
+        let shape =
+            ModelShape { windows: vec![Some(30), None], distance_bias: Some(529), ..of_format(format) };
+        exact(subject, &shape)?;
+    }
+    Ok(())
+}
+
+fn exact(subject: &Subject, shape: &ModelShape) -> Verdict {
     let schedule = schedule(2 * shape.vocab);
     let options = DriveOptions { least_rows: subject.exact_rows, ..options(subject) };
-    agrees_or_refuses_with(subject, &shape, BIDIRECTIONAL, || {
+    agrees_or_refuses_with(subject, shape, BIDIRECTIONAL, || {
         let model = shape.build(2);
         let run = |schedule: &Schedule, options: &DriveOptions, threads: usize| {
             schedule.run(&mut Driver::new(&*(subject.backend)(threads), &model, options)?)

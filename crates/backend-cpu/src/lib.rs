@@ -41,7 +41,12 @@ use paguro_backend::{
 };
 
 pub use self::{isa::Isa, probe::read_bandwidth};
-use self::{matrix::PackedMatrix, pages::PageShape, runner::CpuRunner, states::States};
+use self::{
+    matrix::{Activations, PackedMatrix},
+    pages::PageShape,
+    runner::CpuRunner,
+    states::States,
+};
 pub use machine::memory_available;
 
 /// This machine's processor.
@@ -107,7 +112,11 @@ impl Backend for Cpu {
     }
 
     fn held(&self, matrix: &Matrix) -> Held {
-        Held { bytes: PackedMatrix::packed_bytes(matrix), converted_to: None }
+        Held { bytes: PackedMatrix::packed_bytes(matrix, Activations::Signed), converted_to: None }
+    }
+
+    fn weight_bytes(&self, program: &Program, weights: &Weights) -> u64 {
+        runner::packed_bytes(program, weights)
     }
 
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use paguro_backend::{
     AttentionMode, InputSquares, KernelCount, Limits, LoadError, Outcome, PageContent, PageFormat, PageId,
-    PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
+    PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, WeightFormat, Weights,
 };
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     experts::RowsByExpert,
     forward::Pass,
     isa::Isa,
-    matrix::{MatrixKernels, Packing, Scratch},
+    matrix::{Activations, MatrixKernels, PackedMatrix, Packing, Scratch},
     model::Model,
     ops::RowKernels,
     page_format,
@@ -78,10 +78,11 @@ impl CpuRunner {
         let mut pool = ThreadPool::new(threads).map_err(|error| {
             LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
         })?;
+        let activations = activations_of(program, &weights);
         let mut matrices = Vec::with_capacity(weights.matrices.len());
         // One after the other, so that beside the packed weights, memory holds only the rows that threads are packing.
         for source in &weights.matrices {
-            let packing = Packing::new(source)?;
+            let packing = Packing::new(source, activations)?;
             pool.run(threads, Chunking::Single, |_, _| packing.work());
             matrices.push(packing.finish()?);
         }
@@ -133,7 +134,7 @@ impl CpuRunner {
                 tables,
                 rope_stride: sizes.rope_stride,
                 attention: limits.attention,
-                matmul: MatrixKernels::new(isa),
+                matmul: MatrixKernels::new(isa, activations),
                 rows: RowKernels::new(isa),
                 attend: AttentionKernels::new(isa),
                 delta: DeltaKernels::new(isa),
@@ -170,6 +171,21 @@ impl CpuRunner {
     }
 }
 
+/// Returns the form of quantized activations. Rows of encoders in Q8_0 are ranged. Decoders keep the eighth bit,
+/// which blocks around zero would lose; their steps of few rows wait for memory and not for instructions.
+fn activations_of(program: &Program, weights: &Weights) -> Activations {
+    let mut quantized =
+        weights.matrices.iter().map(|matrix| matrix.format).filter(|format| format.is_quantized());
+    let is_ranged = program.bidirectional && quantized.all(|format| format == WeightFormat::Q8_0);
+    if is_ranged { Activations::Ranged } else { Activations::Signed }
+}
+
+/// Returns the bytes of all packed matrices.
+pub fn packed_bytes(program: &Program, weights: &Weights) -> u64 {
+    let activations = activations_of(program, weights);
+    let bytes = weights.matrices.iter().map(|matrix| PackedMatrix::packed_bytes(matrix, activations) as u64);
+    bytes.fold(0, u64::saturating_add)
+}
 impl Runner for CpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.model.program, &self.limits)?;

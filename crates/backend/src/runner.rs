@@ -35,14 +35,20 @@ pub trait Backend: Send {
         Held { bytes: matrix.bytes.len(), converted_to: None }
     }
 
+    /// Returns the bytes of all matrices in the device's memory: those of [`Backend::held`], unless their arrangement depends on the
+    /// program.
+    fn weight_bytes(&self, _program: &Program, weights: &Weights) -> u64 {
+        let bytes = weights.matrices.iter().map(|matrix| self.held(matrix).bytes as u64);
+        bytes.fold(0, u64::saturating_add)
+    }
+
     /// Computes the bytes of [`Backend::load`] for this program from shapes and formats alone, without reading. The
     /// result is arbitrary for a program that `load` refuses.
     fn plan(&self, program: &Program, weights: &Weights, limits: &Limits) -> MemoryPlan {
-        let matrices = weights.matrices.iter().map(|matrix| self.held(matrix).bytes as u64);
         let vectors = weights.vectors.iter().map(|vector| size_of_val(vector.as_slice()) as u64);
         let page_bytes = self.page_bytes(program, limits.block_size, limits.kv_dtype) as u64;
         MemoryPlan {
-            weights: matrices.chain(vectors).fold(0, u64::saturating_add),
+            weights: vectors.fold(self.weight_bytes(program, weights), u64::saturating_add),
             kv: (limits.pages as u64).saturating_mul(page_bytes),
             states: (limits.states as u64).saturating_mul(self.state_bytes(program) as u64),
             buffers: self.buffer_bytes(program, limits),

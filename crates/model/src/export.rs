@@ -8,6 +8,8 @@ use crate::{
     gguf::{Contents, Metadata, Value},
     hf::{HfFolder, quantized},
     load::GenerationDefaults,
+    pooling,
+    text_head::TextHead,
     tokenizer::{Tokenizer, TokenizerConfig},
 };
 
@@ -24,7 +26,12 @@ pub(crate) struct Parts<'a> {
 /// Converts a folder; its weights are read when the contents are written.
 pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents, ModelError> {
     let tensors = quantized::resolve(&folder.config, &folder.tensors)?;
-    let config = |context| arch::config_from_hf(&folder.config, tensors.len(), context);
+    let longest = folder.longest_text()?;
+    let config = |context| {
+        let mut config = arch::config_from_hf(&folder.config, tensors.len(), context)?;
+        config.limit_texts(longest);
+        Ok::<_, ModelError>(config)
+    };
     let (long, short) = (config(Some(arch::LONGEST))?, config(Some(1))?);
     let places = Tensors::new(long.definition.gguf, &[], &tensors);
     let names = Names::hf(long.definition, |name| places.has(name));
@@ -36,6 +43,8 @@ pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents,
     }
     metadata.set("general.quantization_version", Value::U32(2));
     sampling(&parts.defaults, metadata);
+    retrieval(folder, long.definition.is_encoder(), &mut contents)?;
+    let metadata = &mut contents.metadata;
 
     let rows = contents.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
     let size = rows.and_then(|tensor| tensor.shape.first().copied()).unwrap_or(0);
@@ -44,6 +53,9 @@ pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents,
     let tokenizer = Tokenizer::from_hf(&json, config.as_deref())?;
     let config = config.as_deref().map(TokenizerConfig::parse).transpose()?.unwrap_or_default();
     tokenizer.write_gguf(&json, &config, size, metadata)?;
+    if long.definition.is_encoder() {
+        return Ok(contents);
+    }
     // The end of an answer may be another token than that of a text.
     let end = [&folder.generation, &folder.config].into_iter().find_map(|file| file.get("eos_token_id"));
     let ends: Vec<u32> = match end {
@@ -65,6 +77,34 @@ pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents,
         metadata.set(&key, Value::String(template.clone()));
     }
     Ok(contents)
+}
+
+/// Pooling, and the layers after it.
+fn retrieval(folder: &HfFolder, is_encoder: bool, contents: &mut Contents) -> Result<(), ModelError> {
+    let (modules, config) = folder.pooling()?;
+    let class = folder.config.get("architectures").and_then(|classes| classes.get(0)?.as_str());
+    let class = class.unwrap_or_default();
+    if !is_encoder && modules.is_null() {
+        return Ok(());
+    }
+    let head = TextHead::from_hf(folder, class, &modules)?;
+    let lost = |what: &str| ModelError::unsupported(format!("converting a model with {what} to GGUF"));
+    let pooling = pooling::from_hf(&modules, &config, class, &folder.config);
+    let pooling = pooling.map_err(|error| lost(&error.what))?;
+    let Some(Value::String(name)) = contents.metadata.get("general.architecture").cloned() else {
+        return Ok(());
+    };
+    let number = if head.classifier.is_some() { pooling::RANK } else { pooling.number() };
+    contents.metadata.set(&format!("{name}.pooling_type"), Value::U32(number));
+    head.write_gguf(&name, contents);
+    let read = TextHead::from_gguf(&contents.metadata, &name, &contents.tensors)?;
+    if !head.computes_the_same(&read) {
+        return Err(lost("these layers after its pooling"));
+    }
+    if pooling::from_gguf(&contents.metadata, &name) != Ok(pooling) {
+        return Err(lost("a classifier of the mean"));
+    }
+    Ok(())
 }
 
 /// Numbers of RoPE that only a GGUF file needs.

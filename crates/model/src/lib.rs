@@ -17,6 +17,7 @@ mod judge;
 mod load;
 mod pooling;
 mod prompts;
+mod ranker;
 mod rearrange;
 mod rope;
 pub mod tensor;
@@ -30,4 +31,5 @@ pub use load::{
 };
 pub use pooling::{Pooling, PoolingError};
 pub use prompts::{Prompts, TextRole};
+pub use ranker::Ranker;
 pub use text_head::{Classifier, DenseLayer, TextHead};

@@ -256,9 +256,7 @@ impl ModelFile {
 /// Reads the hyperparameters of a folder. Texts of encoders are not longer than sentence-transformers reads them.
 fn hf_config(folder: &HfFolder, max_context: Option<usize>) -> Result<Config, ModelError> {
     let mut config = arch::config_from_hf(&folder.config, folder.tensors.len(), max_context)?;
-    if let Some(longest) = folder.longest_text()?.filter(|_| config.block.bidirectional) {
-        config.context_length = config.context_length.min(longest);
-    }
+    config.limit_texts(folder.longest_text()?);
     Ok(config)
 }
 

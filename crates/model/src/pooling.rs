@@ -15,6 +15,20 @@ pub enum Pooling {
     First,
 }
 
+/// Number of the pooling of classifiers and rerankers.
+pub(crate) const RANK: u32 = 4;
+
+impl Pooling {
+    /// The number of `{architecture}.pooling_type`.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::Mean => 1,
+            Self::First => 2,
+            Self::Last => 3,
+        }
+    }
+}
+
 /// Reason for which a model has no embeddings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -34,8 +48,8 @@ pub(crate) fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Pooli
         Some(1) => Ok(Pooling::Mean),
         Some(2) => Ok(Pooling::First),
         // A rank: what the classifier reads.
-        Some(4) if is_encoder(architecture) => Ok(Pooling::First),
-        Some(4) => Ok(Pooling::Last),
+        Some(RANK) if is_encoder(architecture) => Ok(Pooling::First),
+        Some(RANK) => Ok(Pooling::Last),
         Some(other) => Err(PoolingError { what: format!("pooling type {other}") }),
     }
 }

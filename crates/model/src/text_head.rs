@@ -2,10 +2,18 @@
 
 use std::{fs, path::Component, path::Path};
 
-use paguro_backend::reference::ops;
+use paguro_backend::{WeightFormat, reference::ops};
 use serde_json::{Map, Value};
 
-use crate::{error::ModelError, gguf::Metadata, hf::HfFolder, tensor::Tensor};
+use crate::{
+    error::ModelError,
+    gguf::{self, Contents, Metadata},
+    hf::HfFolder,
+    tensor::{DType, Tensor},
+};
+
+/// Names of dense layers in GGUF files.
+const DENSE: [&str; 2] = ["dense_2", "dense_3"];
 
 /// Layers that a model applies to a pooled vector.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -90,7 +98,7 @@ impl TextHead {
         tensors: &[Tensor],
     ) -> Result<Self, ModelError> {
         let file = Layers(tensors);
-        let dense = ["dense_2", "dense_3"].map(|name| file.layer(name, DenseActivation::Identity));
+        let dense = DENSE.map(|name| file.layer(name, DenseActivation::Identity));
         let [first, second] = dense;
         let dense = first?.into_iter().chain(second?).collect();
         let activation = match architecture {
@@ -148,6 +156,39 @@ impl TextHead {
     }
 }
 
+impl TextHead {
+    /// Adds the layers to a GGUF file, as [`TextHead::from_gguf`] reads them.
+    pub(crate) fn write_gguf(&self, architecture: &str, contents: &mut Contents) {
+        let classifier =
+            self.classifier.iter().flat_map(|classifier| &classifier.layers).zip(["cls", "cls.output"]);
+        for (layer, name) in self.dense.iter().zip(DENSE).chain(classifier) {
+            layer.write_gguf(name, &mut contents.tensors);
+            if name.starts_with("dense") {
+                for (key, size) in [("feat_in", layer.inputs), ("feat_out", layer.outputs())] {
+                    let key = format!("{architecture}.{name}_{key}");
+                    contents.metadata.set(&key, gguf::Value::U32(size as u32));
+                }
+            }
+        }
+        if let Some(classifier) = &self.classifier {
+            let labels = gguf::Array::Strings(classifier.labels.clone());
+            let key = format!("{architecture}.classifier.output_labels");
+            contents.metadata.set(&key, gguf::Value::Array(labels));
+        }
+    }
+
+    /// True if `other` makes the same vectors of length one, and the same scores.
+    pub(crate) fn computes_the_same(&self, other: &Self) -> bool {
+        let scores = |head: &Self| {
+            let classifier = head.classifier.clone()?;
+            // The scores of one label are the same with and without others.
+            let is_multi_label = classifier.is_multi_label && classifier.labels.len() > 1;
+            Some(Classifier { is_multi_label, ..classifier })
+        };
+        self.dense == other.dense && scores(self) == scores(other)
+    }
+}
+
 impl Classifier {
     fn new(layers: Vec<DenseLayer>, mut labels: Vec<String>, is_multi_label: bool) -> Option<Self> {
         let outputs = layers.last()?.outputs();
@@ -195,6 +236,27 @@ impl DenseLayer {
             ops::norm(&mut y, paguro_backend::NormKind::Layer, weight, bias.as_deref(), *eps);
         }
         y
+    }
+}
+
+impl DenseLayer {
+    fn write_gguf(&self, name: &str, tensors: &mut Vec<Tensor>) {
+        let mut add = |name: String, shape: Vec<usize>, values: &[f32]| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let dtype = DType::Weight(WeightFormat::F32);
+            tensors.push(Tensor { name, dtype, shape, bytes: bytes.into(), offset: 0, file: 0 });
+        };
+        let outputs = self.outputs();
+        add(format!("{name}.weight"), vec![outputs, self.inputs], &self.weight);
+        if let Some(bias) = &self.bias {
+            add(format!("{name}.bias"), vec![outputs], bias);
+        }
+        if let Some(norm) = &self.norm {
+            add(format!("{name}.norm.weight"), vec![outputs], &norm.weight);
+            if let Some(bias) = &norm.bias {
+                add(format!("{name}.norm.bias"), vec![outputs], bias);
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use paguro_backend_conformance::Rng;
 use super::*;
 use crate::{
     isa::Isa,
-    matrix::MatrixKernels,
+    matrix::{Activations, MatrixKernels},
     ops::RowKernels,
     pages::{Arena, Half, PageShape, Place, StoredHead},
     quantize::BLOCK,
@@ -95,7 +95,7 @@ impl Case {
     fn multiplied(&self, q: &[f32]) -> Vec<f32> {
         let head = |head: &[f32]| {
             let mut blocks = vec![QuantBlock::ZERO; head.len().div_ceil(BLOCK)];
-            MatrixKernels::new(Isa::detect()).quantize_row(head, &mut blocks);
+            MatrixKernels::new(Isa::detect(), Activations::Signed).quantize_row(head, &mut blocks);
             let number = |i: usize| blocks[i / BLOCK].scale * f32::from(blocks[i / BLOCK].quants[i % BLOCK]);
             (0..head.len()).map(number).collect::<Vec<_>>()
         };

@@ -232,7 +232,7 @@ unsafe fn add_pairs<S: Simd, F: Format, const R: usize, const G: usize>(
     x: &[&QuantBlock; R],
     dots: &mut [[S::I32; G]; R],
 ) {
-    let offset = const { F::LAYOUT.offset() };
+    let bytes = const { F::LAYOUT.bytes_are() };
     let dots = dots.as_chunks_mut::<2>().0;
     for [first, second] in dots.iter_mut() {
         for g in 0..G {
@@ -249,7 +249,7 @@ unsafe fn add_pairs<S: Simd, F: Format, const R: usize, const G: usize>(
             };
             for ([first, second], x) in dots.iter_mut().zip(x.as_chunks::<2>().0) {
                 let x = x.map(|x| oct(x, pair));
-                [first[g], second[g]] = s.dot8([first[g], second[g]], quants, x, offset);
+                [first[g], second[g]] = s.dot8([first[g], second[g]], quants, x, bytes);
             }
         }
     }

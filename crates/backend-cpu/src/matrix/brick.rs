@@ -74,11 +74,12 @@ impl<S: Simd> Brick<S> {
             let scales = self.brick.add(layout.scales_at() + sub * step);
             let minimums = self.brick.add(layout.minimums_at() + sub * step);
             if const { scales_are::<F>(Scales::Half) } {
-                let minimum = match const { F::LAYOUT.minimums } {
-                    true => s.from_f16(array(minimums.cast())),
-                    false => s.zero(),
-                };
-                (s.from_f16(array(scales.cast())), minimum)
+                let scales = s.from_f16(array(scales.cast()));
+                if const { !F::LAYOUT.minimums } {
+                    return (scales, s.zero());
+                }
+                let minimums = s.from_f16(array(minimums.cast()));
+                (scales, if const { F::LAYOUT.ranged } { s.mul(scales, minimums) } else { minimums })
             } else if const { scales_are::<F>(Scales::Exponent) } {
                 // The larger of `e8m0_half`'s two cases is correct: 2^(e - 128), or for e < 2 the subnormals with the
                 // bits (e + 1) << 21.

@@ -61,6 +61,14 @@ pub fn q8_0(block: &[u8], out: &mut Decoded) {
     }
 }
 
+/// Signed quants, and their sum instead of a minimum.
+pub fn q8_0_ranged(block: &[u8], out: &mut Decoded) {
+    out.d = bits_at(block, 0);
+    out.quants[..32].copy_from_slice(&block[2..34]);
+    let sum: i32 = block[2..34].iter().map(|&byte| i32::from(byte as i8)).sum();
+    out.dmin = f16::from_f32(sum as f32).to_bits();
+}
+
 pub fn iq4_nl(block: &[u8], out: &mut Decoded) {
     q4_0(block, out);
 }

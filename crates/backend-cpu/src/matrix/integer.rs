@@ -4,7 +4,9 @@
 //! scale, sum)`, and for formats with minimums `sum = fma(minimum, activation scale * activation sum, sum)`. For
 //! sub-blocks of 16 inputs, `dot` is also an integer: the halves' dot products times their scales, at most
 //! 2 * 128 * 16 * 32 * 127 < 2^24 (Q6_K), which single precision represents exactly, and `d` is the weight scale.
-//! Minimums then follow, one per half. NVFP4's scales are not integers, so the sum of the two halves is rounded once.
+//! Minimums then follow, one per half. NVFP4's scales are not integers, so the sum of the two halves is rounded once. With
+//! [ranged](crate::quantize) activations, the sum of the weights takes the place of the minimum, and the least activation that of
+//! their sum.
 //!
 //! Both implementations perform exactly these float operations in the order of the inputs, so their results are equal:
 //!
@@ -102,7 +104,7 @@ pub(super) const fn parts<F: Format>() -> usize {
 
 #[inline(always)]
 pub(super) fn dot4<S: Simd, F: Format>(s: S, sum: S::I32, quants: S::U8, x: &[i8; 4]) -> S::I32 {
-    if const { F::LAYOUT.offset() } { s.dot4_offset(sum, quants, x) } else { s.dot4(sum, quants, x) }
+    s.dot4_of(const { F::LAYOUT.bytes_are() }, sum, quants, x)
 }
 
 /// Four inputs of a block of activations.

@@ -23,6 +23,8 @@
 use paguro_backend::WeightFormat;
 use paguro_backend::format::{Alphabet, IQ4_VALUES, MXFP4_VALUES};
 
+use crate::simd::Bytes;
+
 /// Inputs of a block of activations, and of a block of the formats without super-blocks.
 pub const BLOCK: usize = 32;
 
@@ -64,12 +66,26 @@ pub struct Layout {
     pub zero: i32,
     /// Factor of d, a power of two.
     pub unit: f32,
+    /// True if quants are signed bytes that multiply [ranged](crate::quantize) activations. The minimums are then the sums of the
+    /// quants, see [`Q8_0Ranged`].
+    pub ranged: bool,
 }
 
 impl Layout {
     /// Quants use all eight bits around a zero point of 128.
     pub const fn offset(&self) -> bool {
         self.zero == 128
+    }
+
+    /// Numbers that the bytes of unpacked quants stand for.
+    pub const fn bytes_are(&self) -> Bytes {
+        if self.ranged {
+            Bytes::Signed
+        } else if self.offset() {
+            Bytes::Offset
+        } else {
+            Bytes::Small
+        }
     }
 
     /// The largest value of a quant.
@@ -190,6 +206,7 @@ const fn blocks(low_bits: usize, high_bits: usize, zero: i32, minimums: bool) ->
         minimums,
         zero,
         unit: 1.0,
+        ranged: false,
     }
 }
 
@@ -205,6 +222,7 @@ const fn super_blocks(low_bits: usize, high_bits: usize, sub_block: usize, scale
         minimums: !matches!(scales, Scales::SignedBytes | Scales::E4m3),
         zero: 0,
         unit: 1.0,
+        ranged: false,
     }
 }
 
@@ -261,16 +279,18 @@ macro_rules! formats {
         )*
 
         /// The packed form of a format, or `None` for the formats that are not quantized.
-        pub const fn layout_of(format: WeightFormat) -> Option<Layout> {
+        pub const fn layout_of(format: WeightFormat, activations: Activations) -> Option<Layout> {
             match format {
+                WeightFormat::Q8_0 if matches!(activations, Activations::Ranged) => Some(Q8_0Ranged::LAYOUT),
                 $(WeightFormat::$name => Some($name::LAYOUT),)*
                 WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => None,
             }
         }
 
         /// `pack_group` for a format, or `None` for the formats that are not quantized.
-        pub const fn packer(format: WeightFormat) -> Option<fn(&[u8], usize, &mut [u8])> {
+        pub const fn packer(format: WeightFormat, activations: Activations) -> Option<fn(&[u8], usize, &mut [u8])> {
             match format {
+                WeightFormat::Q8_0 if matches!(activations, Activations::Ranged) => Some(pack_group::<Q8_0Ranged>),
                 $(WeightFormat::$name => Some(pack_group::<$name>),)*
                 WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => None,
             }
@@ -278,7 +298,7 @@ macro_rules! formats {
     };
 }
 
-use super::{decode, pack::pack_group};
+use super::{Activations, decode, pack::pack_group};
 
 formats! {
     Q4_0: blocks(4, 0, 8, false), decode::q4_0;
@@ -320,6 +340,20 @@ formats! {
     NVFP4_SCALED: NVFP4_LAYOUT, decode::nvfp4_scaled;
 }
 
+/// Q8_0 for [ranged](crate::quantize) activations, `x = least + step * q` with unsigned `q`: the dot product of a block is
+/// `d * (step * Σ w q + least * Σ w)`. `Σ w` is in the place of a minimum, in f16, so it is rounded if its magnitude exceeds
+/// 2,048.
+pub struct Q8_0Ranged;
+
+impl Format for Q8_0Ranged {
+    const FORMAT: WeightFormat = WeightFormat::Q8_0;
+    const LAYOUT: Layout = Layout { ranged: true, ..blocks(8, 0, 0, true) };
+    #[inline]
+    fn decode(block: &[u8], out: &mut Decoded) {
+        decode::q8_0_ranged(block, out);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,7 +361,7 @@ mod tests {
     #[test]
     fn bricks_are_whole_cache_lines_of_about_the_size_of_the_file() {
         for format in WeightFormat::ALL {
-            let Some(layout) = layout_of(format) else { continue };
+            let Some(layout) = layout_of(format, Activations::Signed) else { continue };
             for at in [layout.low_at(), layout.high_at(), layout.bytes()] {
                 assert_eq!(at % 64, 0, "{format}");
             }

@@ -28,7 +28,7 @@ use std::{
 
 use paguro_backend::{LoadError, Matrix, WeightFormat};
 
-use self::memory::Memory;
+use self::{layout::Layout, memory::Memory};
 use crate::{
     isa::{Isa, simd_kernels},
     quantize::{self, QuantBlock},
@@ -39,6 +39,7 @@ simd_kernels! {
     /// Kernels for each packed format, and of the activations' conversion.
     struct Table {
         fn quantize_row(x: &[f32], out: &mut [QuantBlock]) = quantize::quantize_row;
+        fn range_row(x: &[f32], out: &mut [QuantBlock]) = quantize::range_row;
         fn f32(job: &float::Job<'_>, scratch: &mut Scratch) = float::multiply::<_, float::F32>;
         fn f16(job: &float::Job<'_>, scratch: &mut Scratch) = float::multiply::<_, float::F16>;
         fn bf16(job: &float::Job<'_>, scratch: &mut Scratch) = float::multiply::<_, float::BF16>;
@@ -47,6 +48,7 @@ simd_kernels! {
         fn q5_0(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q5_0>;
         fn q5_1(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q5_1>;
         fn q8_0(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q8_0>;
+        fn q8_0_ranged(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q8_0Ranged>;
         fn q2_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q2_K>;
         fn q3_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q3_K>;
         fn q4_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q4_K>;
@@ -67,19 +69,34 @@ simd_kernels! {
     }
 }
 
+/// Form of quantized activations, the same in all matmuls of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    /// Signed eight bits, see [`quantize::quantize_row`].
+    Signed,
+    /// Unsigned seven bits, see [`quantize::range_row`]. Only for weights in Q8_0 or in floats.
+    Ranged,
+}
+
 /// Matmuls and conversions of their inputs, for one instruction set.
 #[derive(Clone, Copy)]
-pub struct MatrixKernels(Table);
+pub struct MatrixKernels {
+    table: Table,
+    activations: Activations,
+}
 
 impl MatrixKernels {
     /// The kernels for `isa`.
-    pub fn new(isa: Isa) -> Self {
-        Self(Table::new(isa))
+    pub fn new(isa: Isa, activations: Activations) -> Self {
+        Self { table: Table::new(isa), activations }
     }
 
-    /// Quantizes one row, see [`quantize::quantize_row`].
+    /// Quantizes one row.
     pub fn quantize_row(&self, x: &[f32], out: &mut [QuantBlock]) {
-        self.0.quantize_row(x, out);
+        match self.activations {
+            Activations::Signed => self.table.quantize_row(x, out),
+            Activations::Ranged => self.table.range_row(x, out),
+        }
     }
 }
 
@@ -199,6 +216,8 @@ pub struct Scratch {
 pub struct PackedMatrix {
     memory: Memory,
     format: WeightFormat,
+    /// Layout of quantized weights.
+    layout: Option<Layout>,
     parts: usize,
     rows: usize,
     cols: usize,
@@ -210,16 +229,17 @@ impl PackedMatrix {
     ///
     /// # Errors
     /// As [`Packing::new`] and [`Packing::finish`].
-    pub fn pack(source: &Matrix) -> Result<Self, LoadError> {
-        let packing = Packing::new(source)?;
+    pub fn pack(source: &Matrix, activations: Activations) -> Result<Self, LoadError> {
+        let packing = Packing::new(source, activations)?;
         packing.work();
         packing.finish()
     }
 
     /// Returns the bytes of a packed matrix.
-    pub fn packed_bytes(source: &Matrix) -> usize {
+    pub fn packed_bytes(source: &Matrix, activations: Activations) -> usize {
         let groups = source.parts.saturating_mul(source.rows.div_ceil(LANES));
-        groups.saturating_mul(group_bytes(source.format, source.cols))
+        let layout = layout::layout_of(source.format, activations);
+        groups.saturating_mul(group_bytes(source.format, layout.as_ref(), source.cols))
     }
 
     /// Outputs of each matrix.
@@ -252,9 +272,17 @@ impl PackedMatrix {
         self.groups() * self.group_bytes
     }
 
+    /// Form of the quantized rows that it multiplies.
+    fn activations(&self) -> Activations {
+        match self.layout {
+            Some(Layout { ranged: true, .. }) => Activations::Ranged,
+            _ => Activations::Signed,
+        }
+    }
+
     /// Returns the kind of rows that it multiplies.
     pub fn row_kind(&self) -> RowKind {
-        if layout::layout_of(self.format).is_some() { RowKind::Quantized } else { RowKind::Float }
+        if self.layout.is_some() { RowKind::Quantized } else { RowKind::Float }
     }
 
     /// The kernel's name in counters: `matmul_q4_k/avx512vnni`.
@@ -286,6 +314,7 @@ impl PackedMatrix {
         let bytes = &self.memory.bytes()[part * self.bytes()..][..self.bytes()];
         match rows {
             Rows::Quantized { blocks, stride } => {
+                assert_eq!(self.activations(), kernels.activations);
                 assert!(quantize::row_blocks(self.cols) <= stride && (count - 1) * stride < blocks.len());
                 assert!(quantize::row_blocks(self.cols) <= blocks.len() - (count - 1) * stride);
                 let job = integer::Job {
@@ -303,6 +332,7 @@ impl PackedMatrix {
                     WeightFormat::Q4_1 => Table::q4_1,
                     WeightFormat::Q5_0 => Table::q5_0,
                     WeightFormat::Q5_1 => Table::q5_1,
+                    WeightFormat::Q8_0 if self.activations() == Activations::Ranged => Table::q8_0_ranged,
                     WeightFormat::Q8_0 => Table::q8_0,
                     WeightFormat::Q2_K => Table::q2_k,
                     WeightFormat::Q3_K => Table::q3_k,
@@ -325,7 +355,7 @@ impl PackedMatrix {
                         panic!("weights in {} multiply float rows", self.format)
                     }
                 };
-                kernel(&kernels.0, &job, scratch);
+                kernel(&kernels.table, &job, scratch);
             }
             Rows::Float { values, stride } => {
                 assert!((count - 1) * stride + self.cols <= values.len());
@@ -346,7 +376,7 @@ impl PackedMatrix {
                     WeightFormat::BF16 => Table::bf16,
                     _ => panic!("weights in {} multiply quantized rows", self.format),
                 };
-                kernel(&kernels.0, &job, scratch);
+                kernel(&kernels.table, &job, scratch);
             }
         }
     }
@@ -355,16 +385,16 @@ impl PackedMatrix {
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols);
         let group = &self.memory.bytes()[row / LANES * self.group_bytes..][..self.group_bytes];
-        match layout::layout_of(self.format) {
-            Some(layout) => pack::unpack_lane(&layout, group, row % LANES, out),
+        match &self.layout {
+            Some(layout) => pack::unpack_lane(layout, group, row % LANES, out),
             None => pack::unpack_float_lane(self.format, group, row % LANES, out),
         }
     }
 }
 
 /// Bytes of a group of 16 outputs with `cols` inputs.
-fn group_bytes(format: WeightFormat, cols: usize) -> usize {
-    match layout::layout_of(format) {
+fn group_bytes(format: WeightFormat, layout: Option<&Layout>, cols: usize) -> usize {
+    match layout {
         Some(layout) => cols.div_ceil(layout.inputs).saturating_mul(layout.bytes()),
         None => cols.saturating_mul(LANES * pack::float_bytes(format)).next_multiple_of(64),
     }
@@ -394,7 +424,7 @@ impl<'a> Packing<'a> {
     ///
     /// # Errors
     /// [`LoadError::BadWeights`] if the bytes do not fit the shape, [`LoadError::OutOfMemory`].
-    pub fn new(source: &'a Matrix) -> Result<Self, LoadError> {
+    pub fn new(source: &'a Matrix, activations: Activations) -> Result<Self, LoadError> {
         let Matrix { name, format, parts, rows, cols, bytes } = source;
         let bad = |problem| Err(LoadError::BadWeights { tensor: name.clone(), problem });
         if *parts == 0 || *rows == 0 || *cols == 0 || !cols.is_multiple_of(format.block_len()) {
@@ -407,11 +437,19 @@ impl<'a> Packing<'a> {
         if parts.checked_mul(*rows).and_then(|rows| rows.checked_mul(row_bytes)) != Some(bytes.len()) {
             return bad(format!("[{parts}, {rows}, {cols}] in {format} are not {} bytes", bytes.len()));
         }
-        let group_bytes = group_bytes(*format, *cols);
-        let mut memory = Memory::allocate(PackedMatrix::packed_bytes(source), name)?;
+        let layout = layout::layout_of(*format, activations);
+        let group_bytes = group_bytes(*format, layout.as_ref(), *cols);
+        let mut memory = Memory::allocate(PackedMatrix::packed_bytes(source, activations), name)?;
         let start = memory.bytes_mut().as_mut_ptr();
-        let packed =
-            PackedMatrix { memory, format: *format, parts: *parts, rows: *rows, cols: *cols, group_bytes };
+        let packed = PackedMatrix {
+            memory,
+            format: *format,
+            layout,
+            parts: *parts,
+            rows: *rows,
+            cols: *cols,
+            group_bytes,
+        };
         Ok(Self {
             source,
             packed,
@@ -463,7 +501,7 @@ impl<'a> Packing<'a> {
 
     /// Packs the rows of one group.
     fn pack(&self, rows: &[u8], row_bytes: usize, out: &mut [u8]) {
-        match layout::packer(self.source.format) {
+        match layout::packer(self.source.format, self.packed.activations()) {
             Some(pack) => pack(rows, row_bytes, out),
             None => pack::pack_float_group(self.source.format, rows, row_bytes, out),
         }

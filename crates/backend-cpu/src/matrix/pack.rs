@@ -115,8 +115,9 @@ pub fn unpack_lane(layout: &Layout, group: &[u8], lane: usize, out: &mut [f32]) 
         let (scale, minimum) = scale_of(layout, brick, lane, sub);
         for (i, out) in out.iter_mut().enumerate() {
             let quant = quant_of(layout, brick, lane, sub * layout.sub_block + i);
-            *out = scale * (i32::from(quant) - layout.zero) as f32;
-            if layout.minimums {
+            let number = if layout.ranged { i32::from(quant as i8) } else { i32::from(quant) - layout.zero };
+            *out = scale * number as f32;
+            if layout.minimums && !layout.ranged {
                 *out += minimum;
             }
         }

@@ -56,6 +56,7 @@ fn random_matrix(format: WeightFormat, rows: usize, cols: usize) -> Matrix {
 
 /// Activations of `count` rows with outliers, as in models, and the memory around them.
 struct Input {
+    activations: Activations,
     x: Vec<f32>,
     cols: usize,
     /// One more row than needed: noise that must not be read.
@@ -65,12 +66,12 @@ struct Input {
 }
 
 impl Input {
-    fn new(isa: Isa, count: usize, cols: usize) -> Self {
+    fn new(isa: Isa, activations: Activations, count: usize, cols: usize) -> Self {
         let mut random = Random(cols as u64);
         let x: Vec<f32> =
             (0..count * cols).map(|i| random.unit() * if i % 61 == 0 { 20.0 } else { 1.0 }).collect();
         let noise = QuantBlock { quants: [127; 32], scale: 1e30, scaled_sum: -1e30, ..QuantBlock::ZERO };
-        let kernels = MatrixKernels::new(isa);
+        let kernels = MatrixKernels::new(isa, activations);
         let mut blocks = vec![noise; (count + 1) * row_blocks(cols)];
         for (x, out) in x.chunks_exact(cols).zip(blocks.chunks_exact_mut(row_blocks(cols))) {
             kernels.quantize_row(x, out);
@@ -81,7 +82,7 @@ impl Input {
         for (x, out) in x.chunks_exact(cols).zip(values.chunks_exact_mut(values_stride)) {
             out[..cols].copy_from_slice(x);
         }
-        Self { x, cols, blocks, values, values_stride }
+        Self { activations, x, cols, blocks, values, values_stride }
     }
 
     fn rows(&self, kind: RowKind) -> Rows<'_> {
@@ -91,15 +92,27 @@ impl Input {
         }
     }
 
-    /// Returns row `row` with the kernels' precision.
-    fn exact(&self, row: usize, kind: RowKind) -> Vec<f64> {
+    /// Returns the numbers of row `row` with the kernels' precision, and the sums of the magnitudes that they are made of.
+    fn exact(&self, row: usize, kind: RowKind) -> Vec<(f64, f64)> {
         match kind {
             RowKind::Quantized => self.blocks[row * row_blocks(self.cols)..][..self.cols.div_ceil(32)]
                 .iter()
-                .flat_map(|b| b.quants.map(|q| f64::from(b.scale) * f64::from(q)))
+                .flat_map(|b| {
+                    let least = match self.activations {
+                        Activations::Signed => 0.0,
+                        Activations::Ranged => f64::from(b.scaled_sum),
+                    };
+                    b.quants.map(|q| {
+                        let part = f64::from(b.scale) * f64::from(q);
+                        (least + part, least.abs() + part.abs())
+                    })
+                })
                 .take(self.cols)
                 .collect(),
-            RowKind::Float => self.x[row * self.cols..][..self.cols].iter().copied().map(f64::from).collect(),
+            RowKind::Float => self.x[row * self.cols..][..self.cols]
+                .iter()
+                .map(|&x| (f64::from(x), f64::from(x.abs())))
+                .collect(),
         }
     }
 }
@@ -111,7 +124,7 @@ const UNTOUCHED: f32 = -7.25e20;
 fn product(isa: Isa, matrix: &PackedMatrix, input: &Input, count: usize, scratch: &mut Scratch) -> Vec<u32> {
     let (outputs, stride) = (matrix.rows(), matrix.rows() + 3);
     let mut out = vec![UNTOUCHED; count * stride];
-    let kernels = MatrixKernels::new(isa);
+    let kernels = MatrixKernels::new(isa, matrix.activations());
     let target = Output::new(&mut out, stride);
     let middle = matrix.groups() / 2;
     for groups in [0..middle, middle..matrix.groups()] {
@@ -126,6 +139,10 @@ fn product(isa: Isa, matrix: &PackedMatrix, input: &Input, count: usize, scratch
 }
 
 fn check_format(format: WeightFormat) {
+    check_format_with(format, Activations::Signed);
+}
+
+fn check_format_with(format: WeightFormat, activations: Activations) {
     let mut cols = vec![256, 1024];
     if format.block_len() <= 32 {
         cols.extend([32, 64, 96, 160]);
@@ -141,8 +158,8 @@ fn check_format(format: WeightFormat) {
     shapes.push((wide, 33));
     for (cols, outputs) in shapes {
         let source = random_matrix(format, outputs, cols);
-        let matrix = PackedMatrix::pack(&source).unwrap();
-        let input = Input::new(Isa::detect(), 257, cols);
+        let matrix = PackedMatrix::pack(&source, activations).unwrap();
+        let input = Input::new(Isa::detect(), activations, 257, cols);
         let most = if outputs == 100 || cols == wide { 257 } else { 13 };
         let case = format!("{format} [{outputs}, {cols}]");
 
@@ -177,9 +194,9 @@ fn check_reference(
         for o in 0..source.rows {
             source.format.dequantize(&bytes[o * stride..][..stride], &mut w);
             let (mut sum, mut size) = (0.0, 0.0);
-            for (w, x) in w.iter().zip(&x) {
+            for (w, (x, magnitude)) in w.iter().zip(&x) {
                 sum += f64::from(*w) * x;
-                size += (f64::from(*w) * x).abs();
+                size += f64::from(w.abs()) * magnitude;
             }
             let steps = if matrix.row_kind() == RowKind::Float { x.len() } else { x.len() / 8 + 8 };
             let bound = size * (steps as f64).sqrt() * 8.0 * 2f64.powi(-24) + 1e-30;
@@ -236,11 +253,46 @@ formats! {
 }
 
 #[test]
+fn q8_0_with_ranged_activations() {
+    check_format_with(WeightFormat::Q8_0, Activations::Ranged);
+}
+
+#[test]
+fn sums_of_weights_are_rounded_by_one_at_most() {
+    let format = WeightFormat::Q8_0;
+    let rows: Vec<[i8; 32]> =
+        (-128..=127).map(|quant| std::array::from_fn(|i| if i == 9 { quant / 2 } else { quant })).collect();
+    let scale = f16::from_f32(0.01);
+    let bytes: Vec<u8> = rows
+        .iter()
+        .flat_map(|row| scale.to_le_bytes().into_iter().chain(row.map(|quant| quant as u8)))
+        .collect();
+    let source =
+        Matrix { name: "one sign".into(), format, parts: 1, rows: rows.len(), cols: 32, bytes: bytes.into() };
+    let matrix = PackedMatrix::pack(&source, Activations::Ranged).unwrap();
+    for isa in Isa::supported() {
+        // All are the least one, so that the sum of the weights is all that counts.
+        let mut input = Input::new(isa, Activations::Ranged, 1, 32);
+        MatrixKernels::new(isa, Activations::Ranged)
+            .quantize_row(&[3.0; 32], &mut input.blocks[..row_blocks(32)]);
+        let out = product(isa, &matrix, &input, 1, &mut Scratch::default());
+        for (row, out) in rows.iter().zip(out) {
+            let sum: i32 = row.iter().map(|&quant| i32::from(quant)).sum();
+            let got = f64::from(f32::from_bits(out)) / (3.0 * f64::from(scale.to_f32()));
+            let bound = if sum.abs() <= 2048 { 0.001 } else { 1.001 };
+            assert!((got - f64::from(sum)).abs() <= bound, "{isa}: {sum} became {got}");
+        }
+    }
+}
+
+#[test]
 fn packed_rows_decode_to_the_same_bits() {
-    for format in WeightFormat::ALL {
+    let ranged = (WeightFormat::Q8_0, Activations::Ranged);
+    let all = WeightFormat::ALL.into_iter().map(|format| (format, Activations::Signed));
+    for (format, activations) in all.chain([ranged]) {
         for cols in [format.block_len() * 3, 512] {
             let source = random_matrix(format, 35, cols);
-            let matrix = PackedMatrix::pack(&source).unwrap();
+            let matrix = PackedMatrix::pack(&source, activations).unwrap();
             let (mut want, mut got) = (vec![0.0; cols], vec![0.0; cols]);
             let bytes = source.read().unwrap();
             for (row, encoded) in bytes.chunks_exact(format.row_bytes(cols)).enumerate() {
@@ -260,9 +312,9 @@ fn every_exponent_of_mxfp4_counts() {
     let format = WeightFormat::MXFP4;
     let source =
         Matrix { name: "exponents".into(), format, parts: 1, rows: 241, cols: 32, bytes: bytes.into() };
-    let matrix = PackedMatrix::pack(&source).unwrap();
-    let mut input = Input::new(Isa::detect(), 1, 32);
-    MatrixKernels::new(Isa::detect()).quantize_row(&[127.0; 32], &mut input.blocks);
+    let matrix = PackedMatrix::pack(&source, Activations::Signed).unwrap();
+    let mut input = Input::new(Isa::detect(), Activations::Signed, 1, 32);
+    MatrixKernels::new(Isa::detect(), Activations::Signed).quantize_row(&[127.0; 32], &mut input.blocks);
     for isa in Isa::supported() {
         let out = product(isa, &matrix, &input, 1, &mut Scratch::default());
         for (e, out) in out.into_iter().enumerate() {
@@ -274,15 +326,22 @@ fn every_exponent_of_mxfp4_counts() {
 
 #[test]
 fn not_a_number_is_not_hidden() {
-    let matrix = PackedMatrix::pack(&random_matrix(WeightFormat::Q4_K, 17, 512)).unwrap();
-    for isa in Isa::supported() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut x = vec![0.5; 512];
-            x[300] = bad;
-            let mut input = Input::new(isa, 1, 512);
-            MatrixKernels::new(isa).quantize_row(&x, &mut input.blocks[..row_blocks(512)]);
-            let out = product(isa, &matrix, &input, 1, &mut Scratch::default());
-            assert!(out.into_iter().all(|x| !f32::from_bits(x).is_finite()), "{isa}: {bad} vanished");
+    for (format, activations) in
+        [(WeightFormat::Q4_K, Activations::Signed), (WeightFormat::Q8_0, Activations::Ranged)]
+    {
+        let matrix = PackedMatrix::pack(&random_matrix(format, 17, 512), activations).unwrap();
+        for isa in Isa::supported() {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut x = vec![0.5; 512];
+                x[300] = bad;
+                let mut input = Input::new(isa, activations, 1, 512);
+                MatrixKernels::new(isa, activations).quantize_row(&x, &mut input.blocks[..row_blocks(512)]);
+                let out = product(isa, &matrix, &input, 1, &mut Scratch::default());
+                assert!(
+                    out.into_iter().all(|x| !f32::from_bits(x).is_finite()),
+                    "{isa}: {bad} vanished in {format}"
+                );
+            }
         }
     }
 }
@@ -290,8 +349,8 @@ fn not_a_number_is_not_hidden() {
 #[test]
 fn several_threads_pack_one_matrix() {
     let source = random_matrix(WeightFormat::Q6_K, 1000, 256);
-    let alone = PackedMatrix::pack(&source).unwrap();
-    let packing = Packing::new(&source).unwrap();
+    let alone = PackedMatrix::pack(&source, Activations::Signed).unwrap();
+    let packing = Packing::new(&source, Activations::Signed).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| packing.work());
@@ -304,7 +363,8 @@ fn several_threads_pack_one_matrix() {
 fn shapes_that_do_not_fit_their_bytes_are_refused() {
     let good = random_matrix(WeightFormat::Q4_K, 3, 512);
     for (rows, cols) in [(3, 256), (4, 512), (0, 512), (3, 0), (3, 500), (usize::MAX, 512)] {
-        let Err(error) = PackedMatrix::pack(&Matrix { rows, cols, ..good.clone() }) else {
+        let Err(error) = PackedMatrix::pack(&Matrix { rows, cols, ..good.clone() }, Activations::Signed)
+        else {
             panic!("[{rows}, {cols}] was packed")
         };
         assert!(matches!(error, LoadError::BadWeights { .. }), "{error}");

@@ -60,6 +60,17 @@ pub use scalar::Scalar;
 /// Lanes of a vector.
 pub const LANES: usize = 16;
 
+/// Numbers that bytes of weights stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bytes {
+    /// Themselves, at most 127: [`Simd::dot4`].
+    Small,
+    /// `byte - 128`: [`Simd::dot4_offset`].
+    Offset,
+    /// Signed bytes; activations are not negative: [`Simd::dot4_i8`].
+    Signed,
+}
+
 /// An instruction set. A value of an implementing type proves that the machine supports it: the methods are safe
 /// because such values are created only after detection.
 ///
@@ -204,11 +215,20 @@ pub trait Simd: Copy + Send + Sync + 'static {
         pair
     }
     /// For two rows at two steps: adds products of the first step's weights with `a[row][..4]` and of the second
-    /// step's with `a[row][4..]`, as [`Simd::dot4_offset`] if `offset` and as [`Simd::dot4`] if not. Steps and sums are
-    /// paired. `offset` is a constant at every call.
+    /// step's with `a[row][4..]`. Steps and sums are paired. `bytes` is a constant at every call.
     #[inline(always)]
-    fn dot8(self, acc: [Self::I32; 2], w: [Self::U8; 2], a: [&[i8; 8]; 2], offset: bool) -> [Self::I32; 2] {
-        dot8_by_dot4(self, acc, w, a, offset)
+    fn dot8(self, acc: [Self::I32; 2], w: [Self::U8; 2], a: [&[i8; 8]; 2], bytes: Bytes) -> [Self::I32; 2] {
+        dot8_by_dot4(self, acc, w, a, bytes)
+    }
+
+    /// Calls the function for bytes of this kind, which is a constant at every call.
+    #[inline(always)]
+    fn dot4_of(self, bytes: Bytes, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32 {
+        match bytes {
+            Bytes::Small => self.dot4(acc, w, a),
+            Bytes::Offset => self.dot4_offset(acc, w, a),
+            Bytes::Signed => self.dot4_i8(acc, w, a),
+        }
     }
 
     /// Prefetches the cache line at `at`, which need not be a valid address, into the second-level cache. More lines
@@ -247,12 +267,11 @@ fn dot8_by_dot4<S: Simd>(
     mut acc: [S::I32; 2],
     w: [S::U8; 2],
     a: [&[i8; 8]; 2],
-    offset: bool,
+    bytes: Bytes,
 ) -> [S::I32; 2] {
     for (step, w) in w.into_iter().enumerate() {
         for (acc, a) in acc.iter_mut().zip(a) {
-            let quad = &a.as_chunks().0[step];
-            *acc = if offset { s.dot4_offset(*acc, w, quad) } else { s.dot4(*acc, w, quad) };
+            *acc = s.dot4_of(bytes, *acc, w, &a.as_chunks().0[step]);
         }
     }
     acc

@@ -4,7 +4,7 @@ use std::arch::{aarch64::*, asm};
 
 use half::{bf16, f16};
 
-use super::{LANES, Simd, dot8_by_dot4};
+use super::{Bytes, LANES, Simd, dot8_by_dot4};
 
 /// NEON; `PRODUCTS` selects the multiplication of bytes.
 #[derive(Clone, Copy, Debug)]
@@ -410,16 +410,19 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
         })
     }
     #[inline(always)]
-    fn dot8(self, acc: [Self::I32; 2], w: [Self::U8; 2], a: [&[i8; 8]; 2], offset: bool) -> [Self::I32; 2] {
+    fn dot8(self, acc: [Self::I32; 2], w: [Self::U8; 2], a: [&[i8; 8]; 2], bytes: Bytes) -> [Self::I32; 2] {
         if PRODUCTS != I8MM {
-            return dot8_by_dot4(self, acc, w, a, offset);
+            return dot8_by_dot4(self, acc, w, a, bytes);
         }
-        // Weights are unsigned here whether offset or not.
         let a = v!(vcombine_s8(vld1_s8(a[0].as_ptr()), vld1_s8(a[1].as_ptr())));
         std::array::from_fn(|half| {
             std::array::from_fn(|i| {
                 let (acc, w) = (acc[half][i], w[half][i]);
-                accumulate!("i8mm", "usmmla", acc, w, a)
+                // Activations beside signed weights are below 128, so they are the same read as signed bytes.
+                match bytes {
+                    Bytes::Small | Bytes::Offset => accumulate!("i8mm", "usmmla", acc, w, a),
+                    Bytes::Signed => accumulate!("i8mm", "smmla", acc, w, a),
+                }
             })
         })
     }

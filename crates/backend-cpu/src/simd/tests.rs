@@ -92,14 +92,18 @@ fn operations<S: Simd>(s: S, input: &Input) -> Vec<u32> {
     let octs: [&[i8; 8]; 2] = [&input.octs[0], &input.octs[1]];
     let sums = octs.map(|oct| -oct.iter().map(|&x| i32::from(x)).sum::<i32>());
     let other = s.load_u8(&input.other);
-    let pair = s.dot8(s.pair_rows([x, y]), s.pair_steps([small, s.bits_u8(other, 0, 0x7f)]), octs, false);
+    let pair =
+        s.dot8(s.pair_rows([x, y]), s.pair_steps([small, s.bits_u8(other, 0, 0x7f)]), octs, Bytes::Small);
     let offset_pair = s.dot8(
         s.pair_rows([s.dot4_offset_start(sums[0]), s.dot4_offset_start(sums[1])]),
         s.pair_steps([w, other]),
         octs,
-        true,
+        Bytes::Offset,
     );
-    for pair in [pair, offset_pair] {
+    let positive = input.octs.map(|oct| oct.map(|x| x.max(-127).abs()));
+    let signed_pair =
+        s.dot8(s.pair_rows([x, y]), s.pair_steps([w, other]), [&positive[0], &positive[1]], Bytes::Signed);
+    for pair in [pair, offset_pair, signed_pair] {
         for row in s.unpair_rows(pair) {
             int(row);
         }

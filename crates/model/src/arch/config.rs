@@ -348,6 +348,13 @@ impl Config {
         self.set_windows(Some(span / 2 + 1), local);
     }
 
+    /// Bounds the context of an encoder by the longest text of sentence-transformers.
+    pub(crate) fn limit_texts(&mut self, longest: Option<usize>) {
+        if let Some(longest) = longest.filter(|_| self.block.bidirectional) {
+            self.context_length = self.context_length.min(longest);
+        }
+    }
+
     /// Takes RoPE from all layers.
     pub(crate) fn remove_ropes(&mut self) {
         self.ropes.clear();

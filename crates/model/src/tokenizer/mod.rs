@@ -109,6 +109,11 @@ impl Tokenizer {
         export::write(self, tokenizer_json, config, size, metadata)
     }
 
+    /// Returns true if prompts have tokens at both ends, which texts of encoders have and chats do not.
+    fn is_around_texts(&self) -> bool {
+        !self.prefix.is_empty() && !self.suffix.is_empty()
+    }
+
     /// Returns the tokens of `text`, with nothing added.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
@@ -120,7 +125,7 @@ impl Tokenizer {
     /// tokens. They are not added twice, because clients that write a chat's template begin with the initial token. Models
     /// with both read texts and not chats, and get all tokens of the text and their own, as transformers adds them.
     pub fn encode_prompt(&self, text: &str, special: SpecialTokens) -> Vec<u32> {
-        if self.prefix.is_empty() || self.suffix.is_empty() {
+        if !self.is_around_texts() {
             return self.whole_prompt(|ids| self.encode_into(text, special, ids));
         }
         let mut ids = self.prefix.clone();

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use paguro_engine::Request;
-use paguro_model::{Judge, Model, Pooling, tokenizer::Cut};
+use paguro_model::{Model, Ranker, tokenizer::Cut};
 
 use super::{
     Caller, Prompt,
@@ -52,17 +52,15 @@ pub async fn rank(
     request: RankRequest,
 ) -> Result<Ranked, ApiError> {
     let (received, lease) = (Instant::now(), super::lease(state, &caller, model, None, None).await?);
-    match Ranker::of(&lease)? {
-        Some(ranker) => rank_with(state, &caller, lease, ranker, request, received).await,
-        None => {
-            let message = format!(
-                "the model `{}` is no reranker, so it cannot score documents for a query; name a reranker, such as \
-                 Qwen3-Reranker (embedding models compare texts with /v1/score)",
-                lease.entry.name
-            );
-            Err(ApiError::invalid("model", message))
-        }
+    if ranker(&lease.model)?.is_none() {
+        let message = format!(
+            "the model `{}` is no reranker, so it cannot score documents for a query; name a reranker, such as \
+             Qwen3-Reranker (embedding models compare texts with /v1/score)",
+            lease.entry.name
+        );
+        return Err(ApiError::invalid("model", message));
     }
+    rank_with(state, &caller, lease, request, received).await
 }
 
 /// Scores pairs: with a reranker, or else by the cosine of the embeddings of both texts.
@@ -77,8 +75,8 @@ pub async fn score(
     request: RankRequest,
 ) -> Result<Ranked, ApiError> {
     let (received, lease) = (Instant::now(), super::lease(state, &caller, model, None, None).await?);
-    if let Some(ranker) = Ranker::of(&lease)? {
-        return rank_with(state, &caller, lease, ranker, request, received).await;
+    if ranker(&lease.model)?.is_some() {
+        return rank_with(state, &caller, lease, request, received).await;
     }
     if request.instruction.is_some() {
         caller
@@ -109,51 +107,9 @@ pub async fn score(
     Ok(Ranked { model: left.model, scores, tokens: left.tokens + right.tokens, lease: right.lease })
 }
 
-/// The way in which a model scores pairs.
-#[derive(Clone, Debug)]
-enum Ranker {
-    /// A chat model that answers with yes or no.
-    Judge(Arc<Judge>),
-    /// A model that reads both texts, and has a classifier whose label of this index is the score.
-    Classifier(usize, Pooling),
-}
-
-impl Ranker {
-    /// The way of this model; `None` if it is no reranker.
-    fn of(lease: &Lease) -> Result<Option<Self>, ApiError> {
-        let invalid = |problem: String| ApiError::invalid("model", problem);
-        if let Some(judge) = &lease.model.judge {
-            return Ok(Some(Self::Judge(judge.clone().into())));
-        }
-        // A classifier with several labels does not say which of them is the score.
-        match &lease.model.head.classifier {
-            Some(classifier) if classifier.labels.len() == 1 => {
-                let pooling = lease.model.pooling.clone().map_err(|error| invalid(error.to_string()))?;
-                Ok(Some(Self::Classifier(0, pooling)))
-            }
-            _ => Ok(None),
-        }
-    }
-
-    fn pooling(&self) -> Pooling {
-        match self {
-            Self::Judge(_) => Pooling::Last,
-            Self::Classifier(_, pooling) => *pooling,
-        }
-    }
-
-    /// The score of a pair, from its pooled vector.
-    fn score(&self, model: &Model, pooled: &[f32], raw: bool) -> f32 {
-        match (self, &model.head.classifier) {
-            (Self::Judge(judge), _) if raw => judge.logit(pooled),
-            (Self::Judge(judge), _) => judge.score(pooled),
-            (Self::Classifier(label, _), Some(classifier)) => {
-                let scores = if raw { classifier.logits(pooled) } else { classifier.scores(pooled) };
-                scores[*label]
-            }
-            (Self::Classifier(..), None) => f32::NAN,
-        }
-    }
+/// The way in which a model scores pairs; `None` if it is no reranker.
+fn ranker(model: &Model) -> Result<Option<Ranker<'_>>, ApiError> {
+    Ranker::of(model).map_err(|error| ApiError::invalid("model", error.to_string()))
 }
 
 /// Most tokens of a pair of texts.
@@ -229,25 +185,23 @@ async fn rank_with(
     state: &AppState,
     caller: &Caller,
     lease: Lease,
-    ranker: Ranker,
     request: RankRequest,
     received: Instant,
 ) -> Result<Ranked, ApiError> {
     let RankRequest { pairs, field, instruction, truncation, raw } = request;
     check_length(pairs.len(), MAX_INPUTS, field.name)?;
     let most = lease.handle.max_context();
-    let limit = match &ranker {
-        Ranker::Judge(_) => Limit::new(truncation, most)?,
-        Ranker::Classifier(..) => Limit::of_classifier(truncation, most, true)?,
+    let limit = match lease.model.judge {
+        Some(_) => Limit::new(truncation, most)?,
+        None => Limit::of_classifier(truncation, most, true)?,
     };
-    if matches!(ranker, Ranker::Classifier(..)) && instruction.is_some() {
+    if lease.model.judge.is_none() && instruction.is_some() {
         caller.tolerance.leave_out("instruction", "this reranker reads only the query and the document")?;
     }
-    let reader = ranker.clone();
     let work = off_thread(state, caller, &lease, move |model, is_wanted| {
-        let question = |(index, (query, document)): (usize, (Arc<str>, String))| match &reader {
-            Ranker::Classifier(..) => encode_pair(model, (&query, &document), limit, field, index),
-            Ranker::Judge(judge) => {
+        let question = |(index, (query, document)): (usize, (Arc<str>, String))| match &model.judge {
+            None => encode_pair(model, (&query, &document), limit, field, index),
+            Some(judge) => {
                 limit.check(model, (&query, &document), field, index)?;
                 let (pair, task) = ((&*query, document.as_str()), instruction.as_deref());
                 let prompt = judge.prompt(&model.tokenizer, pair, task, limit.most, limit.cut);
@@ -259,10 +213,10 @@ async fn rank_with(
     });
     let prompts = caller.in_time(work).await?;
     let tokens = prompts.iter().map(Vec::len).sum();
+    let missing = || ApiError::invalid("model", "the model is no reranker");
+    let ranker = ranker(&lease.model)?.ok_or_else(missing)?;
     let template = Request { embedding: Some(ranker.pooling()), ..embed::template(state, caller) };
-    let scores = embed::run(state, &lease, template, prompts, field, received, |hidden| {
-        ranker.score(&lease.model, &hidden, raw)
-    })
-    .await?;
+    let finish = |hidden: Vec<f32>| ranker.score(&hidden, raw);
+    let scores = embed::run(state, &lease, template, prompts, field, received, finish).await?;
     Ok(Ranked { model: lease.entry.name.clone(), scores, tokens, lease })
 }

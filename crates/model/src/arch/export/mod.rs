@@ -11,7 +11,7 @@ mod tensors;
 use paguro_backend::{Matrix, NormKind, Program, Scores, WeightFormat, Weights};
 
 use self::multipliers::Factors as Multiplied;
-use super::{Config, Names, Recurrent, SsdConfig, Tensors, granite, nemotron_h};
+use super::{Config, Names, Recurrent, SsdConfig, Tensors, bert, config::Distances, granite, nemotron_h};
 use crate::{
     error::ModelError,
     gguf::{Array, Contents, Metadata, Value},
@@ -43,7 +43,9 @@ pub(crate) fn export(
     names: &Names,
     tensors: &[Tensor],
 ) -> Result<Contents, ModelError> {
-    if long.definition.is_encoder() {
+    // Files of llama.cpp have no architecture with buckets of distances.
+    let has_no_name = long.block.distances == Distances::Buckets;
+    if has_no_name || long.definition.is_encoder() != long.block.bidirectional {
         return Err(unsupported(long));
     }
     let places = Tensors::new(long.definition.gguf, &WeightFormat::ALL, tensors);
@@ -51,12 +53,21 @@ pub(crate) fn export(
     let (config, multiplied) = multipliers::fold(target(long));
     let gguf = Names::gguf(config.definition);
     let metadata = Metadata::default();
-    let mut export = Export { config: &config, names, gguf, metadata, program: &program, weights: &weights };
+    let position_offset = long.position_offset;
+    let mut export = Export {
+        config: &config,
+        names,
+        gguf,
+        metadata,
+        program: &program,
+        weights: &weights,
+        position_offset,
+    };
     export.keys(short, original)?;
     let mut converted = export.tensors(tensors, &multiplied)?;
     converted.extend(export.rope_factors(short));
     let contents = Contents { metadata: export.metadata, tensors: converted };
-    check(&config, &contents, &weights, &multiplied)?;
+    check(&config, &contents, (&program, &weights), &multiplied)?;
     Ok(contents)
 }
 
@@ -75,8 +86,11 @@ fn target(config: &Config) -> Config {
         ("nemotron_h_moe", None) => &nemotron_h::DENSE,
         ("granitehybrid", None) if !has_states => &granite::DEF,
         ("granitehybrid", Some(_)) if !has_states => &granite::MOE,
+        // The table of positions begins with the first that is used.
+        ("xlm-roberta", _) => &bert::BERT,
         _ => config.definition,
     };
+    config.position_offset = 0;
     if !has_states {
         config.recurrent = None;
         config.block.zeros = config.definition.block.zeros;
@@ -98,7 +112,7 @@ fn unsupported(config: &Config) -> ModelError {
 fn check(
     config: &Config,
     contents: &Contents,
-    weights: &Weights,
+    (program, weights): (&Program, &Weights),
     multiplied: &Multiplied,
 ) -> Result<(), ModelError> {
     let mut tensors = Tensors::new(config.definition.gguf, &WeightFormat::ALL, &contents.tensors);
@@ -159,8 +173,9 @@ fn check(
         return lost(what);
     }
     // Every tensor has a place, and every place a tensor. A bias that is lost would leave the numbers of weights unequal.
-    let (_, again) = super::lower(&read, &Names::gguf(config.definition), tensors, config.context_length)?;
-    if multiplied.is_none() && shapes(weights) != shapes(&again) {
+    let again = super::lower(&read, &Names::gguf(config.definition), tensors, config.context_length)?;
+    let shapes = |program: &Program, weights: &Weights| shapes(program, weights, config.context_length);
+    if multiplied.is_none() && shapes(program, weights) != shapes(&again.0, &again.1) {
         let name = config.definition.gguf;
         let what = format!("converting this `{name}` model to GGUF, in which some tensors have no place,");
         return Err(ModelError::unsupported(what));
@@ -168,10 +183,15 @@ fn check(
     Ok(())
 }
 
-/// Returns the shapes of all weights, sorted.
-fn shapes(weights: &Weights) -> Vec<[usize; 3]> {
-    let matrix = |matrix: &Matrix| [matrix.parts, matrix.rows, matrix.cols];
-    let matrices = weights.matrices.iter().chain(&weights.tables).map(matrix);
+/// Shapes of all weights, sorted. Of a table of positions, those up to `context` count.
+fn shapes(program: &Program, weights: &Weights, context: usize) -> Vec<[usize; 3]> {
+    let positions = program.embed.positions.as_ref().map(|positions| weights.matrix(positions.table));
+    let shape = |matrix: &Matrix| {
+        let is_cut = positions.is_some_and(|positions| std::ptr::eq(positions, matrix));
+        let rows = if is_cut { matrix.rows.min(context) } else { matrix.rows };
+        [matrix.parts, rows, matrix.cols]
+    };
+    let matrices = weights.matrices.iter().chain(&weights.tables).map(shape);
     let mut all: Vec<_> = matrices.chain(weights.vectors.iter().map(|it| [0, 0, it.len()])).collect();
     all.sort_unstable();
     all
@@ -200,6 +220,8 @@ struct Export<'a> {
     /// The folder's program.
     program: &'a Program,
     weights: &'a Weights,
+    /// Rows of the folder's table of positions that are not used.
+    position_offset: usize,
 }
 
 impl Export<'_> {
@@ -263,6 +285,15 @@ impl Export<'_> {
             if let Some(cap) = cap {
                 self.number(key, cap.into());
             }
+        }
+        if config.block.bidirectional {
+            self.set("attention.causal", Value::Bool(false));
+        }
+        if let Some(types) = self.program.embed.types {
+            self.metadata.set("tokenizer.ggml.token_type_count", Value::U32(types.count as u32));
+        }
+        if config.block.distances == Distances::Alibi {
+            self.number("attention.max_alibi_bias", 8.0);
         }
         if let Some(scale) = config.position_scale {
             self.number("attention.temperature_scale", scale.beta.into());
@@ -353,6 +384,8 @@ impl Export<'_> {
     fn windows(&mut self) {
         let windows = self.config.layers.iter().map(|layer| layer.window);
         let Some(window) = windows.clone().flatten().next() else { return };
+        // In files, windows of encoders count in both directions together, as `Config::set_spans` reads them.
+        let window = if self.config.block.bidirectional { 2 * (window - 1) } else { window };
         self.size("attention.sliding_window", window as usize);
         let local: Vec<bool> = windows.map(|window| window.is_some()).collect();
         if self.config.block.own_ropes || !local.iter().all(|&local| local) {

@@ -21,9 +21,11 @@ use crate::{
     tensor::{DType, Tensor},
 };
 
-const MODEL_PARTS: [Part; 7] = [
+const MODEL_PARTS: [Part; 9] = [
     Part::Embedding,
     Part::Positions,
+    Part::TokenTypes,
+    Part::EmbeddingNorm,
     Part::LayerEmbeds,
     Part::LayerProjection,
     Part::LayerProjectionNorm,
@@ -87,6 +89,8 @@ const LAYER_PARTS: &[Part] = &[
     Part::InputOut,
     Part::PostInputNorm,
     Part::OutputScale,
+    Part::NormAfterMixer,
+    Part::NormAfterFfn,
 ];
 
 /// Norms whose weights folders may have as differences from one.
@@ -167,6 +171,7 @@ impl Export<'_> {
             Part::SharedGate | Part::SharedUp | Part::SharedDown => config.layers[layer].experts,
             Part::PostAttentionNorm | Part::PostFfnNorm => block.post_norms,
             Part::AttentionNorm | Part::FfnNorm => block.pre_norms,
+            Part::NormAfterMixer | Part::NormAfterFfn => block.norms_after,
             Part::Up => is_dense && !block.fused_gate_up,
             Part::GateUp => is_dense && block.fused_gate_up && config.definition.block.fused_gate_up,
             // Only these files have gates and ups as folders do.
@@ -300,11 +305,19 @@ impl Export<'_> {
         }
         let tensor = match part {
             Part::Q | Part::K if reordered => self.reorder(tensor),
+            Part::Positions => self.positions(tensor),
             _ => self.value_heads(part, tensor)?,
         };
         // As llama.cpp has them: vectors and some small matrices in f32.
-        let is_small =
-            matches!(part, Part::Router | Part::OutputGate | Part::Conv | Part::Positions | Part::DeltaNorm);
+        let is_small = matches!(
+            part,
+            Part::Router
+                | Part::OutputGate
+                | Part::Conv
+                | Part::Positions
+                | Part::TokenTypes
+                | Part::DeltaNorm
+        );
         if tensor.shape.len() > 1 && !is_small {
             return Ok(tensor);
         }
@@ -370,6 +383,16 @@ impl Export<'_> {
         let heads = order.iter().map(|head| slice(first + head * len, len));
         let bytes = join(std::iter::once(slice(0, first)).chain(heads).collect());
         Ok(Tensor { bytes, ..tensor })
+    }
+
+    /// Returns the rows of a table of positions that the context uses. llama.cpp wants no others.
+    fn positions(&self, tensor: Tensor) -> Tensor {
+        let [rows, hidden] = tensor.shape[..] else { return tensor };
+        let first = self.position_offset.min(rows);
+        let count = self.config.context_length.min(rows - first);
+        let row = tensor.bytes.len() / rows.max(1);
+        let bytes = tensor.bytes.slice(first * row..(first + count) * row);
+        Tensor { bytes, shape: vec![count, hidden], ..tensor }
     }
 
     /// Returns the rows of Q or K, of which RoPE pairs neighbours in GGUF files and halves of a head in folders.
