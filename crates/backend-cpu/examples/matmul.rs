@@ -8,7 +8,7 @@ use std::{env, error::Error, hint::black_box, time::Instant};
 use paguro_backend::{Matrix, WeightFormat};
 use paguro_backend_cpu::{
     isa::Isa,
-    matrix::{MatrixKernels, Output, PackedMatrix, RowKind, Rows, Scratch},
+    matrix::{Activations, MatrixKernels, Output, PackedMatrix, RowKind, Rows, Scratch},
     quantize::{QuantBlock, row_blocks},
 };
 
@@ -40,12 +40,12 @@ fn bench(format: WeightFormat, isa: Isa, counts: &[usize]) -> Result<(), Box<dyn
     let bytes: Vec<u8> = (0..rows * format.row_bytes(cols)).map(|i| (i * 37 % 59) as u8).collect();
     let source = Matrix { name: "bench".into(), format, parts: 1, rows, cols, bytes: bytes.into() };
     let packing = Instant::now();
-    let matrix = PackedMatrix::pack(&source)?;
+    let matrix = PackedMatrix::pack(&source, Activations::Signed)?;
     print!(
         "{format:7} packed at {:4.1} GB/s |",
         matrix.bytes() as f64 / packing.elapsed().as_secs_f64() / 1e9
     );
-    let kernels = MatrixKernels::new(isa);
+    let kernels = MatrixKernels::new(isa, Activations::Signed);
     let mut scratch = Scratch::default();
     let most = counts.iter().copied().max().unwrap_or(1);
     let x: Vec<f32> = (0..cols * most).map(|i| (i % 17) as f32 - 8.0).collect();
