@@ -1,7 +1,7 @@
 //! How fast the matrix products are on one thread: bytes a second with one row, operations a second with many.
 //!
 //! `cargo run --release -p paguro-backend-cpu --example matmul -- [FORMAT ...]`; `ROWS=1,8,512` and `ISA=avx2` in the
-//! environment narrow it down, `COLS=512` takes another number of inputs than 2048.
+//! environment narrow it down, `COLS=512` takes another number of inputs than 2048. `RANGED=1` has activations of encoders, for Q8_0.
 
 use std::{env, error::Error, hint::black_box, time::Instant};
 
@@ -39,13 +39,15 @@ fn bench(format: WeightFormat, isa: Isa, counts: &[usize]) -> Result<(), Box<dyn
     // Any bytes do for speed, as long as the floats in them stay ordinary numbers.
     let bytes: Vec<u8> = (0..rows * format.row_bytes(cols)).map(|i| (i * 37 % 59) as u8).collect();
     let source = Matrix { name: "bench".into(), format, parts: 1, rows, cols, bytes: bytes.into() };
+    let is_ranged = env::var_os("RANGED").is_some() && format == WeightFormat::Q8_0;
+    let activations = if is_ranged { Activations::Ranged } else { Activations::Signed };
     let packing = Instant::now();
-    let matrix = PackedMatrix::pack(&source, Activations::Signed)?;
+    let matrix = PackedMatrix::pack(&source, activations)?;
     print!(
         "{format:7} packed at {:4.1} GB/s |",
         matrix.bytes() as f64 / packing.elapsed().as_secs_f64() / 1e9
     );
-    let kernels = MatrixKernels::new(isa, Activations::Signed);
+    let kernels = MatrixKernels::new(isa, activations);
     let mut scratch = Scratch::default();
     let most = counts.iter().copied().max().unwrap_or(1);
     let x: Vec<f32> = (0..cols * most).map(|i| (i % 17) as f32 - 8.0).collect();
