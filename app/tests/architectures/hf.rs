@@ -102,7 +102,7 @@ pub fn convert_all(backend: &dyn Backend) {
             }
         };
         let bytes = contents.write(Vec::new()).unwrap();
-        let error = distance(&run(super::load(name, bytes, CONTEXT)), &expected);
+        let error = far(&run(super::load(name, bytes, CONTEXT)), &expected);
         println!("{name:16} error {error:.1e} of {ROUNDING:.1e}");
         if error.is_nan() || error > ROUNDING {
             failures.push(format!("{name}: {error:.1e}, more than {ROUNDING:.1e}"));
