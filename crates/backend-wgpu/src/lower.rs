@@ -76,7 +76,7 @@ struct Store {
     scale: f32,
     cap: Option<f32>,
     adds: bool,
-    /// Replaces the other steps in matmuls with cooperative matrices.
+    /// Epilogue of matmuls with cooperative matrices, which replaces the fields above.
     gates: Option<Gates>,
 }
 

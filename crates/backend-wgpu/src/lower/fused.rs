@@ -279,7 +279,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Adds a matmul to the residual stream, or leaves it for the next norm if it is to be normed first, or for a
+    /// Adds a matmul to the residual stream, or leaves it for the next norm if it is to be normed first, or for an
     /// [`Op::Join`].
     pub(super) fn add(
         &mut self,

@@ -63,8 +63,8 @@ fn class_rows(device: &Device) -> [u32; 2] {
     if device.emulated { [48, 64] } else { [128, 256] }
 }
 
-/// Kernels of a matmul with the given outputs and blocks of inputs, by number of rows. `cooperative` is the side of the
-/// matrices that it may use for more than `few` rows, or more if they pay later.
+/// Kernels of a matmul with the given outputs and blocks of inputs, by number of rows. If `cooperative` is given, steps of
+/// more than `few` and more than [`few_rows`] rows use cooperative matrices with this side.
 pub fn products(
     device: &Device,
     (cooperative, few): (Option<u32>, u32),
