@@ -8,8 +8,8 @@ use std::{fs, path::Path};
 
 use crate::common::shared;
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, StateId, Step, StepOutput,
-    StepSequence, Want, reference::Reference,
+    AttentionMode, Backend, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, StateId, Step,
+    StepOutput, StepSequence, reference::Reference,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_model::{LoadOptions, Model};
@@ -70,13 +70,13 @@ fn logits(backend: &dyn Backend, model: &Model, run: &Run, chunk: usize) -> Vec<
         let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len(), state }];
         let answers = (start..end).filter(|position| position + 1 >= run.prompt);
         let outputs: Vec<_> =
-            answers.map(|position| Output { row: position - start, want: Want::Logits }).collect();
+            answers.map(|position| Output { row: position - start, kind: OutputKind::Logits }).collect();
         let step = Step { tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
         let mut out = StepOutput::default();
         let ticket = runner.submit(&step).unwrap();
         runner.collect(ticket, &mut out).unwrap();
         all.extend(out.outcomes.into_iter().map(|outcome| match outcome {
-            Outcome::Logits(logits) => logits,
+            OutputValue::Logits(logits) => logits,
             other => panic!("{other:?}"),
         }));
         start = end;

@@ -5,8 +5,8 @@ use std::fs;
 
 use crate::common::shared;
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Runner, Step, StepOutput, StepSequence,
-    Want,
+    AttentionMode, Backend, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, Runner, Step,
+    StepOutput, StepSequence,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_engine::{Engine, EngineOptions, Event, FinishReason, Request};
@@ -161,7 +161,7 @@ fn logits(runner: &mut dyn Runner, sequences: &mut [Sequence<'_>]) -> Vec<Vec<f3
             tables: table..pages.len(),
             state: None,
         });
-        outputs.push(Output { row: tokens.len() - 1, want: Want::Logits });
+        outputs.push(Output { row: tokens.len() - 1, kind: OutputKind::Logits });
         sequence.computed = sequence.tokens.len();
     }
     let step = Step { tokens: &tokens, carried: &[], sequences: &parts, pages: &pages, outputs: &outputs };
@@ -169,7 +169,7 @@ fn logits(runner: &mut dyn Runner, sequences: &mut [Sequence<'_>]) -> Vec<Vec<f3
     let ticket = runner.submit(&step).unwrap();
     runner.collect(ticket, &mut out).unwrap();
     let rows = out.outcomes.into_iter().map(|outcome| match outcome {
-        Outcome::Logits(logits) => logits,
+        OutputValue::Logits(logits) => logits,
         other => panic!("asked for logits, got {other:?}"),
     });
     rows.collect()

@@ -12,7 +12,7 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights, excerpt,
+    Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights, excerpt,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
@@ -165,8 +165,8 @@ impl Backend for Checked {
         self.0.page_bytes(program, block_size, kv_dtype)
     }
 
-    fn held(&self, matrix: &Matrix) -> Held {
-        self.0.held(matrix)
+    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
+        self.0.device_layout(matrix)
     }
 
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {

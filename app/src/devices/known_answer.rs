@@ -5,8 +5,8 @@
 //! because these have different kernels, and the device samples one token.
 
 use paguro_backend::{
-    Backend, Limits, LoadError, Outcome, Output, PageId, Program, Runner, SampleRequest, SamplingParams,
-    StateId, Step, StepOutput, StepSequence, Want, Weights,
+    Backend, Limits, LoadError, Output, OutputKind, OutputValue, PageId, Program, Runner, SampleRequest,
+    SamplingParams, StateId, Step, StepOutput, StepSequence, Weights,
 };
 
 /// Rows of the steps. In total they exceed one split of attention.
@@ -49,9 +49,10 @@ pub fn check(
     let no_room = || Problem::Reference("there is no room for a step".to_owned());
     let (last, others) = steps.split_last().ok_or_else(no_room)?;
     let load = |backend: &dyn Backend| backend.load(program, weights.clone(), limits);
-    let rows = |runner: Box<dyn Runner>, is_reference: bool| -> Result<(Rows, Outcome), String> {
+    let rows = |runner: Box<dyn Runner>, is_reference: bool| -> Result<(Rows, OutputValue), String> {
         let mut rows = Sequence { runner, program, limits, len: 0 };
-        let logits = others.iter().map(|&count| rows.step(count, Want::Logits)).collect::<Result<_, _>>()?;
+        let logits =
+            others.iter().map(|&count| rows.step(count, OutputKind::Logits)).collect::<Result<_, _>>()?;
         let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let request = SampleRequest {
             params: &params,
@@ -61,13 +62,13 @@ pub fn check(
             mask: None,
             logprobs: None,
         };
-        let want = if is_reference { Want::Logits } else { Want::Sample(request) };
-        Ok((logits, rows.step(*last, want)?))
+        let kind = if is_reference { OutputKind::Logits } else { OutputKind::Sample(request) };
+        Ok((logits, rows.step(*last, kind)?))
     };
     let runner = load(reference).map_err(|error| Problem::Reference(error.to_string()))?;
     let (expected, last_logits) = rows(runner, true).map_err(Problem::Reference)?;
     let logits = expected.iter().chain([&last_logits]).filter_map(|outcome| match outcome {
-        Outcome::Logits(logits) => Some(logits),
+        OutputValue::Logits(logits) => Some(logits),
         _ => None,
     });
     if let Some(number) = logits.flatten().find(|logit| !logit.is_finite()) {
@@ -81,9 +82,9 @@ pub fn check(
 }
 
 /// Compares the logits of all steps but the last.
-fn compare_all(expected: &[Outcome], found: &[Outcome], others: &[usize]) -> Result<(), String> {
+fn compare_all(expected: &[OutputValue], found: &[OutputValue], others: &[usize]) -> Result<(), String> {
     for ((expected, found), rows) in expected.iter().zip(found).zip(others) {
-        let (Outcome::Logits(expected), Outcome::Logits(found)) = (expected, found) else {
+        let (OutputValue::Logits(expected), OutputValue::Logits(found)) = (expected, found) else {
             return Err("a step has no logits".to_owned());
         };
         compare(expected, found).map_err(|problem| format!("in a step of {rows} rows, {problem}"))?;
@@ -92,8 +93,8 @@ fn compare_all(expected: &[Outcome], found: &[Outcome], others: &[usize]) -> Res
 }
 
 /// Checks that the sampled token is the most probable one, within the tolerance.
-fn compare_token(logits: &Outcome, sampled: &Outcome) -> Result<(), String> {
-    let (Outcome::Logits(logits), Outcome::Sampled(sampled)) = (logits, sampled) else {
+fn compare_token(logits: &OutputValue, sampled: &OutputValue) -> Result<(), String> {
+    let (OutputValue::Logits(logits), OutputValue::Sampled(sampled)) = (logits, sampled) else {
         return Err("the last step has no token".to_owned());
     };
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -105,7 +106,7 @@ fn compare_token(logits: &Outcome, sampled: &Outcome) -> Result<(), String> {
 }
 
 /// Logits of the last row of each step.
-type Rows = Vec<Outcome>;
+type Rows = Vec<OutputValue>;
 
 /// Returns the rows of the steps that fit.
 fn steps(max_rows: usize, max_context: usize) -> Vec<usize> {
@@ -135,7 +136,7 @@ struct Sequence<'a> {
 
 impl Sequence<'_> {
     /// Runs `rows` more rows and returns the requested output of the last one.
-    fn step(&mut self, rows: usize, want: Want<'_>) -> Result<Outcome, String> {
+    fn step(&mut self, rows: usize, kind: OutputKind<'_>) -> Result<OutputValue, String> {
         let (start, end) = (self.len, self.len + rows);
         let vocab = self.program.vocab;
         let tokens: Vec<u32> = (start..end).map(|at| ((at * 7919 + 13) % vocab) as u32).collect();
@@ -149,7 +150,7 @@ impl Sequence<'_> {
         }
         let state = self.program.state.in_place(StateId(0));
         let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
-        let outputs = [Output { row: rows - 1, want }];
+        let outputs = [Output { row: rows - 1, kind }];
         let step =
             Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
         let mut out = StepOutput::default();

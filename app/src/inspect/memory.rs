@@ -44,7 +44,7 @@ impl Memory {
         let backend = devices::open(on, None, &|_| ())?.backend;
         let mut converted = BTreeMap::new();
         for matrix in &model.weights.matrices {
-            if let Some(format) = backend.held(matrix).converted_to {
+            if let Some(format) = backend.device_layout(matrix).converted_to {
                 *converted.entry((matrix.format.to_string(), format.to_string())).or_default() += 1;
             }
         }

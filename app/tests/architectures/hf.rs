@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use paguro_model::{LoadOptions, Model, ModelFile, Pooling};
 use serde_json::{Map, Value, json};
 
-use super::{Backend, CHUNKS, ROUNDING, Want, distance, half_pages, run, weights};
+use super::{Backend, CHUNKS, OutputKind, ROUNDING, distance, half_pages, run, weights};
 
 /// Where the second text of a pair begins.
 const SECOND: usize = 40;
@@ -38,7 +38,7 @@ pub fn compare(backends: &[(&dyn Backend, bool)]) {
             };
             let own = match model.is_encoder() {
                 true => encode(backend, model, &tokens, &positions, CONTEXT),
-                false => run(backend, model, CONTEXT, &tokens, &CHUNKS, &positions, Want::Logits),
+                false => run(backend, model, CONTEXT, &tokens, &CHUNKS, &positions, OutputKind::Logits),
             };
             let Some(own) = own else { continue };
             let error = far(&own, &expected);
@@ -72,7 +72,7 @@ pub fn convert_all(backend: &dyn Backend) {
     let options = LoadOptions { max_context: Some(CONTEXT) };
     let run = |model: Model| match model.is_encoder() {
         true => encode(backend, model, &tokens, &positions, CONTEXT).unwrap(),
-        false => run(backend, model, CONTEXT, &tokens, &CHUNKS, &positions, Want::Logits).unwrap(),
+        false => run(backend, model, CONTEXT, &tokens, &CHUNKS, &positions, OutputKind::Logits).unwrap(),
     };
     let mut failures = Vec::new();
     for case in all["cases"].as_array().unwrap() {
@@ -126,7 +126,7 @@ fn encode(
 ) -> Option<Vec<f32>> {
     let (pooling, head, hidden) = (model.pooling.clone().ok()?, model.head.clone(), model.program.hidden);
     let run = |model: Model, tokens: &[u32], positions: &[usize]| {
-        run(backend, model, context, tokens, &[tokens.len()], positions, Want::Embedding)
+        run(backend, model, context, tokens, &[tokens.len()], positions, OutputKind::Embedding)
     };
     let Some(classifier) = head.classifier else { return run(model, tokens, positions) };
     let kinds = model.program.embed.types.map_or(1, |types| types.count);

@@ -9,8 +9,8 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, LoadError, Outcome, Output, PageId, Program, StateId, Step,
-    StepOutput, StepSequence, Want, reference::Reference,
+    AttentionMode, Backend, KvDtype, Limits, LoadError, Output, OutputKind, OutputValue, PageId, Program,
+    StateId, Step, StepOutput, StepSequence, reference::Reference,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_model::{LoadOptions, Model};
@@ -123,7 +123,7 @@ fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
             let model = load(&name, file.clone(), context);
             let own = match model.is_encoder() {
                 true => encode(backend, model, context, &tokens, &positions),
-                false => run(backend, model, context, &tokens, &CHUNKS, &positions, Want::Logits),
+                false => run(backend, model, context, &tokens, &CHUNKS, &positions, OutputKind::Logits),
             };
             let Some(own) = own else { continue };
             let error = distance(&own, &logits);
@@ -148,7 +148,7 @@ fn encode(
     let (head, hidden) = (model.head.clone(), model.program.hidden);
     let all: Vec<usize> = (0..tokens.len()).collect();
     let positions = if head.dense.is_empty() { positions } else { &all[..] };
-    let rows = run(backend, model, context, tokens, &[tokens.len()], positions, Want::Embedding)?;
+    let rows = run(backend, model, context, tokens, &[tokens.len()], positions, OutputKind::Embedding)?;
     if head.dense.is_empty() {
         return Some(rows);
     }
@@ -173,7 +173,7 @@ fn run(
     tokens: &[u32],
     chunks: &[usize],
     positions: &[usize],
-    want: Want<'_>,
+    kind: OutputKind<'_>,
 ) -> Option<Vec<f32>> {
     let blocks = tokens.len().div_ceil(BLOCK_SIZE);
     let groups = model.program.kv.groups.clone();
@@ -219,7 +219,7 @@ fn run(
         let outputs: Vec<_> = positions
             .iter()
             .filter(|&position| (start..end).contains(position))
-            .map(|position| Output { row: position - start, want })
+            .map(|position| Output { row: position - start, kind })
             .collect();
         let step = Step {
             tokens: &tokens[start..end],
@@ -233,8 +233,8 @@ fn run(
         runner.collect(ticket, &mut out).expect("a submitted step");
         for outcome in out.outcomes {
             match outcome {
-                Outcome::Logits(row) | Outcome::Embedding(row) => values.extend(row),
-                other => panic!("asked for {want:?}, got {other:?}"),
+                OutputValue::Logits(row) | OutputValue::Embedding(row) => values.extend(row),
+                other => panic!("asked for {kind:?}, got {other:?}"),
             }
         }
         start = end;
@@ -305,7 +305,7 @@ mod gpu {
             let tokens = weights::tokens(237, vocab);
             let [ours, theirs] = [&gpu as &dyn Backend, &cpu].map(|backend| {
                 let model = load(&name, file.clone(), context);
-                run(backend, model, context, &tokens, &chunks, &positions, Want::Embedding)
+                run(backend, model, context, &tokens, &chunks, &positions, OutputKind::Embedding)
             });
             let [Some(ours), Some(theirs)] = [ours, theirs] else { continue };
             let error = distance(&ours, &theirs);

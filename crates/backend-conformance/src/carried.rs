@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use paguro_backend::{
-    Carried, Outcome, Output, PageId, SampleRequest, SamplingParams, Step, StepError, StepOutput,
-    StepSequence, Ticket, Want,
+    Carried, Output, OutputKind, OutputValue, PageId, SampleRequest, SamplingParams, Step, StepError,
+    StepOutput, StepSequence, Ticket,
 };
 
 use super::{
@@ -24,7 +24,7 @@ pub(super) fn carried_tokens(subject: &Subject) -> Verdict {
         let mut decoding = Decoding::new(subject, &model, params)?;
         let request =
             SampleRequest { params, draw: 0, history: &[], prompt_tokens: 0, mask: None, logprobs: None };
-        if !decoding.driver.runner().carries(&Want::Sample(request)) {
+        if !decoding.driver.runner().carries(&OutputKind::Sample(request)) {
             continue;
         }
         let serial = decoding.run(false)?;
@@ -41,7 +41,7 @@ pub(super) fn carried_tokens(subject: &Subject) -> Verdict {
         other => Err(format!("a step with {carried:?} gave {other:?}")),
     };
     refused(&mut driver, &[Carried { row: 0, output: 0 }])?;
-    let logits = [Output { row: 19, want: Want::Logits }];
+    let logits = [Output { row: 19, kind: OutputKind::Logits }];
     submit(driver.runner(), &prompt.step(&logits), &mut StepOutput::default())?;
     for carried in [
         &[Carried { row: 0, output: 0 }][..],
@@ -75,7 +75,7 @@ impl<'a> Decoding<'a> {
     }
 
     /// Returns the tokens of all steps, and the logits after them.
-    fn run(&mut self, carry: bool) -> Result<(Vec<Vec<u32>>, Vec<Outcome>), String> {
+    fn run(&mut self, carry: bool) -> Result<(Vec<Vec<u32>>, Vec<OutputValue>), String> {
         let mut known: Vec<Vec<u32>> =
             Self::PROMPTS.iter().map(|&length| Rng::new(length as u64).tokens(length, self.vocab)).collect();
         let mut in_flight = VecDeque::new();
@@ -98,7 +98,8 @@ impl<'a> Decoding<'a> {
         }
         self.collect(&mut in_flight, &mut known, 0)?;
         let (tokens, sequences, pages) = Self::rows(&[0, 1, 2], &[], &known, &mut computed);
-        let outputs = [0, 1, 2].map(|row| Output { row: sequences[row].rows.end - 1, want: Want::Logits });
+        let outputs =
+            [0, 1, 2].map(|row| Output { row: sequences[row].rows.end - 1, kind: OutputKind::Logits });
         let step =
             Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
         let mut out = StepOutput::default();
@@ -150,7 +151,7 @@ impl<'a> Decoding<'a> {
             logprobs: None,
         };
         let ends = sequences.iter().map(|sequence| sequence.rows.end - 1);
-        let outputs: Vec<_> = ends.map(|row| Output { row, want: Want::Sample(request) }).collect();
+        let outputs: Vec<_> = ends.map(|row| Output { row, kind: OutputKind::Sample(request) }).collect();
         let carried = |(which, output): (&usize, &Output<'_>)| {
             let output_before = before.iter().position(|other| other == which)?;
             Some(Carried { row: output.row, output: output_before })
@@ -179,7 +180,7 @@ impl<'a> Decoding<'a> {
             let mut out = StepOutput::default();
             self.driver.runner().collect(ticket, &mut out).map_err(|error| error.to_string())?;
             for (which, outcome) in own.into_iter().zip(out.outcomes) {
-                let Outcome::Sampled(sampled) = outcome else {
+                let OutputValue::Sampled(sampled) = outcome else {
                     return Err(format!("a token, not {outcome:?}"));
                 };
                 known[which].push(sampled.token);

@@ -3,8 +3,8 @@
 use std::{io, sync::Arc, thread, time::Duration};
 
 use paguro_backend::{
-    AttentionMode, ByteSource, Bytes, Limits, LoadError, Outcome, Output, PageId, SampleRequest,
-    SamplingParams, Step, StepError, StepOutput, StepSequence, TokenMask, Want,
+    AttentionMode, ByteSource, Bytes, Limits, LoadError, Output, OutputKind, OutputValue, PageId,
+    SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence, TokenMask,
     sampling::{self, Scratch},
 };
 
@@ -63,26 +63,27 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
         for (row, mask, logprobs) in [(19, None, None), (0, Some(&mask), Some(3)), (7, None, Some(0))] {
             let history = &prompt.tokens[..=row];
             let request = SampleRequest { params, draw, history, prompt_tokens: row / 2, mask, logprobs };
-            outputs.push(Output { row, want: Want::Sample(request) });
+            outputs.push(Output { row, kind: OutputKind::Sample(request) });
         }
-        outputs.push(Output { row: 7, want: Want::Embedding });
-        outputs.push(Output { row: 12, want: Want::Score { token: 17, top: 0 } });
-        outputs.push(Output { row: 19, want: Want::Score { token: 0, top: 5 } });
+        outputs.push(Output { row: 7, kind: OutputKind::Embedding });
+        outputs.push(Output { row: 12, kind: OutputKind::Score { token: 17, top: 0 } });
+        outputs.push(Output { row: 19, kind: OutputKind::Score { token: 0, top: 5 } });
     }
     let mut out = StepOutput::default();
     submit(driver.runner(), &prompt.step(&outputs), &mut out)?;
     let answers = std::mem::take(&mut out.outcomes);
 
     // The embedding alone, also at a row without logits.
-    submit(driver.runner(), &prompt.step(&[Output { row: 7, want: Want::Embedding }]), &mut out)?;
+    submit(driver.runner(), &prompt.step(&[Output { row: 7, kind: OutputKind::Embedding }]), &mut out)?;
     let embedding = out.outcomes.remove(0);
 
-    let logits: Vec<_> = outputs.iter().map(|output| Output { want: Want::Logits, ..*output }).collect();
+    let logits: Vec<_> =
+        outputs.iter().map(|output| Output { kind: OutputKind::Logits, ..*output }).collect();
     submit(driver.runner(), &prompt.step(&logits), &mut out)?;
     let mut scratch = Scratch::default();
     for (index, (output, logits)) in outputs.iter().zip(&out.outcomes).enumerate() {
-        let Outcome::Logits(logits) = logits else { return Err(format!("logits, not {logits:?}")) };
-        let expected = match sampling::answer(logits, &output.want, &mut scratch) {
+        let OutputValue::Logits(logits) = logits else { return Err(format!("logits, not {logits:?}")) };
+        let expected = match sampling::answer(logits, &output.kind, &mut scratch) {
             Some(expected) => expected,
             None => embedding.clone(),
         };
@@ -91,16 +92,16 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
             ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(a, b)| a.0 == b.0 && near(a.1, b.1))
         };
         let right = match (&answers[index], &expected) {
-            (Outcome::Sampled(ours), Outcome::Sampled(theirs)) => {
+            (OutputValue::Sampled(ours), OutputValue::Sampled(theirs)) => {
                 ours.token == theirs.token
                     && ours.logprob.is_some() == theirs.logprob.is_some()
                     && near(ours.logprob.unwrap_or(0.0), theirs.logprob.unwrap_or(0.0))
                     && same_top(&ours.top, &theirs.top)
             }
-            (Outcome::Score(ours), Outcome::Score(theirs)) => {
+            (OutputValue::Score(ours), OutputValue::Score(theirs)) => {
                 near(ours.logprob, theirs.logprob) && same_top(&ours.top, &theirs.top)
             }
-            (Outcome::Embedding(ours), Outcome::Embedding(theirs)) => ours == theirs,
+            (OutputValue::Embedding(ours), OutputValue::Embedding(theirs)) => ours == theirs,
             _ => false,
         };
         require(right, || format!("output {index}: {:?} where {expected:?} is right", answers[index]))?;
@@ -127,7 +128,7 @@ pub(super) fn late_masks(subject: &Subject) -> Verdict {
                 mask: Some(mask),
                 logprobs: None,
             };
-            Output { row, want: Want::Sample(request) }
+            Output { row, kind: OutputKind::Sample(request) }
         });
         let mut out = StepOutput::default();
         submit(driver.runner(), &prompt.step(&outputs), &mut out).map(|()| out.outcomes)
@@ -241,7 +242,7 @@ pub(super) fn invalid_steps(subject: &Subject) -> Verdict {
     let model = shape.build(1);
     let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.options())?;
     let valid = Prompt::new(shape.vocab);
-    let logits = [Output { row: 19, want: Want::Logits }];
+    let logits = [Output { row: 19, kind: OutputKind::Logits }];
     let mut before = StepOutput::default();
     submit(driver.runner(), &valid.step(&logits), &mut before)?;
 
@@ -260,7 +261,7 @@ pub(super) fn invalid_steps(subject: &Subject) -> Verdict {
         ("an incomplete table", broken(|prompt| prompt.sequences[0].tables.end -= 1)),
     ];
     let steps = prompts.iter().map(|(what, prompt)| (*what, prompt.step(&logits)));
-    let no_row = [Output { row: 20, want: Want::Logits }];
+    let no_row = [Output { row: 20, kind: OutputKind::Logits }];
     for (what, step) in steps.chain([("an output of a row that does not exist", valid.step(&no_row))]) {
         match driver.runner().submit(&step) {
             Err(StepError::Invalid(_)) => {}

@@ -3,8 +3,8 @@
 mod moves;
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Program, Runner, StateId, StateUse,
-    Step, StepOutput, StepSequence, Want,
+    AttentionMode, Backend, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, Program, Runner,
+    StateId, StateUse, Step, StepOutput, StepSequence,
 };
 
 use crate::{RandomModel, Rng};
@@ -243,14 +243,14 @@ impl Driver {
                 state: self.program.state.in_place(StateId(0)),
             });
         }
-        let (want, width) = match self.embeddings {
-            true => (Want::Embedding, self.program.hidden),
-            false => (Want::Logits, self.program.vocab),
+        let (kind, width) = match self.embeddings {
+            true => (OutputKind::Embedding, self.program.hidden),
+            false => (OutputKind::Logits, self.program.vocab),
         };
         let sparse = self.sparse;
         let has_output = |row: &usize| !sparse || row % 5 == 2;
         let rows = (0..tokens.len()).filter(has_output);
-        let outputs: Vec<Output<'_>> = rows.map(|row| Output { row, want }).collect();
+        let outputs: Vec<Output<'_>> = rows.map(|row| Output { row, kind }).collect();
         let step =
             Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
         submit(&mut *self.runner, &step, &mut self.out)?;
@@ -271,12 +271,12 @@ impl Driver {
                 }
                 let outcome = outcomes.next().ok_or("too few outcomes")?;
                 let row = match outcome {
-                    Outcome::Logits(logits) if !self.embeddings => logits,
-                    Outcome::Embedding(embedding) if self.embeddings => embedding,
-                    other => return Err(format!("{want:?} was asked for, not {other:?}")),
+                    OutputValue::Logits(logits) if !self.embeddings => logits,
+                    OutputValue::Embedding(embedding) if self.embeddings => embedding,
+                    other => return Err(format!("{kind:?} was asked for, not {other:?}")),
                 };
                 if row.len() != width {
-                    return Err(format!("{want:?} of {} numbers, not {width}", row.len()));
+                    return Err(format!("{kind:?} of {} numbers, not {width}", row.len()));
                 }
                 sequence.logits.push(row);
             }

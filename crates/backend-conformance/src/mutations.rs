@@ -11,8 +11,8 @@ mod weights;
 use std::collections::BTreeSet;
 
 use paguro_backend::{
-    Carried, KernelCount, KvDtype, Limits, Outcome, PageId, PageMove, Program, SamplingParams, StepSequence,
-    WeightFormat, Weights,
+    Carried, KernelCount, KvDtype, Limits, OutputValue, PageId, PageMove, Program, SamplingParams,
+    StepSequence, WeightFormat, Weights,
     reference::{AttentionFn, KvRounding, RoundFn, attention, round_f16, round_q4, round_q8},
 };
 
@@ -32,7 +32,7 @@ struct Defect {
     logits: fn(&mut [f32], &Circumstances),
     /// Likewise.
     embeddings: fn(&mut [f32], &Circumstances),
-    outcomes: fn(&mut Vec<Outcome>),
+    outcomes: fn(&mut Vec<OutputValue>),
     block_tables: fn(&mut [PageId], &[StepSequence]),
     sequences: fn(&mut [StepSequence]),
     carried: fn(&mut [Carried]),

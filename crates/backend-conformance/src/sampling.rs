@@ -1,8 +1,8 @@
 //! Cases of sampling: samples equal the contract's definition, for many random requests.
 
 use paguro_backend::{
-    Bytes, Outcome, Output, PageId, SampleRequest, SamplingParams, Step, StepOutput, StepSequence, TokenMask,
-    Want,
+    Bytes, Output, OutputKind, OutputValue, PageId, SampleRequest, SamplingParams, Step, StepOutput,
+    StepSequence, TokenMask,
     sampling::{Dry, Scratch, sample_at, uniform},
 };
 
@@ -34,17 +34,20 @@ pub(super) fn samples(subject: &Subject) -> Verdict {
             let outputs: Vec<_> = requests
                 .iter()
                 .enumerate()
-                .map(|(index, request)| Output { row: row(index), want: Want::Sample(request.request()) })
+                .map(|(index, request)| Output {
+                    row: row(index),
+                    kind: OutputKind::Sample(request.request()),
+                })
                 .collect();
             let tokens = rng.tokens(ROWS, vocab);
             let sampled = run(&mut driver, &tokens, &outputs)?;
             let reversed: Vec<_> = outputs.iter().rev().copied().collect();
             let mut again = run(&mut driver, &tokens, &reversed)?;
             again.reverse();
-            let rows: Vec<_> = (0..ROWS).map(|row| Output { row, want: Want::Logits }).collect();
+            let rows: Vec<_> = (0..ROWS).map(|row| Output { row, kind: OutputKind::Logits }).collect();
             let logits = run(&mut driver, &tokens, &rows)?;
             for (index, request) in requests.iter().enumerate() {
-                let (Outcome::Sampled(ours), Outcome::Logits(logits)) =
+                let (OutputValue::Sampled(ours), OutputValue::Logits(logits)) =
                     (&sampled[index], &logits[row(index)])
                 else {
                     return Err("a sample and logits were asked for".to_owned());
@@ -70,7 +73,7 @@ pub(super) fn samples(subject: &Subject) -> Verdict {
 }
 
 /// Runs one sequence with these outputs.
-fn run(driver: &mut Driver, tokens: &[u32], outputs: &[Output<'_>]) -> Result<Vec<Outcome>, String> {
+fn run(driver: &mut Driver, tokens: &[u32], outputs: &[Output<'_>]) -> Result<Vec<OutputValue>, String> {
     let pages: Vec<PageId> = (1..=tokens.len().div_ceil(16) as u32).map(PageId).collect();
     let sequences = [StepSequence { rows: 0..tokens.len(), start: 0, tables: 0..pages.len(), state: None }];
     let mut out = StepOutput::default();

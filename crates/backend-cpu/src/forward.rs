@@ -30,7 +30,7 @@ use std::{
 };
 
 use paguro_backend::{
-    Activation, Branch, Dense, FeedForward, Head, Layer, Linear, MatrixId, Mixer, Norm, Outcome, Program,
+    Activation, Branch, Dense, FeedForward, Head, Layer, Linear, MatrixId, Mixer, Norm, OutputValue, Program,
     Residual, Step, StepError, VectorId, sampling,
 };
 
@@ -103,7 +103,7 @@ pub struct Pass<'a> {
 }
 
 /// The answer to each of the step's outputs.
-pub type Answers = [Mutex<Option<Outcome>>];
+pub type Answers = [Mutex<Option<OutputValue>>];
 
 impl Pass<'_> {
     /// All operations.
@@ -369,8 +369,8 @@ impl Pass<'_> {
                     worker.add_pending(rows[at], pending);
                     worker.norm_row(rows[at], Some(op.norm));
                     for &output in plan.outputs.outputs_of(start + at) {
-                        if !worker.step.outputs[output].want.needs_logits() {
-                            let embedding = Outcome::Embedding(worker.scratch.row[..hidden].to_vec());
+                        if !worker.step.outputs[output].kind.needs_logits() {
+                            let embedding = OutputValue::Embedding(worker.scratch.row[..hidden].to_vec());
                             put(&answers[output], embedding);
                         }
                     }
@@ -396,8 +396,8 @@ impl Pass<'_> {
                         model.rows.soft_cap(logits, cap);
                     }
                     for &output in plan.outputs.outputs_of(start + at) {
-                        let want = &worker.step.outputs[output].want;
-                        if let Some(outcome) = sampling::answer(logits, want, &mut worker.scratch.sampler) {
+                        let kind = &worker.step.outputs[output].kind;
+                        if let Some(outcome) = sampling::answer(logits, kind, &mut worker.scratch.sampler) {
                             put(&answers[output], outcome);
                         }
                     }
@@ -407,6 +407,6 @@ impl Pass<'_> {
     }
 }
 
-fn put(answer: &Mutex<Option<Outcome>>, outcome: Outcome) {
+fn put(answer: &Mutex<Option<OutputValue>>, outcome: OutputValue) {
     *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
 }

@@ -37,7 +37,8 @@ mod worker;
 use std::sync::Arc;
 
 use paguro_backend::{
-    Backend, Capacity, Held, InputSquares, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights,
+    Backend, Capacity, DeviceLayout, InputSquares, KvDtype, Limits, LoadError, Matrix, Program, Runner,
+    Weights,
 };
 
 pub use self::{isa::Isa, probe::read_bandwidth};
@@ -111,8 +112,8 @@ impl Backend for Cpu {
         States::slot_bytes(&program.state)
     }
 
-    fn held(&self, matrix: &Matrix) -> Held {
-        Held { bytes: PackedMatrix::packed_bytes(matrix, Activations::Signed), converted_to: None }
+    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
+        DeviceLayout { bytes: PackedMatrix::packed_bytes(matrix, Activations::Signed), converted_to: None }
     }
 
     fn weight_bytes(&self, program: &Program, weights: &Weights) -> u64 {

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use paguro_backend::{
-    AttentionMode, InputSquares, KernelCount, Limits, LoadError, Outcome, PageContent, PageFormat, PageId,
-    PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, WeightFormat, Weights,
+    AttentionMode, InputSquares, KernelCount, Limits, LoadError, OutputValue, PageContent, PageFormat,
+    PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, WeightFormat, Weights,
 };
 
 use crate::{
@@ -44,7 +44,7 @@ pub struct CpuRunner {
     /// Working memory by thread.
     scratch: Vec<WorkerScratch>,
     /// Outputs of a step.
-    answers: Vec<Mutex<Option<Outcome>>>,
+    answers: Vec<Mutex<Option<OutputValue>>>,
     /// Outputs of the step that was submitted last.
     outputs: usize,
     /// Steps submitted, and the ticket of the last one.

@@ -13,8 +13,8 @@ use std::{
 };
 
 use paguro_backend::{
-    AttentionMode, Backend, KernelCount, KvDtype, Limits, Output, PageId, Runner, SampleRequest, Step,
-    StepOutput, StepSequence, Want, WeightFormat, sampling::SamplingParams,
+    AttentionMode, Backend, KernelCount, KvDtype, Limits, Output, OutputKind, PageId, Runner, SampleRequest,
+    Step, StepOutput, StepSequence, WeightFormat, sampling::SamplingParams,
 };
 use paguro_backend_conformance::{ModelShape, RandomModel, Rng, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions};
@@ -351,7 +351,7 @@ fn sampling(gpu: &Gpu, batch: usize, name: &str, params: &SamplingParams) -> Res
         .collect();
     let request =
         SampleRequest { params, draw: 0, history: &[1], prompt_tokens: 0, mask: None, logprobs: None };
-    let outputs: Vec<_> = (0..batch).map(|row| Output { row, want: Want::Sample(request) }).collect();
+    let outputs: Vec<_> = (0..batch).map(|row| Output { row, kind: OutputKind::Sample(request) }).collect();
     let (_, step) = steps(gpu, &mut *runner, &sequences, &table, &outputs)?;
     println!(
         r#"{{"kernel":"sample","params":"{name}","vocab":{vocab},"batch":{batch},"step_microseconds":{:.1}}}"#,

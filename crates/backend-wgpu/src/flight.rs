@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use bytemuck::cast_slice;
-use paguro_backend::{Outcome, StepError};
+use paguro_backend::{OutputValue, StepError};
 
 use crate::{
     canary::Canaries,
@@ -21,7 +21,7 @@ pub struct Flight {
     /// Slices of its output rows.
     pub slices: Vec<Slice>,
     /// Its outputs; those that the device computes are missing.
-    pub answers: Vec<Option<Outcome>>,
+    pub answers: Vec<Option<OutputValue>>,
     /// Outputs whose tokens the device computes, in the order of the device's tokens.
     pub sampled: Vec<usize>,
     /// The submission whose end makes the answers readable.

@@ -31,7 +31,9 @@ mod threadgroup;
 
 use std::{sync::Arc, time::Duration};
 
-use paguro_backend::{Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights};
+use paguro_backend::{
+    Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights,
+};
 
 use self::{
     adapter::Facts,
@@ -231,10 +233,10 @@ impl Backend for Gpu {
             .map_or(0, |program| pages::page_bytes(&program.kv, block_size, kv_dtype))
     }
 
-    fn held(&self, matrix: &Matrix) -> Held {
+    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
         let words = Layout::of(matrix.format).row_words(matrix.cols.div_ceil(BLOCK));
         let bytes = 4 * matrix.parts * matrix.rows * words.iter().sum::<usize>();
-        Held { bytes, converted_to: Layout::converts(matrix.format) }
+        DeviceLayout { bytes, converted_to: Layout::converts(matrix.format) }
     }
 
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {

@@ -128,7 +128,7 @@ impl<'a> Pass<'a> {
             .iter()
             .enumerate()
             .filter(|(_, output)| (first..end).contains(&output.row))
-            .map(|(place, output)| (place, Output { row: output.row - first, want: output.want }))
+            .map(|(place, output)| (place, Output { row: output.row - first, kind: output.kind }))
             .unzip();
         let carried = step.carried.iter().filter(|carried| (first..end).contains(&carried.row));
         let carried = carried.map(|carried| Carried { row: carried.row - first, ..*carried }).collect();
@@ -184,8 +184,8 @@ mod tests {
             StepSequence { rows: 40..41, start: 50, tables: 6..10, state: None },
         ];
         let tokens: Vec<u32> = (0..41).collect();
-        let want = paguro_backend::Want::Logits;
-        let outputs = [Output { row: 40, want }, Output { row: 3, want }];
+        let kind = paguro_backend::OutputKind::Logits;
+        let outputs = [Output { row: 40, kind }, Output { row: 3, kind }];
         let carried = [Carried { row: 40, output: 0 }];
         let step = Step {
             tokens: &tokens,

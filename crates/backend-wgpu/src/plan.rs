@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{AttentionMode, Limits, Sampled, StateUse, Step, StepSequence, Want};
+use paguro_backend::{AttentionMode, Limits, OutputKind, Sampled, StateUse, Step, StepSequence};
 
 use crate::ops::KvLayout;
 
@@ -413,10 +413,10 @@ impl Plan {
 
     fn place_outputs(&mut self, step: &Step<'_>) {
         self.output_rows.clear();
-        self.embeds = step.outputs.iter().any(|output| matches!(output.want, Want::Embedding));
+        self.embeds = step.outputs.iter().any(|output| matches!(output.kind, OutputKind::Embedding));
         self.place.fill(usize::MAX);
         for needs_logits in [true, false] {
-            for output in step.outputs.iter().filter(|output| output.want.needs_logits() == needs_logits) {
+            for output in step.outputs.iter().filter(|output| output.kind.needs_logits() == needs_logits) {
                 if self.place[output.row] == usize::MAX {
                     self.place[output.row] = self.output_rows.len();
                     self.output_rows.push(output.row);

@@ -10,8 +10,8 @@ use std::{
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Carried, KernelCount, Limits, LoadError, Matrix, Outcome, PageContent, PageFormat, PageId, PageMove,
-    Program, Runner, Sampled, StateId, Step, StepError, StepOutput, Ticket, Want, Weights,
+    Carried, KernelCount, Limits, LoadError, Matrix, OutputKind, OutputValue, PageContent, PageFormat,
+    PageId, PageMove, Program, Runner, Sampled, StateId, Step, StepError, StepOutput, Ticket, Weights,
     sampling::{self, Scratch},
 };
 
@@ -263,8 +263,10 @@ impl GpuRunner {
             }
             let row = row - first;
             let alone = || step.outputs.iter().filter(|other| other.row == output.row).count() == 1;
-            match &output.want {
-                Want::Sample(request) if sampler.take(row, request, sampled.len(), alone, edits_scratch) => {
+            match &output.kind {
+                OutputKind::Sample(request)
+                    if sampler.take(row, request, sampled.len(), alone, edits_scratch) =>
+                {
                     sampled.push(place_of(index));
                 }
                 _ => for_host.push((index, row)),
@@ -309,11 +311,11 @@ impl GpuRunner {
                 bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
             };
             for &(index, place) in &for_host {
-                let want = &step.outputs[index].want;
-                answers[place_of(index)] = match want {
-                    Want::Embedding => Some(Outcome::Embedding(row(count * logits, normed, place))),
-                    Want::Logits => Some(Outcome::Logits(row(0, logits, place))),
-                    want => sampling::answer(&row(0, logits, place), want, scratch),
+                let kind = &step.outputs[index].kind;
+                answers[place_of(index)] = match kind {
+                    OutputKind::Embedding => Some(OutputValue::Embedding(row(count * logits, normed, place))),
+                    OutputKind::Logits => Some(OutputValue::Logits(row(0, logits, place))),
+                    kind => sampling::answer(&row(0, logits, place), kind, scratch),
                 };
             }
         })
@@ -335,7 +337,8 @@ impl GpuRunner {
             tokens.clear();
             tokens.extend(words.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)));
             for (&index, &token) in sampled.iter().zip(&*tokens) {
-                answers[index] = Some(Outcome::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
+                answers[index] =
+                    Some(OutputValue::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
             }
         });
         if let Some((since, rows, launches)) = timed.take() {
@@ -544,10 +547,10 @@ impl Runner for GpuRunner {
         Ok(())
     }
 
-    fn carries(&self, want: &Want<'_>) -> bool {
+    fn carries(&self, kind: &OutputKind<'_>) -> bool {
         // The host reads embeddings for layers by token.
         self.table.is_none()
-            && matches!(want, Want::Sample(request) if sampler::carries(request, self.program.vocab))
+            && matches!(kind, OutputKind::Sample(request) if sampler::carries(request, self.program.vocab))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

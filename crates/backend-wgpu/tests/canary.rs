@@ -1,8 +1,8 @@
 //! A step fails if the device has not run all of its commands, because its result would be that of an earlier step.
 
 use paguro_backend::{
-    AttentionMode, Backend, Carried, KvDtype, Limits, Outcome, Output, PageId, PageMove, Runner,
-    SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence, Want,
+    AttentionMode, Backend, Carried, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, PageMove,
+    Runner, SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence,
 };
 use paguro_backend_conformance::{ModelShape, RandomModel};
 use paguro_backend_wgpu::{Gpu, GpuOptions};
@@ -31,7 +31,7 @@ fn tokens(runner: &mut dyn Runner) -> Result<Vec<u32>, StepError> {
         logprobs: None,
     };
     let submit = |runner: &mut dyn Runner, tokens: &[u32], start: usize, page: u32, carried: &[Carried]| {
-        let outputs = [Output { row: tokens.len() - 1, want: Want::Sample(request) }];
+        let outputs = [Output { row: tokens.len() - 1, kind: OutputKind::Sample(request) }];
         let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..1, state: None }];
         let pages = [PageId(page)];
         runner.submit(&Step { tokens, carried, sequences: &sequences, pages: &pages, outputs: &outputs })
@@ -40,7 +40,7 @@ fn tokens(runner: &mut dyn Runner) -> Result<Vec<u32>, StepError> {
         let mut out = StepOutput::default();
         runner.collect(ticket, &mut out)?;
         match &out.outcomes[..] {
-            [Outcome::Sampled(sampled)] => Ok(sampled.token),
+            [OutputValue::Sampled(sampled)] => Ok(sampled.token),
             other => panic!("{other:?}"),
         }
     };

@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use paguro_backend::{
-    AttentionMode, Backend, Carried, KvDtype, Limits, Outcome, Output, PageId, Runner, SampleRequest,
-    SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, Want, WeightFormat,
+    AttentionMode, Backend, Carried, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, Runner,
+    SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, WeightFormat,
 };
 use paguro_backend_conformance::{Biases, Draw, ModelShape, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
@@ -66,13 +66,13 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
         let pages: Vec<_> =
             (0..count).flat_map(|index| (0..blocks).map(move |block| page(index, block))).collect();
         let outputs: Vec<_> =
-            (1..=count).map(|end| Output { row: end * rows - 1, want: Want::Logits }).collect();
+            (1..=count).map(|end| Output { row: end * rows - 1, kind: OutputKind::Logits }).collect();
         let step =
             Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
         submit(&mut *runner, &step, &mut out).unwrap();
         start += rows;
         let logits = out.outcomes.iter().flat_map(|outcome| match outcome {
-            Outcome::Logits(logits) => logits.clone(),
+            OutputValue::Logits(logits) => logits.clone(),
             other => panic!("{other:?}"),
         });
         Vec::from_iter(logits)
@@ -163,17 +163,17 @@ impl Sequence {
         &mut self,
         tokens: &[u32],
         carried: &[Carried],
-        wants: &[Want<'_>],
+        wants: &[OutputKind<'_>],
     ) -> Result<Ticket, StepError> {
         let (start, end) = (self.1, self.1 + tokens.len());
         let pages: Vec<_> = (1..=end.div_ceil(32)).map(|page| PageId(page as u32)).collect();
         let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len(), state: None }];
-        let outputs: Vec<_> = wants.iter().map(|&want| Output { row: tokens.len() - 1, want }).collect();
+        let outputs: Vec<_> = wants.iter().map(|&kind| Output { row: tokens.len() - 1, kind }).collect();
         self.1 = end;
         self.0.submit(&Step { tokens, carried, sequences: &sequences, pages: &pages, outputs: &outputs })
     }
 
-    fn collect(&mut self, ticket: Ticket) -> Result<Vec<Outcome>, StepError> {
+    fn collect(&mut self, ticket: Ticket) -> Result<Vec<OutputValue>, StepError> {
         let mut out = StepOutput::default();
         self.0.collect(ticket, &mut out)?;
         Ok(out.outcomes)
@@ -184,10 +184,10 @@ impl Sequence {
 /// with logits, and three of which each is submitted before the one before it is collected, the last with logits for the host.
 ///
 /// Also returns how many steps were repeated.
-fn outcomes(runner: Box<dyn Runner>) -> Result<(Vec<Vec<Outcome>>, u64), StepError> {
+fn outcomes(runner: Box<dyn Runner>) -> Result<(Vec<Vec<OutputValue>>, u64), StepError> {
     let params = SamplingParams { temperature: 1.0, seed: 3, ..SamplingParams::default() };
     let sample = |draw: u64| {
-        Want::Sample(SampleRequest {
+        OutputKind::Sample(SampleRequest {
             params: &params,
             draw,
             history: &[],
@@ -196,8 +196,8 @@ fn outcomes(runner: Box<dyn Runner>) -> Result<(Vec<Vec<Outcome>>, u64), StepErr
             logprobs: None,
         })
     };
-    let token = |outcomes: &[Outcome]| match outcomes {
-        [Outcome::Sampled(sampled), ..] => sampled.token,
+    let token = |outcomes: &[OutputValue]| match outcomes {
+        [OutputValue::Sampled(sampled), ..] => sampled.token,
         other => panic!("{other:?}"),
     };
     let prompt: Vec<u32> = (0..300).map(|at| at * 7 % 100).collect();
@@ -206,7 +206,7 @@ fn outcomes(runner: Box<dyn Runner>) -> Result<(Vec<Vec<Outcome>>, u64), StepErr
     for (tokens, wants) in [
         (&prompt[..298], &[][..]),
         (&prompt[298..], &[sample(0)][..]),
-        (&[5], &[Want::Logits]),
+        (&[5], &[OutputKind::Logits]),
         (&[7], &[sample(1)]),
     ] {
         let ticket = sequence.submit(tokens, &[], wants)?;
@@ -216,7 +216,7 @@ fn outcomes(runner: Box<dyn Runner>) -> Result<(Vec<Vec<Outcome>>, u64), StepErr
     let one = sequence.submit(&[token(&all[3])], &[], &[sample(2)])?;
     let two = sequence.submit(&[0], &carried, &[sample(3)])?;
     all.push(sequence.collect(one)?);
-    let three = sequence.submit(&[0], &carried, &[sample(4), Want::Logits])?;
+    let three = sequence.submit(&[0], &carried, &[sample(4), OutputKind::Logits])?;
     all.push(sequence.collect(two)?);
     all.push(sequence.collect(three)?);
     let counts = sequence.0.kernel_counts();

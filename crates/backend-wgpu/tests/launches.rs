@@ -1,7 +1,8 @@
 //! Number of launches of a step: for one decoding sequence they dominate the time besides reading weights.
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Output, PageId, Runner, Step, StepOutput, StepSequence, Want,
+    AttentionMode, Backend, KvDtype, Limits, Output, OutputKind, PageId, Runner, Step, StepOutput,
+    StepSequence,
 };
 use paguro_backend_conformance::{ExpertsShape, ModelShape, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions};
@@ -11,7 +12,7 @@ const LAYERS: usize = 3;
 /// Names and launches of a step of some tokens, without the shapes of products; with logits of the last one, or without.
 fn launches(runner: &mut dyn Runner, start: usize, tokens: usize, logits: bool) -> Vec<(String, u64)> {
     let before = runner.kernel_counts();
-    let output = Output { row: tokens - 1, want: Want::Logits };
+    let output = Output { row: tokens - 1, kind: OutputKind::Logits };
     let outputs = if logits { &[output][..] } else { &[] };
     let sequences = [StepSequence { rows: 0..tokens, start, tables: 0..1, state: None }];
     let tokens = vec![1; tokens];

@@ -43,13 +43,13 @@ pub use recurrent::{
     StateId, StateLayout, StateShape, StateUse,
 };
 pub use runner::{
-    AttentionMode, Backend, Capacity, Held, Limits, LoadError, MemoryPlan, PageMove, Runner, StepError,
-    Ticket,
+    AttentionMode, Backend, Capacity, DeviceLayout, Limits, LoadError, MemoryPlan, PageMove, Runner,
+    StepError, Ticket,
 };
 pub use sampling::{InvalidParam, SamplingParams};
 pub use squares::{InputSquares, MatrixSquares};
 pub use step::{
-    Carried, Outcome, Output, PageId, SampleRequest, Sampled, Score, Step, StepOutput, StepSequence,
-    TokenMask, Want,
+    Carried, Output, OutputKind, OutputValue, PageId, SampleRequest, Sampled, Score, Step, StepOutput,
+    StepSequence, TokenMask,
 };
 pub use weights::{ByteSource, Bytes, Matrix, Weights};

@@ -32,7 +32,7 @@ impl OutputRows {
     /// Finds the rows of a step.
     pub fn plan(&mut self, step: &Step<'_>) {
         self.needs_logits.fill(false);
-        for output in step.outputs.iter().filter(|output| output.want.needs_logits()) {
+        for output in step.outputs.iter().filter(|output| output.kind.needs_logits()) {
             self.needs_logits[output.row] = true;
         }
         self.outputs.clear();
@@ -63,7 +63,7 @@ impl OutputRows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AttentionMode, KvDtype, Output, Want};
+    use crate::{AttentionMode, KvDtype, Output, OutputKind};
 
     #[test]
     fn outputs_are_found_by_row() {
@@ -84,12 +84,17 @@ mod tests {
             let found = (0..planned.rows.len()).map(|index| planned.outputs_of(index).to_vec());
             (planned.rows.clone(), planned.logit_rows, found.collect::<Vec<_>>())
         };
-        let outputs = [5, 2, 5, 0, 5].map(|row| Output { row, want: Want::Logits });
+        let outputs = [5, 2, 5, 0, 5].map(|row| Output { row, kind: OutputKind::Logits });
         assert_eq!(plan(&outputs), (vec![0, 2, 5], 3, vec![vec![3], vec![1], vec![0, 2, 4]]));
 
         // Rows with embeddings only are last.
-        let outputs = [(1, Want::Embedding), (4, Want::Embedding), (4, Want::Logits), (3, Want::Logits)];
-        let outputs = outputs.map(|(row, want)| Output { row, want });
+        let outputs = [
+            (1, OutputKind::Embedding),
+            (4, OutputKind::Embedding),
+            (4, OutputKind::Logits),
+            (3, OutputKind::Logits),
+        ];
+        let outputs = outputs.map(|(row, kind)| Output { row, kind });
         assert_eq!(plan(&outputs), (vec![3, 4, 1], 2, vec![vec![3], vec![1, 2], vec![0]]));
     }
 }

@@ -1,8 +1,8 @@
 //! The two traits that a device implements.
 
 use crate::{
-    KernelCount, KvDtype, Matrix, PageContent, PageFormat, PageId, Program, StateId, Step, StepOutput, Want,
-    WeightFormat, Weights,
+    KernelCount, KvDtype, Matrix, OutputKind, PageContent, PageFormat, PageId, Program, StateId, Step,
+    StepOutput, WeightFormat, Weights,
 };
 
 /// A device that can load programs. Stays alive to load more than one model.
@@ -31,14 +31,14 @@ pub trait Backend: Send {
     }
 
     /// Returns the arrangement of a matrix in the device's memory.
-    fn held(&self, matrix: &Matrix) -> Held {
-        Held { bytes: matrix.bytes.len(), converted_to: None }
+    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
+        DeviceLayout { bytes: matrix.bytes.len(), converted_to: None }
     }
 
-    /// Returns the bytes of all matrices in the device's memory: those of [`Backend::held`], unless their arrangement depends on the
+    /// Returns the bytes of all matrices in the device's memory: those of [`Backend::device_layout`], unless their arrangement depends on the
     /// program.
     fn weight_bytes(&self, _program: &Program, weights: &Weights) -> u64 {
-        let bytes = weights.matrices.iter().map(|matrix| self.held(matrix).bytes as u64);
+        let bytes = weights.matrices.iter().map(|matrix| self.device_layout(matrix).bytes as u64);
         bytes.fold(0, u64::saturating_add)
     }
 
@@ -85,8 +85,8 @@ pub trait Runner: Send {
     /// ([`Step::carried`]), and if that step's output may be carried as well. Steps are computed in the order of
     /// submission, so a page may be reused by the next step. Devices that compute concurrently with the host support
     /// it, so that they do not wait for the host.
-    fn carries(&self, want: &Want<'_>) -> bool {
-        let _ = want;
+    fn carries(&self, kind: &OutputKind<'_>) -> bool {
+        let _ = kind;
         false
     }
 
@@ -165,7 +165,7 @@ impl MemoryPlan {
 
 /// Arrangement of a matrix in a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct DeviceLayout {
     /// Bytes of the matrix.
     pub bytes: usize,
     /// The format that it is converted to at load, where the kernels do not read its own.

@@ -33,7 +33,7 @@ pub use self::{
     params::{InvalidParam, SamplingParams},
     penalties::{PenaltyScratch, penalties},
 };
-use crate::{Outcome, SampleRequest, Sampled, Score, Want};
+use crate::{OutputKind, OutputValue, SampleRequest, Sampled, Score};
 
 /// Buffers of [`sample`], reused from call to call: they grow to the vocabulary's size and stay there.
 #[derive(Clone, Debug, Default)]
@@ -49,14 +49,14 @@ pub struct Scratch {
     bins: Vec<f64>,
 }
 
-/// Computes an output from its row of logits, if it [needs them](Want::needs_logits), for backends that sample on the host.
+/// Computes an output from its row of logits, if it [needs them](OutputKind::needs_logits), for backends that sample on the host.
 /// The logits are not changed, because a row may have several outputs.
-pub fn answer(logits: &[f32], want: &Want<'_>, scratch: &mut Scratch) -> Option<Outcome> {
-    Some(match want {
-        Want::Sample(request) => Outcome::Sampled(sample(logits, request, scratch)),
-        Want::Score { token, top } => Outcome::Score(score(logits, *token, *top, scratch)),
-        Want::Logits => Outcome::Logits(logits.to_vec()),
-        Want::Embedding => return None,
+pub fn answer(logits: &[f32], kind: &OutputKind<'_>, scratch: &mut Scratch) -> Option<OutputValue> {
+    Some(match kind {
+        OutputKind::Sample(request) => OutputValue::Sampled(sample(logits, request, scratch)),
+        OutputKind::Score { token, top } => OutputValue::Score(score(logits, *token, *top, scratch)),
+        OutputKind::Logits => OutputValue::Logits(logits.to_vec()),
+        OutputKind::Embedding => return None,
     })
 }
 

@@ -81,13 +81,13 @@ pub struct Output<'a> {
     /// Row of [`Step::tokens`]. A row may have several outputs (branches of a fork).
     pub row: usize,
     /// The requested output.
-    pub want: Want<'a>,
+    pub kind: OutputKind<'a>,
 }
 
 /// Kind of an output.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Want<'a> {
+pub enum OutputKind<'a> {
     /// Samples the next token.
     Sample(SampleRequest<'a>),
     /// The log-probability of a given next token.
@@ -104,7 +104,7 @@ pub enum Want<'a> {
     Embedding,
 }
 
-impl Want<'_> {
+impl OutputKind<'_> {
     /// Returns true if the output needs the row's logits.
     pub fn needs_logits(&self) -> bool {
         !matches!(self, Self::Embedding)
@@ -169,19 +169,19 @@ impl TokenMask {
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
     /// Results by output.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<OutputValue>,
 }
 
-/// The answer to one [`Want`].
+/// The answer to one [`OutputKind`].
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// To [`Want::Sample`].
+pub enum OutputValue {
+    /// To [`OutputKind::Sample`].
     Sampled(Sampled),
-    /// To [`Want::Score`].
+    /// To [`OutputKind::Score`].
     Score(Score),
-    /// To [`Want::Logits`].
+    /// To [`OutputKind::Logits`].
     Logits(Vec<f32>),
-    /// To [`Want::Embedding`].
+    /// To [`OutputKind::Embedding`].
     Embedding(Vec<f32>),
 }
 

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use crate::{
-    KvGroup, KvLayout, Limits, PageId, Program, SampleRequest, StateId, StateUse, Step, StepError,
-    StepSequence, TokenMask, Want,
+    KvGroup, KvLayout, Limits, OutputKind, PageId, Program, SampleRequest, StateId, StateUse, Step,
+    StepError, StepSequence, TokenMask,
 };
 
 /// Fails with [`StepError::Invalid`] and a message unless the rule holds.
@@ -67,16 +67,16 @@ impl Step<'_> {
         self.validate_states(program, limits)?;
         for (index, output) in self.outputs.iter().enumerate() {
             rule!(output.row < rows, "output {index}: row {} of {rows} does not exist", output.row);
-            match output.want {
-                Want::Sample(request) => validate_request(index, &request, program.vocab)?,
-                Want::Score { token, .. } => {
+            match output.kind {
+                OutputKind::Sample(request) => validate_request(index, &request, program.vocab)?,
+                OutputKind::Score { token, .. } => {
                     let vocab = program.vocab;
                     rule!(
                         (token as usize) < vocab,
                         "output {index}: token {token} of {vocab} does not exist"
                     );
                 }
-                Want::Logits | Want::Embedding => {}
+                OutputKind::Logits | OutputKind::Embedding => {}
             }
         }
         Ok(())

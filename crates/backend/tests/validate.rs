@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use expect_test::{Expect, expect};
 use paguro_backend::{
     AttentionMode, Embed, Head, KvDtype, KvGroup, KvLayout, Limits, Linear, MatrixId, Norm, NormKind, Output,
-    PageId, Program, SampleRequest, SamplingParams, StateId, StateLayout, StateShape, StateUse, Step,
-    StepSequence, TokenMask, TokenTypes, VectorId, Want,
+    OutputKind, PageId, Program, SampleRequest, SamplingParams, StateId, StateLayout, StateShape, StateUse,
+    Step, StepSequence, TokenMask, TokenTypes, VectorId,
 };
 
 /// A step that can be broken. Block size 4; group 0 sees everything, group 1 five tokens.
@@ -40,10 +40,10 @@ fn valid() -> Owned {
         ],
         pages: vec![1, 2, 3, 4, /**/ 5, 6, 7, 0, 8, 9],
         outputs: vec![
-            Output { row: 4, want: Want::Sample(request()) },
-            Output { row: 4, want: Want::Sample(SampleRequest { mask: mask([0, 1, 0]), ..request() }) },
-            Output { row: 5, want: Want::Logits },
-            Output { row: 0, want: Want::Score { token: 69, top: 0 } },
+            Output { row: 4, kind: OutputKind::Sample(request()) },
+            Output { row: 4, kind: OutputKind::Sample(SampleRequest { mask: mask([0, 1, 0]), ..request() }) },
+            Output { row: 5, kind: OutputKind::Logits },
+            Output { row: 0, kind: OutputKind::Score { token: 69, top: 0 } },
         ],
     }
 }
@@ -267,14 +267,14 @@ fn pages_are_written_by_one() {
 
 #[test]
 fn outputs() {
-    let sample = |request| Output { row: 4, want: Want::Sample(request) };
+    let sample = |request| Output { row: 4, kind: OutputKind::Sample(request) };
     check(|step| step.outputs[0].row = 6, expect!["invalid step: output 0: row 6 of 6 does not exist"]);
     check(
         |step| step.outputs.push(step.outputs[0]),
         expect!["invalid step: 5 outputs, more than the 4 that were loaded for"],
     );
     check(
-        |step| step.outputs[3].want = Want::Score { token: 70, top: 0 },
+        |step| step.outputs[3].kind = OutputKind::Score { token: 70, top: 0 },
         expect!["invalid step: output 3: token 70 of 70 does not exist"],
     );
     check(

@@ -11,8 +11,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Limits, Outcome, Output, PageId, Program, Runner, StateId, Step, StepOutput, StepSequence, Want,
-    Weights,
+    Backend, Limits, Output, OutputKind, OutputValue, PageId, Program, Runner, StateId, Step, StepOutput,
+    StepSequence, Weights,
 };
 use paguro_kv_store::ModelInfo;
 use paguro_model::{Model, tokenizer::Tokenizer};
@@ -201,8 +201,8 @@ fn probe(
     let pages: Vec<PageId> = (1..=layout.groups() as u32).map(PageId).collect();
     let state = program.state.in_place(StateId(0));
     let sequences = [StepSequence { rows: 0..rows, start: 0, tables: 0..pages.len(), state }];
-    let want = if program.bidirectional { Want::Embedding } else { Want::Logits };
-    let outputs = [Output { row: rows - 1, want }];
+    let kind = if program.bidirectional { OutputKind::Embedding } else { OutputKind::Logits };
+    let outputs = [Output { row: rows - 1, kind }];
     let ticket = runner.submit(&Step {
         tokens: &tokens,
         carried: &[],
@@ -213,7 +213,7 @@ fn probe(
     let mut answer = StepOutput::default();
     runner.collect(ticket, &mut answer)?;
     match answer.outcomes.as_slice() {
-        [Outcome::Logits(numbers) | Outcome::Embedding(numbers)]
+        [OutputValue::Logits(numbers) | OutputValue::Embedding(numbers)]
             if numbers.iter().any(|number| number.is_nan()) =>
         {
             Err(EngineError::NotANumber)

@@ -215,7 +215,7 @@ impl EngineOptions {
         if state_bytes == 0 {
             return self.max_sequences;
         }
-        let held = weights.matrices.iter().map(|matrix| backend.held(matrix).bytes as u64).sum();
+        let held = weights.matrices.iter().map(|matrix| backend.device_layout(matrix).bytes as u64).sum();
         let fit = backend.capacity().bytes_free.saturating_sub(held) / 2 / state_bytes;
         let fit = usize::try_from(fit).unwrap_or(usize::MAX).saturating_sub(1);
         self.max_sequences.min(fit.max(1))

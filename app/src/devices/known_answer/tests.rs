@@ -23,7 +23,7 @@ enum Defect {
 
 struct Broken(Defect);
 
-struct BrokenRunner(Box<dyn Runner>, Defect, Vec<Outcome>);
+struct BrokenRunner(Box<dyn Runner>, Defect, Vec<OutputValue>);
 
 impl Backend for Broken {
     fn name(&self) -> &str {
@@ -82,9 +82,9 @@ impl Runner for BrokenRunner {
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
         self.0.collect(ticket, out)?;
         match (self.1, &mut out.outcomes[..]) {
-            (Defect::Token, [Outcome::Sampled(sampled)]) => sampled.token = (sampled.token + 1) % 100,
-            (_, [Outcome::Logits(logits)]) => match self.2.first() {
-                Some(Outcome::Logits(stale)) => logits.clone_from(stale),
+            (Defect::Token, [OutputValue::Sampled(sampled)]) => sampled.token = (sampled.token + 1) % 100,
+            (_, [OutputValue::Logits(logits)]) => match self.2.first() {
+                Some(OutputValue::Logits(stale)) => logits.clone_from(stale),
                 _ => self.2 = out.outcomes.clone(),
             },
             _ => {}

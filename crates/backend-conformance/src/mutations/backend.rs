@@ -1,8 +1,9 @@
 //! A backend with a defect: the reference behind a wrapper that changes what passes it.
 
 use paguro_backend::{
-    Backend, Capacity, KernelCount, KvDtype, Limits, LoadError, Outcome, PageContent, PageFormat, PageId,
-    PageMove, Program, Runner, SamplingParams, Step, StepError, StepOutput, Ticket, Want, Weights,
+    Backend, Capacity, KernelCount, KvDtype, Limits, LoadError, OutputKind, OutputValue, PageContent,
+    PageFormat, PageId, PageMove, Program, Runner, SamplingParams, Step, StepError, StepOutput, Ticket,
+    Weights,
     reference::{KvRounding, Reference},
 };
 
@@ -71,7 +72,7 @@ impl Runner for DefectiveRunner {
             .outputs
             .iter()
             .map(|output| {
-                let Want::Sample(request) = &output.want else { return SamplingParams::default() };
+                let OutputKind::Sample(request) = &output.kind else { return SamplingParams::default() };
                 let mut params = request.params.clone();
                 (self.defect.params)(&mut params);
                 params
@@ -79,7 +80,7 @@ impl Runner for DefectiveRunner {
             .collect();
         let mut outputs = step.outputs.to_vec();
         for (output, params) in outputs.iter_mut().zip(&params) {
-            let Want::Sample(request) = &mut output.want else { continue };
+            let OutputKind::Sample(request) = &mut output.kind else { continue };
             request.params = params;
             if !self.defect.waits_for_masks {
                 request.mask = request.mask.filter(|mask| mask.known().is_some());
@@ -101,8 +102,8 @@ impl Runner for DefectiveRunner {
         self.inner.collect(ticket, out)?;
         for outcome in &mut out.outcomes {
             match outcome {
-                Outcome::Logits(logits) => (self.defect.logits)(logits, &self.now),
-                Outcome::Embedding(embedding) => (self.defect.embeddings)(embedding, &self.now),
+                OutputValue::Logits(logits) => (self.defect.logits)(logits, &self.now),
+                OutputValue::Embedding(embedding) => (self.defect.embeddings)(embedding, &self.now),
                 _ => {}
             }
         }
@@ -110,8 +111,8 @@ impl Runner for DefectiveRunner {
         Ok(())
     }
 
-    fn carries(&self, want: &Want<'_>) -> bool {
-        self.inner.carries(want)
+    fn carries(&self, kind: &OutputKind<'_>) -> bool {
+        self.inner.carries(kind)
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

@@ -2,7 +2,7 @@
 
 use paguro_backend::{
     Activation, Attention, Bytes, Carried, DeltaRule, Dense, Experts, FeedForward, KeySharing, Mixer, Norm,
-    NormKind, Outcome, Program, QkNorm, QkNormKind, Residual, RopeStyle, Weights,
+    NormKind, OutputValue, Program, QkNorm, QkNormKind, Residual, RopeStyle, Weights,
 };
 
 pub(super) fn each_attention(program: &mut Program, change: fn(&mut Attention)) {
@@ -220,9 +220,9 @@ pub(super) fn nudge(logits: &mut [f32], by: usize) {
     }
 }
 
-pub(super) fn zeroth(outcomes: &mut Vec<Outcome>) {
+pub(super) fn zeroth(outcomes: &mut Vec<OutputValue>) {
     for outcome in outcomes {
-        if let Outcome::Sampled(sampled) = outcome {
+        if let OutputValue::Sampled(sampled) = outcome {
             sampled.token = 0;
         }
     }

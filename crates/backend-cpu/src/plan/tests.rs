@@ -1,6 +1,6 @@
 //! Tests of plans.
 
-use paguro_backend::{AttentionMode, KvDtype, Output, StepSequence, Want};
+use paguro_backend::{AttentionMode, KvDtype, Output, StepSequence, OutputKind};
 
 use super::*;
 
@@ -92,7 +92,7 @@ fn tiles_and_splits_cover_everything_once() {
 fn rows_with_outputs_are_cut_alone() {
     let mut all = plan(&[None, Some(700)], 2, 1000);
     let mut some = plan(&[None, Some(700)], 2, 1000);
-    let outputs = [310, 7, 9, 8, 7, 299].map(|row| Output { row, want: Want::Logits });
+    let outputs = [310, 7, 9, 8, 7, 299].map(|row| Output { row, kind: OutputKind::Logits });
     let sequences: Vec<StepSequence> = [(0, 300, 100), (300, 311, 2000)]
         .map(|(first, end, start)| StepSequence { rows: first..end, start, tables: 0..0, state: None })
         .to_vec();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{ReferenceRunner, ops};
 use crate::{
     Activation, Dense, Experts, FeedForward, Head, Layer, LayerEmbeds, LayerInput, MatrixId, Mixer, Norm,
-    Outcome, Residual, SharedExpert, Step, StepError, sampling,
+    OutputValue, Residual, SharedExpert, Step, StepError, sampling,
 };
 
 impl ReferenceRunner {
@@ -201,8 +201,8 @@ impl ReferenceRunner {
                     *logit = ops::soft_cap(*logit, cap);
                 }
             }
-            let answer = sampling::answer(&logits, &output.want, &mut self.sampler);
-            self.answers.push(answer.unwrap_or(Outcome::Embedding(h)));
+            let answer = sampling::answer(&logits, &output.kind, &mut self.sampler);
+            self.answers.push(answer.unwrap_or(OutputValue::Embedding(h)));
         }
     }
 }

@@ -21,9 +21,9 @@ pub use pages::{KvRounding, RoundFn, round_f16, round_q4, round_q8};
 use recurrent::States;
 
 use crate::{
-    Backend, Capacity, KernelCount, KvDtype, Limits, Linear, LoadError, Matrix, Norm, Outcome, Output,
-    PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket,
-    VectorId, Want, Weights, sampling::Scratch,
+    Backend, Capacity, KernelCount, KvDtype, Limits, Linear, LoadError, Matrix, Norm, Output, OutputKind,
+    OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput,
+    Ticket, VectorId, Weights, sampling::Scratch,
 };
 
 /// The reference as a backend.
@@ -132,9 +132,9 @@ pub struct ReferenceRunner {
     attention: AttentionFn,
     sampler: Scratch,
     /// The answers of the step that is being computed.
-    answers: Vec<Outcome>,
+    answers: Vec<OutputValue>,
     /// Outputs of steps that were not collected.
-    in_flight: VecDeque<(Ticket, Vec<Outcome>)>,
+    in_flight: VecDeque<(Ticket, Vec<OutputValue>)>,
     /// Tokens of the last step that the next one may begin with, by output.
     carried: Vec<Option<u32>>,
     /// Number of steps submitted, and the ticket of the last one.
@@ -157,8 +157,8 @@ impl Runner for ReferenceRunner {
         }
         self.forward(&Step { tokens: &tokens, ..*step })?;
         let answers = std::mem::take(&mut self.answers);
-        let token = |(output, answer): (&Output<'_>, &Outcome)| match answer {
-            Outcome::Sampled(sampled) if self.carries(&output.want) => Some(sampled.token),
+        let token = |(output, answer): (&Output<'_>, &OutputValue)| match answer {
+            OutputValue::Sampled(sampled) if self.carries(&output.kind) => Some(sampled.token),
             _ => None,
         };
         self.carried = step.outputs.iter().zip(&answers).map(token).collect();
@@ -178,9 +178,9 @@ impl Runner for ReferenceRunner {
         Ok(())
     }
 
-    fn carries(&self, want: &Want<'_>) -> bool {
+    fn carries(&self, kind: &OutputKind<'_>) -> bool {
         // Penalties would need the token that is carried.
-        matches!(want, Want::Sample(request) if request.mask.is_none() && !request.params.penalizes())
+        matches!(kind, OutputKind::Sample(request) if request.mask.is_none() && !request.params.penalizes())
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

@@ -160,7 +160,7 @@ impl Worker {
             },
         };
         // The device gets its next step while it computes this one.
-        let is_ahead = self.scheduler.plan_ahead(|want| self.runner.carries(want));
+        let is_ahead = self.scheduler.plan_ahead(|kind| self.runner.carries(kind));
         let ahead = is_ahead.then(|| {
             self.rescue();
             self.submit_planned(true)
@@ -254,14 +254,14 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use paguro_backend::Want;
+    use paguro_backend::OutputKind;
 
     use super::*;
 
     #[test]
     fn recycled_outputs_keep_their_memory() {
         let mut outputs = Vec::with_capacity(100);
-        outputs.push(Output { row: 0, want: Want::Score { token: 1, top: 0 } });
+        outputs.push(Output { row: 0, kind: OutputKind::Score { token: 1, top: 0 } });
         let place = outputs.as_ptr() as usize;
         let outputs = recycle(outputs);
         assert_eq!((outputs.len(), outputs.capacity(), outputs.as_ptr() as usize), (0, 100, place));

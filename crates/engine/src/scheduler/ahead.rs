@@ -3,7 +3,7 @@
 //! The row of a sequence that has ended meanwhile is dropped. Its pages can be reused at once, because steps run in the
 //! order of their plans.
 
-use paguro_backend::{Carried, Output, StateUse, Step, StepError, StepOutput, Want};
+use paguro_backend::{Carried, Output, OutputKind, StateUse, Step, StepError, StepOutput};
 
 use super::Scheduler;
 use crate::{sequence::Sequence, thought::Thought};
@@ -11,14 +11,14 @@ use crate::{sequence::Sequence, thought::Thought};
 impl Scheduler {
     /// Plans the step after the planned one, if its rows are known: the queue is empty, and every continuing sequence
     /// has one row whose token the device `carries`. Returns true if the step was planned.
-    pub fn plan_ahead(&mut self, carries: impl Fn(&Want<'_>) -> bool) -> bool {
+    pub fn plan_ahead(&mut self, carries: impl Fn(&OutputKind<'_>) -> bool) -> bool {
         // A mask depends on the token before it.
         let may_go_on = |sequence: &Sequence| {
             let request = sequence.sample_request(sequence.branches.start, true);
             let closes = sequence.thought.as_ref().is_some_and(Thought::may_close);
             // The state at the end of a block is copied before the next row changes it.
             let is_copied = sequence.ends_at_checkpoint(&self.layout);
-            request.mask.is_none() && !closes && !is_copied && carries(&Want::Sample(request))
+            request.mask.is_none() && !closes && !is_copied && carries(&OutputKind::Sample(request))
         };
         let go_on = || self.running.iter().filter(|sequence| !sequence.ends());
         let pages = || go_on().map(|sequence| sequence.pages_ahead(&self.layout)).sum::<usize>();
@@ -60,7 +60,7 @@ impl Scheduler {
         let ahead = self.running.iter().filter(|sequence| sequence.ahead);
         outputs.extend(ahead.enumerate().map(|(row, sequence)| {
             let request = sequence.sample_request(sequence.branches.start, true);
-            Output { row, want: Want::Sample(request) }
+            Output { row, kind: OutputKind::Sample(request) }
         }));
     }
 

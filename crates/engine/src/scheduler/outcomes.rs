@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use paguro_backend::{Outcome, Sampled, Score, StepError, StepOutput};
+use paguro_backend::{OutputValue, Sampled, Score, StepError, StepOutput};
 
 use super::Scheduler;
 use crate::{
@@ -35,10 +35,10 @@ impl Scheduler {
             let count = sequence.outputs().len();
             for outcome in outcomes.by_ref().take(count) {
                 match outcome {
-                    Outcome::Score(score) => sequence.scores.push(score),
-                    Outcome::Embedding(embedding) => sequence.pool(&embedding),
-                    Outcome::Sampled(sampled) => tokens.push(sampled),
-                    Outcome::Logits(_) => unreachable!("outcomes were checked"),
+                    OutputValue::Score(score) => sequence.scores.push(score),
+                    OutputValue::Embedding(embedding) => sequence.pool(&embedding),
+                    OutputValue::Sampled(sampled) => tokens.push(sampled),
+                    OutputValue::Logits(_) => unreachable!("outcomes were checked"),
                 }
             }
             sequence.last_step = self.step;
@@ -132,10 +132,10 @@ impl Scheduler {
                     "the runner answered fewer outputs than were asked for".into(),
                 ));
             };
-            let fits = |(output, outcome): (SequenceOutput, &Outcome)| match output {
-                SequenceOutput::Score { .. } => matches!(outcome, Outcome::Score(_)),
-                SequenceOutput::Embedding { .. } => matches!(outcome, Outcome::Embedding(_)),
-                SequenceOutput::Sample { .. } => matches!(outcome, Outcome::Sampled(_)),
+            let fits = |(output, outcome): (SequenceOutput, &OutputValue)| match output {
+                SequenceOutput::Score { .. } => matches!(outcome, OutputValue::Score(_)),
+                SequenceOutput::Embedding { .. } => matches!(outcome, OutputValue::Embedding(_)),
+                SequenceOutput::Sample { .. } => matches!(outcome, OutputValue::Sampled(_)),
             };
             if !outputs.iter().zip(own).all(fits) {
                 return Err(StepError::Device(

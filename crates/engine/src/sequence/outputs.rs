@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use paguro_backend::{Output, SampleRequest, Score, Want};
+use paguro_backend::{Output, OutputKind, SampleRequest, Score};
 
 use super::Sequence;
 
@@ -57,12 +57,14 @@ impl Sequence {
         outputs.extend(self.outputs().iter().map(|output| match output {
             SequenceOutput::Score { position } => {
                 let (token, top) = (self.tokens[position + 1], self.request.logprobs.unwrap_or(0));
-                Output { row: row_of(position), want: Want::Score { token, top } }
+                Output { row: row_of(position), kind: OutputKind::Score { token, top } }
             }
-            SequenceOutput::Embedding { position } => Output { row: row_of(position), want: Want::Embedding },
+            SequenceOutput::Embedding { position } => {
+                Output { row: row_of(position), kind: OutputKind::Embedding }
+            }
             SequenceOutput::Sample { branch } => {
-                let want = Want::Sample(self.sample_request(branch, false));
-                Output { row: first_row + self.rows - 1, want }
+                let kind = OutputKind::Sample(self.sample_request(branch, false));
+                Output { row: first_row + self.rows - 1, kind }
             }
         }));
     }

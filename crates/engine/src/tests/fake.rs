@@ -14,8 +14,9 @@ use std::{
 
 use paguro_backend::{
     Backend, Capacity, Embed, Head, KernelCount, KvDtype, KvGroup, KvLayout, Limits, Linear, LoadError,
-    MatrixId, Norm, NormKind, Outcome, PageMove, Program, Runner, SampleRequest, Sampled, Score, StateLayout,
-    StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId, Want, Weights,
+    MatrixId, Norm, NormKind, OutputKind, OutputValue, PageMove, Program, Runner, SampleRequest, Sampled,
+    Score, StateLayout, StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId,
+    Weights,
 };
 
 use paguro_model::{
@@ -201,7 +202,7 @@ pub struct FakeRunner {
     saved: Vec<Option<(usize, TokensState)>>,
     control: Control,
     /// Steps that were not collected: their answers, or nothing if that is to fail.
-    in_flight: VecDeque<(u64, Option<Vec<Outcome>>)>,
+    in_flight: VecDeque<(u64, Option<Vec<OutputValue>>)>,
     /// Tokens sampled by the last step, by output.
     sampled: Vec<Option<u32>>,
     steps: u64,
@@ -316,8 +317,8 @@ impl Runner for FakeRunner {
         let mut answers = Vec::new();
         for output in step.outputs {
             let digest = digests[output.row];
-            answers.push(match output.want {
-                Want::Sample(request) => {
+            answers.push(match output.kind {
+                OutputKind::Sample(request) => {
                     let sequence =
                         step.sequences.iter().find(|s| s.rows.contains(&output.row)).expect("a row");
                     let position = sequence.start + output.row - sequence.rows.start;
@@ -327,18 +328,18 @@ impl Runner for FakeRunner {
                     }
                     assert_eq!(history.len(), position + 1, "history is all tokens so far");
                     assert_eq!(history.last(), Some(&tokens[output.row]));
-                    Outcome::Sampled(sample(digest, &SampleRequest { history: &history, ..request }))
+                    OutputValue::Sampled(sample(digest, &SampleRequest { history: &history, ..request }))
                 }
-                Want::Score { token, top } => {
-                    Outcome::Score(Score { logprob: score(digest, token), top: best(digest, top) })
+                OutputKind::Score { token, top } => {
+                    OutputValue::Score(Score { logprob: score(digest, token), top: best(digest, top) })
                 }
-                Want::Embedding => Outcome::Embedding(embedding(digest)),
-                Want::Logits => Outcome::Logits(logits(digest)),
+                OutputKind::Embedding => OutputValue::Embedding(embedding(digest)),
+                OutputKind::Logits => OutputValue::Logits(logits(digest)),
                 _ => return Err(StepError::Invalid("an output of an unknown kind".into())),
             });
         }
-        let token = |answer: &Outcome| match answer {
-            Outcome::Sampled(sampled) => Some(sampled.token),
+        let token = |answer: &OutputValue| match answer {
+            OutputValue::Sampled(sampled) => Some(sampled.token),
             _ => None,
         };
         self.sampled = answers.iter().map(token).collect();
@@ -358,7 +359,7 @@ impl Runner for FakeRunner {
                 if let Some(answers) = &mut answers
                     && answers.pop().is_none()
                 {
-                    answers.push(Outcome::Score(Score::default()));
+                    answers.push(OutputValue::Score(Score::default()));
                 }
             }
             Fault::Panic => panic!("the runner was made to panic"),
@@ -377,8 +378,8 @@ impl Runner for FakeRunner {
         Ok(())
     }
 
-    fn carries(&self, want: &Want<'_>) -> bool {
-        matches!(want, Want::Sample(_)) && self.control.0.0.lock().unwrap().carries
+    fn carries(&self, kind: &OutputKind<'_>) -> bool {
+        matches!(kind, OutputKind::Sample(_)) && self.control.0.0.lock().unwrap().carries
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, DeltaShape, Limits, Outcome, Output, PageId, SamplingParams, Score, StateId,
-    Step, StepOutput, StepSequence, Want, Weights, reference::Reference,
+    AttentionMode, Backend, DeltaShape, Limits, Output, OutputKind, OutputValue, PageId, SamplingParams,
+    Score, StateId, Step, StepOutput, StepSequence, Weights, reference::Reference,
 };
 use paguro_backend_conformance::{ModelShape, RecurrentShape, Rng};
 use paguro_model::{
@@ -254,7 +254,7 @@ fn scores_of_a_prompt_are_the_log_probabilities_that_sampling_gave() {
 }
 
 /// Returns the reference's outputs for all rows of a prompt at once.
-fn rows(parts: &ModelParts, prompt: &[u32], want: Want<'_>) -> Vec<Outcome> {
+fn rows(parts: &ModelParts, prompt: &[u32], kind: OutputKind<'_>) -> Vec<OutputValue> {
     let limits = Limits {
         block_size: 64,
         pages: 3,
@@ -270,7 +270,7 @@ fn rows(parts: &ModelParts, prompt: &[u32], want: Want<'_>) -> Vec<Outcome> {
     let groups = parts.program.kv.groups.len();
     let state = parts.program.state.in_place(StateId(0));
     let sequences = [StepSequence { rows: 0..prompt.len(), start: 0, tables: 0..groups, state }];
-    let outputs: Vec<_> = (0..prompt.len()).map(|row| Output { row, want }).collect();
+    let outputs: Vec<_> = (0..prompt.len()).map(|row| Output { row, kind }).collect();
     let pages = &[PageId(1), PageId(2)][..groups];
     let step = Step { tokens: prompt, carried: &[], sequences: &sequences, pages, outputs: &outputs };
     let mut out = StepOutput::default();
@@ -282,9 +282,9 @@ fn rows(parts: &ModelParts, prompt: &[u32], want: Want<'_>) -> Vec<Outcome> {
 /// Returns the log-probabilities of a prompt's tokens except the first, and of the three most probable ones at each
 /// position, by their definition.
 fn scores_by_definition(parts: &ModelParts, prompt: &[u32]) -> Vec<Score> {
-    let rows = rows(parts, prompt, Want::Logits);
-    let score = |(row, &token): (Outcome, &u32)| {
-        let Outcome::Logits(logits) = row else { panic!("{row:?}") };
+    let rows = rows(parts, prompt, OutputKind::Logits);
+    let score = |(row, &token): (OutputValue, &u32)| {
+        let OutputValue::Logits(logits) = row else { panic!("{row:?}") };
         let logits: Vec<_> = logits.into_iter().map(f64::from).collect();
         let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let ln_sum = logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln();
@@ -430,10 +430,10 @@ fn a_stop_token_is_no_part_of_the_answer_but_has_a_score() {
 fn embeddings_are_pooled_hidden_states_however_they_are_computed() {
     let parts = model(&[None, Some(9)]);
     let prompt = Rng::new(5).tokens(45, parts.program.vocab);
-    let rows: Vec<Vec<f32>> = rows(&parts, &prompt, Want::Embedding)
+    let rows: Vec<Vec<f32>> = rows(&parts, &prompt, OutputKind::Embedding)
         .into_iter()
         .map(|outcome| match outcome {
-            Outcome::Embedding(row) => row,
+            OutputValue::Embedding(row) => row,
             other => panic!("{other:?}"),
         })
         .collect();

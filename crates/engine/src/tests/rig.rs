@@ -265,7 +265,7 @@ impl Rig {
     /// Plans ahead, collects, applies. The outer error is one of the page accounting.
     fn collect(&mut self, ticket: Ticket) -> Result<Result<(), StepError>, String> {
         let mut ahead = None;
-        self.ahead = self.scheduler.plan_ahead(|want| self.runner.carries(want));
+        self.ahead = self.scheduler.plan_ahead(|kind| self.runner.carries(kind));
         if self.ahead {
             self.scheduler.check()?;
             let mut outputs = Vec::new();

@@ -1,8 +1,8 @@
 //! Running a lowered model on the reference backend.
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, StateId, Step, StepOutput,
-    StepSequence, Want, reference::Reference,
+    AttentionMode, Backend, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, StateId, Step,
+    StepOutput, StepSequence, reference::Reference,
 };
 use paguro_model::Model;
 
@@ -27,13 +27,13 @@ pub fn logits(model: &Model, tokens: &[u32]) -> Vec<Vec<f32>> {
     let pages: Vec<PageId> = (1..=blocks * groups).map(|page| PageId(page as u32)).collect();
     let state = program.state.in_place(StateId(0));
     let sequences = [StepSequence { rows: 0..tokens.len(), start: 0, tables: 0..pages.len(), state }];
-    let outputs: Vec<_> = (0..tokens.len()).map(|row| Output { row, want: Want::Logits }).collect();
+    let outputs: Vec<_> = (0..tokens.len()).map(|row| Output { row, kind: OutputKind::Logits }).collect();
     let step = Step { tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
     let ticket = runner.submit(&step).unwrap();
     let mut out = StepOutput::default();
     runner.collect(ticket, &mut out).unwrap();
     let logits = out.outcomes.into_iter().map(|outcome| match outcome {
-        Outcome::Logits(logits) => logits,
+        OutputValue::Logits(logits) => logits,
         other => panic!("asked for logits, got {other:?}"),
     });
     logits.collect()
