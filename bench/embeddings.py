@@ -71,8 +71,12 @@ class Http:
         if self.connection is None:
             self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         body = json.dumps({"model": self.model, "input": texts, "encoding_format": "float"})
-        self.connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
-        answer = json.loads(self.connection.getresponse().read())
+        try:
+            self.connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
+            answer = json.loads(self.connection.getresponse().read())
+        except (BrokenPipeError, ConnectionResetError, http.client.RemoteDisconnected):  # closed while idle
+            self.connection = None
+            return self(texts)
         if "data" not in answer and len(texts) > 1:
             sys.exit(f"{self.name}: {answer}")
         return np.array([item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])], dtype=np.float32)
