@@ -6,7 +6,7 @@ usage: compare.py --llama LLAMA_BIN MODEL.gguf... [--threads 2] [--rounds 3]
 A round runs one engine after the other, and a ratio is of one round. Speeds and ratios are medians over rounds. llama.cpp
 runs with and without flash attention; the faster result counts. LLAMA_BIN is a folder with llama-bench and llama-batched-bench.
 """
-import argparse, csv, json, os, pathlib, platform, statistics, subprocess, sys
+import argparse, csv, json, os, pathlib, platform, re, statistics, subprocess, sys
 
 from chart import COLUMNS, table
 
@@ -53,15 +53,16 @@ def cases(options):
 
 
 def measure(options, machine, model):
-    """Rows of bench/results.csv for one model. The part of a file's name after the last `-` is its format."""
-    name, _, weights = model.stem.rpartition("-")
+    """Rows of bench/results.csv for one model. If a file's name ends with a weight format, it is in a column of its own."""
+    found = re.fullmatch(r"(.+)[-.]((?:I?Q|TQ|BF|F|MXFP)\d\w*)", model.stem)
+    name, weights = found.groups() if found else (model.stem, "")
     for test, *case in cases(options):
         rounds = [(*paguro(options, model, *case), llama(options, model, *case)) for _ in range(options.rounds)]
         ours, shares, theirs = zip(*rounds)
         ratios = [our / their for our, their in zip(ours, theirs)]
         spread = [f"{min(ratios):.2f}", f"{max(ratios):.2f}"] if options.rounds > 1 else ["", ""]
         share = f"{statistics.median(shares):.0f}" if shares[0] else ""
-        yield [machine, name or weights, weights if name else "", test, f"{statistics.median(ours):.4g}",
+        yield [machine, name, weights, test, f"{statistics.median(ours):.4g}",
                f"{statistics.median(theirs):.4g}", f"{statistics.median(ratios):.2f}", *spread, share]
 
 
