@@ -4,10 +4,12 @@
 usage: chart.py            writes both files
        chart.py --check    fails if one of them differs from the results
 """
-import csv, pathlib, re, sys
+import argparse, csv, pathlib, re, sys
 from html import escape
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Columns of bench/results.csv.
+COLUMNS = ["machine", "model", "format", "test", "paguro", "llama.cpp", "ratio", "ratio_min", "ratio_max", "ceiling_percent"]
 PANELS = [
     ("CPU: two cores of an AMD EPYC (Zen 4), TinyLlama 1.1B, Q4_K_M", "AMD EPYC Zen 4", "TinyLlama 1.1B", "Q4_K_M",
      ["prompt of 512", "decode at depth 0", "decode at depth 8192", "decode, 8 sequences"]),
@@ -74,7 +76,7 @@ def table(rows, machine):
     tests = list(dict.fromkeys(row["test"] for row in rows))
     tests.sort(key=lambda test: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", test)])
     tests.sort(key=lambda test: (not test.startswith("prompt"), "sequences" in test))
-    head = [f"{model}, {format}" for model, format in columns]
+    head = [", ".join(filter(None, column)) for column in columns]
     lines = ["| | " + " | ".join(head) + " |", "|-" * (len(head) + 1) + "|"]
     for test in tests:
         found = [cells.get((test, *column), "") for column in columns]
@@ -89,11 +91,14 @@ def readme(rows):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file differs from the results")
+    check = parser.parse_args().check
     rows = read()
     files = {"docs/images/speed.svg": chart(rows), "bench/README.md": readme(rows)}
     for name, text in files.items():
         path = ROOT / name
-        if sys.argv[1:] == ["--check"]:
+        if check:
             if not path.exists() or path.read_text() != text:
                 sys.exit(f"error: {name} differs from bench/results.csv; run bench/chart.py")
         else:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Embeddings of 256 texts of mixed length against sentence-transformers, onnxruntime and llama.cpp, in turns.
+"""Embeds 256 texts of mixed length alternately with Paguro, sentence-transformers, onnxruntime and llama.cpp.
 
     bench/embeddings.py target/release/paguro --folder all-MiniLM-L6-v2 --model minilm-q8_0.gguf [--llama-server llama-server --gguf minilm-f16.gguf]
 
@@ -24,7 +24,10 @@ import sys
 import tempfile
 import time
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError as missing:
+    sys.exit(f"{__doc__}\nerror: {missing}; run `pip install numpy torch transformers sentence-transformers onnx onnxruntime`")
 
 WORDS = (
     "the a fox owl key sea hat river stone moon night story brave shy little old friend door house winter function value returns list "
@@ -239,7 +242,7 @@ def main():
                 one[engine.name].append(time.perf_counter() - begin)
     for engine in engines:
         engine.stop()
-    print("| engine | least cosine | seconds for all texts | texts/s | first : this | one short text, ms |")
+    print("| engine | least cosine | seconds for all texts | texts/s | Paguro's speed : this one | one short text, ms |")
     print("|-|-|-|-|-|-|")
     first = many[engines[0].name]
     for engine in engines:

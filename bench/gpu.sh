@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Paguro and llama.cpp side by side on a GPU, on the same files: one JSON line for each result of either engine.
+# Runs Paguro and llama.cpp alternately on a GPU, on the same files, and prints one JSON line for each result.
 #
 # usage: bench/gpu.sh LLAMA_BIN MODEL.gguf...
 #
@@ -9,8 +9,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+case ${1:-} in
+  -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit ;;
+esac
 if [ $# -lt 2 ]; then
-  sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+  sed -n '4s/^# //p' "$0" >&2
   exit 2
 fi
 llama=$1

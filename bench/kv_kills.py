@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Kills a server with -9 at random moments under load, again and again, and holds every answer to those of an undisturbed one.
+"""Kills a server with SIGKILL at random moments under load, and compares its answers with those of an undisturbed server.
 
     bench/kv_kills.py target/release/paguro --kills 300
 
 The server keeps prefixes on disk (`--kv-disk`) and has memory for a few of the conversations, so that it writes, loads and evicts all
 the time. Before each kill it answers for up to `--seconds`. Fails if an answer differs from its reference, the server does not start
-again, a record of the store is damaged (`paguro cache verify`), the store exceeds its bound, or its folder has files that
-do not belong there. A record that was torn by the kill is no damage: it is not there. Options after `--` go to `paguro serve`. Needs
-nothing but Python.
+again, a record of the store is damaged (`paguro cache verify`), the store exceeds its bound, or its folder has unexpected files.
+A record that the kill left incomplete does not count as damaged. Options after `--` are passed to `paguro serve`.
 """
 
 import argparse
@@ -160,7 +159,7 @@ class Run:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=1.5, help="time before a kill, at most")
@@ -169,8 +168,11 @@ def main():
     parser.add_argument("--kv-memory", default="6MiB")
     parser.add_argument("--model", default="tales")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("more", nargs="*", help="options of `paguro serve`, after --")
-    run = Run(parser.parse_args())
+    # Options after `--` are those of `paguro serve`; argparse would take them for positional arguments.
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:end])
+    options.more = sys.argv[end + 1 :]
+    run = Run(options)
     run.run()
     print(f"{run.options.kills} kills: {dict(run.counts)}, {len(run.problems)} problems")
     sys.exit(bool(run.problems))

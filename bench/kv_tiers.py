@@ -207,7 +207,7 @@ def cost(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figure", choices=["restart", "turns", "cost"])
     parser.add_argument("binary")
     parser.add_argument("--model", help="a model file [default: the embedded one]")
@@ -215,7 +215,7 @@ def main():
     parser.add_argument("--conversations", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=384)
-    # After options, argparse takes no more positional arguments.
+    # Options after `--` are those of `paguro serve`; argparse would take them for positional arguments.
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:end])
     options.more = sys.argv[end + 1 :]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a GGUF in the shape of a hybrid model or of Gemma 4 with random quantized blocks: for speed, which does not depend on the weights' values.
+"""Writes a GGUF file in the shape of a hybrid model or of Gemma 4 with random quantized blocks. Speed does not depend on their values.
 
 usage: random_hybrid.py OUT.gguf qwen35-1b|gemma4-e2b --vocab VOCAB.gguf
 
@@ -11,8 +11,11 @@ import argparse
 import pathlib
 import sys
 
-import gguf
-import numpy as np
+try:
+    import gguf
+    import numpy as np
+except ImportError as missing:
+    sys.exit(f"{__doc__}\nerror: {missing}; run `pip install gguf numpy`")
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "app/tests/architectures"))
 import make

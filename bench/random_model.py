@@ -1,23 +1,29 @@
-"""Writes a GGUF of a known shape with random quantized blocks: for speed, which does not depend on the weights' values.
+#!/usr/bin/env python3
+"""Writes a GGUF file in the shape of a known model with random weights. Speed does not depend on the weights' values.
 
-usage: random_model.py OUT.gguf tinyllama|llama-8b --format Q4_K_M --vocab VOCAB.gguf
-       random_model.py OUT.gguf qwen3-30b-a3b|gpt-oss-20b [--layers 12] --vocab VOCAB.gguf
+usage: random_model.py OUT.gguf tinyllama|llama-8b [--format Q4_K_M] [--vocab VOCAB.gguf]
+       random_model.py OUT.gguf qwen3-30b-a3b|gpt-oss-20b [--layers 12] [--vocab VOCAB.gguf]
 
-qwen3-30b-a3b is written in the mixture Q4_K_M, gpt-oss-20b with experts in MXFP4 and all else in Q8_0. The tokenizer is
-copied from VOCAB.gguf, a file that has only one (such files are part of llama.cpp's source: models/ggml-vocab-qwen2.gguf).
-Needs `pip install gguf numpy`.
+qwen3-30b-a3b is written in the mixture Q4_K_M; gpt-oss-20b has experts in MXFP4 and all other matrices in Q8_0. The tokenizer is
+copied from VOCAB.gguf; llama.cpp's source has such files (models/ggml-vocab-qwen2.gguf). Without one, the model has the
+vocabulary size of the shape, and tokens without meaning. Needs `pip install gguf numpy`.
 """
-import argparse
+import argparse, sys
 
-import gguf
-import numpy as np
-from gguf import GGMLQuantizationType as Q
+try:
+    import gguf
+    import numpy as np
+    from gguf import GGMLQuantizationType as Q
+except ImportError as missing:
+    sys.exit(f"{__doc__}\nerror: {missing}; run `pip install gguf numpy`")
 
 SHAPES = {
-    "tinyllama": dict(arch="llama", layers=22, hidden=2048, heads=32, kv_heads=4, head_dim=64, experts=0, ffn=5632),
-    "llama-8b": dict(arch="llama", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, experts=0, ffn=14336),
-    "qwen3-30b-a3b": dict(arch="qwen3moe", layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, experts=128, used=8, ffn=768),
-    "gpt-oss-20b": dict(arch="gpt-oss", layers=24, hidden=2880, heads=64, kv_heads=8, head_dim=64, experts=32, used=4, ffn=2880),
+    "tinyllama": dict(arch="llama", layers=22, hidden=2048, heads=32, kv_heads=4, head_dim=64, experts=0, ffn=5632, vocab=32000),
+    "llama-8b": dict(arch="llama", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, experts=0, ffn=14336, vocab=128256),
+    "qwen3-30b-a3b": dict(arch="qwen3moe", layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, experts=128, used=8, ffn=768,
+                          vocab=151936),
+    "gpt-oss-20b": dict(arch="gpt-oss", layers=24, hidden=2880, heads=64, kv_heads=8, head_dim=64, experts=32, used=4, ffn=2880,
+                        vocab=201088),
 }
 # Formats of most matrices, and of the head and some others.
 FORMATS = {"F16": (Q.F16, Q.F16), "Q8_0": (Q.Q8_0, Q.Q8_0), "Q4_K_M": (Q.Q4_K, Q.Q6_K)}
@@ -30,7 +36,7 @@ parser.add_argument("out")
 parser.add_argument("shape", choices=SHAPES)
 parser.add_argument("--format", choices=FORMATS, default="Q4_K_M", help="format of a model without experts")
 parser.add_argument("--layers", type=int, help="fewer layers than the model has")
-parser.add_argument("--vocab", required=True)
+parser.add_argument("--vocab", help="a GGUF file with a tokenizer")
 options = parser.parse_args()
 shape = SHAPES[options.shape]
 layers = options.layers or shape["layers"]
@@ -77,8 +83,16 @@ w.add_layer_norm_rms_eps(1e-6)
 w.add_file_type(gguf.LlamaFileType["MOSTLY_MXFP4_MOE" if oss else f"MOSTLY_{options.format}"])
 if oss:
     w.add_sliding_window(128)
-tokens = 0
-for name, field in gguf.GGUFReader(options.vocab).fields.items():
+tokens = shape["vocab"]
+if options.vocab is None:
+    # Control tokens, bytes, and letters in base 26.
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words += ["".join(chr(97 + number // 26**digit % 26) for digit in range(4)) for number in range(tokens - len(words))]
+    w.add_tokenizer_model("llama")
+    w.add_token_list(words)
+    w.add_token_scores([-float(number) for number in range(tokens)])
+    w.add_token_types([2, 3, 3] + [6] * 256 + [1] * (tokens - 259))
+for name, field in gguf.GGUFReader(options.vocab).fields.items() if options.vocab else ():
     if name.startswith("tokenizer."):
         array = field.types[0] == gguf.GGUFValueType.ARRAY
         tokens = len(field.contents()) if name == "tokenizer.ggml.tokens" else tokens

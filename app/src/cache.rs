@@ -15,7 +15,7 @@ use crate::{
     units,
 };
 
-/// Time that deleting may take.
+/// Timeout of a deletion.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Shows, checks or clears the store.

@@ -36,7 +36,7 @@ const LOGIT_BYTES: usize = 64 << 20;
 /// A text that cannot be read or is too long, by file and line; a model without embeddings.
 pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let source = Source::find(Some(&args.model), library)?;
-    let texts = read(&args.files, args.whole_files)?;
+    let texts = read(&args.texts.files, args.texts.whole_files)?;
     let model = load::model(&source, None)?;
     let pooling = model.pooling.clone().map_err(|error| Failure::from_error(&error))?;
     let width = model.head.width(model.program.hidden);
@@ -47,7 +47,7 @@ pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) ->
         )));
     }
     let before = prompt(&model, args.prompt_name.as_deref())?;
-    let prompts = texts.iter().map(|text| tokens(&model, &before, text, args.truncate));
+    let prompts = texts.iter().map(|text| tokens(&model, &before, text, args.texts.truncate));
     let prompts = prompts.collect::<Outcome<Vec<_>>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
     let tokens: usize = prompts.iter().map(Vec::len).sum();
@@ -62,7 +62,8 @@ pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) ->
         step_time: std::time::Duration::MAX,
         ..defaults
     };
-    let loaded = load::start(model.clone(), options, false, args.threads.threads, &args.on, terminal)?;
+    let loaded =
+        load::start(model.clone(), options, false, args.texts.threads.threads, &args.texts.on, terminal)?;
     let started = Instant::now();
     let mut writer = Writer::new(args.output.as_deref(), dimensions)?;
     let bar = terminal.bar(texts.len(), "embedding");

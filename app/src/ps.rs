@@ -60,7 +60,7 @@ pub fn ps(args: &PsArgs, terminal: Terminal) -> Outcome<()> {
     };
     let mut answer = request.call().map_err(unreachable)?;
     let text = answer.body_mut().read_to_string().map_err(unreachable)?;
-    let strange = || Failure::new(format!("what answers at {} is not `paguro serve`", args.url));
+    let strange = || Failure::new(format!("the server at {} is not `paguro serve`", args.url));
     let json: Value = serde_json::from_str(&text).map_err(|_| strange())?;
     if !answer.status().is_success() {
         let message = json["error"]["message"].as_str().ok_or_else(strange)?;

@@ -106,7 +106,7 @@ pub fn check_output(out: &Path, replace: bool) -> Outcome<()> {
     }
     if out.exists() && !replace {
         return Err(Failure::usage(format!("`{}` exists already", out.display()))
-            .hint("take another name, or add --replace"));
+            .hint("choose another name, or add --replace"));
     }
     Ok(())
 }

@@ -20,10 +20,10 @@ use crate::{
 /// A text that cannot be read or is too long, by file and line; a model that is no reranker.
 pub fn rerank(args: &RerankArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let source = Source::find(Some(&args.model), library)?;
-    let texts = read(&args.files, args.whole_files)?;
+    let texts = read(&args.texts.files, args.texts.whole_files)?;
     let model = load::reranker(&source)?;
     let missing = || {
-        Failure::new(format!("the model `{}` is no reranker", source.short_name()))
+        Failure::new(format!("the model `{}` is not a reranker", source.short_name()))
             .hint("name a reranker, such as Qwen3-Reranker; `paguro embed` computes vectors to compare")
     };
     let ranker = Ranker::of(&model).map_err(|error| Failure::from_error(&error))?.ok_or_else(missing)?;
@@ -32,7 +32,7 @@ pub fn rerank(args: &RerankArgs, library: &LibrarySettings, terminal: Terminal) 
             "--instruction is for rerankers that read a task; this one reads only the two texts",
         ));
     }
-    if args.truncate == Some(CutAt::Start) && model.judge.is_none() {
+    if args.texts.truncate == Some(CutAt::Start) && model.judge.is_none() {
         return Err(Failure::usage("--truncate=start: this reranker cuts the ends of pairs of texts only"));
     }
     let prompts = texts.iter().map(|text| tokens(&model, args, text)).collect::<Outcome<Vec<_>>>()?;
@@ -46,7 +46,8 @@ pub fn rerank(args: &RerankArgs, library: &LibrarySettings, terminal: Terminal) 
         step_time: std::time::Duration::MAX,
         ..defaults
     };
-    let loaded = load::start(model.clone(), options, false, args.threads.threads, &args.on, terminal)?;
+    let loaded =
+        load::start(model.clone(), options, false, args.texts.threads.threads, &args.texts.on, terminal)?;
     let bar = terminal.bar(texts.len(), "scoring");
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let template = Request { embedding: Some(ranker.pooling()), max_tokens: Some(0), ..Request::default() };
@@ -80,7 +81,7 @@ pub fn rerank(args: &RerankArgs, library: &LibrarySettings, terminal: Terminal) 
 /// The tokens of the query with a text.
 fn tokens(model: &Model, args: &RerankArgs, text: &Text) -> Outcome<Vec<u32>> {
     let most = model.context_length;
-    let cut = args.truncate.map(|at| match at {
+    let cut = args.texts.truncate.map(|at| match at {
         CutAt::End => Cut::End,
         CutAt::Start => Cut::Start,
     });

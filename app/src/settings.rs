@@ -146,13 +146,12 @@ pub fn colors_on_errors() -> bool {
 }
 
 /// Variables that are not read by a flag: those of `main`, the GPU backend, builds and tests.
-const MORE_VARIABLES: [&str; 17] = [
+const MORE_VARIABLES: [&str; 16] = [
     "PAGURO_HOME",
     "PAGURO_COMMIT",
     "PAGURO_SOURCES",
     "PAGURO_SHARED",
     "PAGURO_BINARY",
-    "PAGURO_PEER",
     "PAGURO_SCHEMAS",
     "PAGURO_SCHEMAS_SEED",
     "PAGURO_EXPECT_ISA",

@@ -253,7 +253,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     refused(
         schema(json!({"oneOf": [{"type": "integer"}, {"type": "number"}]})),
         expect![
-            "the JSON schema cannot be followed: `oneOf` is not supported where its alternatives may overlap; `anyOf` is"
+            "the JSON schema cannot be followed: `oneOf` is not supported where its alternatives may overlap; use `anyOf`"
         ],
     );
     refused(

@@ -34,7 +34,7 @@ const PROCESSORS: [Processor; 3] = [
         name: "max",
         isa: "neoni8mm",
         kernels: &["isa::", "simd::", "quantize::", "ops::", "matrix::", "attention::tests::every_"],
-        conformance: &["best::format_q8_0", "best::format_q4_k", "best::head_dims", "best::exact_in_company"],
+        conformance: &["best::format_q8_0", "best::format_q4_k", "best::head_dims", "best::batch_invariance"],
     },
     Processor { name: "neoverse-n1", isa: "neondot", kernels: OLDER, conformance: &["best::format_q8_0"] },
     Processor { name: "cortex-a53", isa: "neon", kernels: OLDER, conformance: &["best::format_q8_0"] },

@@ -29,7 +29,7 @@ usage: cargo xtask <command>
   tidy           the project's own rules: arrows between crates, invariants, lengths of files,
                  words, links
   clients        other people's clients and programs against a server, as the step of `ci`
-  bench [ARGS]   Paguro and llama.cpp side by side (bench/compare.sh with these arguments)
+  bench [ARGS]   runs Paguro and llama.cpp alternately (bench/compare.sh with these arguments)
   help           this text
 ";
 

@@ -130,8 +130,12 @@ impl Builder {
             ShapeFormat::Mxfp4 => (WeightFormat::Q8_0, WeightFormat::Q8_0),
         };
         let groups = if window.is_some() { 2 } else { 1 };
-        let group =
-            |window| KvGroup { window, slots: layers.div_ceil(groups), kv_heads: shape.kv_heads, head_dim };
+        let group = |window| KvGroup {
+            window,
+            layer_slots: layers.div_ceil(groups),
+            kv_heads: shape.kv_heads,
+            head_dim,
+        };
         let kv = match window {
             None => KvLayout { groups: vec![group(None)] },
             window => KvLayout { groups: vec![group(window), group(None)] },
@@ -143,7 +147,7 @@ impl Builder {
             let outer = layer < layers / 8 || layer >= 7 * layers / 8;
             let more = if outer || (layer - layers / 8) % 3 == 2 { better } else { base };
             let more = if format == ShapeFormat::Q4_0 { base } else { more };
-            let place = KvSlot { group: layer % groups, slot: layer / groups };
+            let place = KvSlot { group: layer % groups, layer_slot: layer / groups };
             Layer {
                 mixer: Mixer::Attention(self.attention(shape, place, base, more)),
                 ffn: match shape.experts {

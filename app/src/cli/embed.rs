@@ -22,14 +22,6 @@ pub struct EmbedArgs {
     #[arg(value_name = "MODEL")]
     pub model: String,
 
-    /// Files with texts; - or nothing reads standard input
-    #[arg(value_name = "FILE")]
-    pub files: Vec<PathBuf>,
-
-    /// Each file is one text
-    #[arg(long)]
-    pub whole_files: bool,
-
     /// Write vectors to this file: .npy or .jsonl
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -42,21 +34,13 @@ pub struct EmbedArgs {
     #[arg(long, value_name = "N", value_parser = choices::positive)]
     pub dimensions: Option<usize>,
 
-    /// Cut texts that are too long at this end, instead of refusing them
-    #[arg(long, value_name = "end|start", value_enum, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_missing_value = "end")]
-    pub truncate: Option<CutAt>,
-
     /// Keep vectors as the model computes them, instead of normalizing their length to 1
     #[arg(long)]
     pub no_normalize: bool,
 
-    /// See [`ThreadsArg`].
+    /// See [`TextArgs`].
     #[command(flatten)]
-    pub threads: ThreadsArg,
-
-    /// See [`RunOnArgs`].
-    #[command(flatten)]
-    pub on: RunOnArgs,
+    pub texts: TextArgs,
 }
 
 /// `paguro rerank`.
@@ -77,14 +61,6 @@ pub struct RerankArgs {
     #[arg(value_name = "QUERY")]
     pub query: String,
 
-    /// Files with texts; - or nothing reads standard input
-    #[arg(value_name = "FILE")]
-    pub files: Vec<PathBuf>,
-
-    /// Each file is one text
-    #[arg(long)]
-    pub whole_files: bool,
-
     /// Print only the best texts
     #[arg(short = 'n', long, value_name = "N", value_parser = choices::positive)]
     pub top_n: Option<usize>,
@@ -97,13 +73,29 @@ pub struct RerankArgs {
     #[arg(long)]
     pub raw_scores: bool,
 
-    /// Cut texts that are too long at this end, instead of refusing them
-    #[arg(long, value_name = "end|start", value_enum, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_missing_value = "end")]
-    pub truncate: Option<CutAt>,
-
     /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
+
+    /// See [`TextArgs`].
+    #[command(flatten)]
+    pub texts: TextArgs,
+}
+
+/// Texts, and the device that computes them.
+#[derive(Args, Debug)]
+pub struct TextArgs {
+    /// Files with texts; - or nothing reads standard input
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Each file is one text
+    #[arg(long)]
+    pub whole_files: bool,
+
+    /// Cut texts that are too long at this end, instead of refusing them
+    #[arg(long, value_name = "end|start", value_enum, hide_possible_values = true, num_args = 0..=1, require_equals = true, default_missing_value = "end")]
+    pub truncate: Option<CutAt>,
 
     /// See [`ThreadsArg`].
     #[command(flatten)]

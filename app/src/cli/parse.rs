@@ -66,7 +66,7 @@ fn unknown_flag(error: &Error, words: &[OsString]) -> Failure {
     if !flag.starts_with('-') {
         let failure = Failure::usage(format!("`{place}` takes no further argument: `{flag}`"));
         return failure
-            .hint(format!("`{place} --help` lists the arguments; put texts with spaces into quotes"));
+            .hint(format!("`{place} --help` lists the arguments; put a text with spaces into quotes"));
     }
     let failure = Failure::usage(format!("`{flag}` is not an option of `{place}`"));
     if let Some(near) = context(error, ContextKind::SuggestedArg) {

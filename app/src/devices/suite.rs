@@ -116,7 +116,7 @@ fn groups(index: usize) -> Outcome<Vec<Group>> {
     Ok(groups)
 }
 
-/// Runs cases on several threads, and calls `tell` with the index and the verdict of each.
+/// Runs cases on several threads, and calls `tell` with the index and the verdict of each case.
 fn run(
     cases: &[(&Group, &'static Case)],
     draw: Draw,

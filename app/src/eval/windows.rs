@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tally_is_mean_and_standard_error() {
+    fn the_summary_is_mean_and_standard_error() {
         let mut likelihood = Likelihood::default();
         likelihood.add(&[-1.0, -2.0]);
         likelihood.add(&[-3.0]);

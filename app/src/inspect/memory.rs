@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn windows_bound_the_pages() {
-        let group = |window| KvGroup { window, slots: 1, kv_heads: 1, head_dim: 1 };
+        let group = |window| KvGroup { window, layer_slots: 1, kv_heads: 1, head_dim: 1 };
         let mut kv = KvLayout { groups: vec![group(None)] };
         assert_eq!(pages(&kv, 100, 32, 512), 4);
         kv.groups.push(group(Some(64)));

@@ -32,7 +32,7 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     let (reference, name) = known::wanted(text).map_err(|error| {
         let failure = failure(error);
         if Path::new(text).exists() {
-            failure.hint(format!("to take in a file or a folder: paguro import {text}"))
+            failure.hint(format!("to import a file or a folder: paguro import {text}"))
         } else {
             failure.hint("`paguro search` lists well-known models and those on the hub")
         }

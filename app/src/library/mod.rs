@@ -133,7 +133,7 @@ pub fn failure(error: RegistryError) -> Failure {
     match error {
         E::Unreachable { .. } => Failure::new(error)
             .hint("is this machine online? HTTPS_PROXY (a proxy) and HF_ENDPOINT (another hub) are honoured"),
-        E::CannotRun { .. } => Failure::new(error).hint("--force takes it into the library all the same"),
+        E::CannotRun { .. } => Failure::new(error).hint("--force imports it anyway"),
         E::Cancelled => Failure::interrupted(),
         E::NotFound { .. }
         | E::Ambiguous { .. }

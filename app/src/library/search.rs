@@ -39,7 +39,7 @@ pub fn search(args: &SearchArgs, settings: &LibrarySettings, terminal: Terminal)
     match found {
         Ok(found) if models.is_empty() && found.is_empty() => {
             Err(Failure::new(format!("no model is found for `{text}`"))
-                .hint("`paguro search` lists the well-known ones; `paguro pull hf:OWNER/REPOSITORY` takes any GGUF file"))
+                .hint("`paguro search` lists the well-known ones; `paguro pull hf:OWNER/REPOSITORY` downloads any GGUF file"))
         }
         Ok(found) if args.json => found.iter().try_for_each(|found| out.json(&found_json(found))),
         Ok(found) => hub(&mut out, &found, terminal),

@@ -75,7 +75,7 @@ fn report(args: &VerifyArgs, verified: &Verified, terminal: Terminal) -> Outcome
         n => format!("{n} files are damaged"),
     };
     let failure = Failure::new(text);
-    Err(if args.repair { failure } else { failure.hint("paguro verify --repair gets them again") })
+    Err(if args.repair { failure } else { failure.hint("paguro verify --repair downloads them again") })
 }
 
 fn as_json(finding: &Finding) -> Value {
@@ -125,7 +125,7 @@ pub fn rebuild(args: &RebuildArgs, settings: &LibrarySettings, terminal: Termina
     for Restored { model, problems } in &rebuilt.models {
         out.line(format_args!("restored {}", model.name.short()))?;
         for problem in problems {
-            out.line(format_args!("  {problem}; `paguro verify --repair` gets it again"))?;
+            out.line(format_args!("  {problem}; `paguro verify --repair` downloads it again"))?;
         }
     }
     for problem in &rebuilt.unreadable {

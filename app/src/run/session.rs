@@ -70,7 +70,7 @@ impl Session {
             .map_err(|error| Failure::new(format!("cannot write {}: {error}", self.messages.display())))
     }
 
-    /// Looks at the files of a model that is opened afterwards. `None` if they cannot be read; then opening says why.
+    /// Identifies the files of a model before it is opened. `None` if they cannot be read; opening then returns the error.
     pub fn weights(&self, source: &Source) -> Option<Weights> {
         Weights::of(&self.digests, source, &load::file(source).ok()?).ok()
     }

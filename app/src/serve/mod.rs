@@ -62,7 +62,7 @@ fn host_memory(options: &ServeOptions, on_gpu: bool) -> Option<Arc<HostMemory>> 
     Some(HostMemory::new(bytes))
 }
 
-/// Addresses for events of prefix caches, if somebody wants them.
+/// Addresses of the publisher of prefix-cache events, if it is enabled.
 ///
 /// # Errors
 /// A replay or a topic of events that are not published.

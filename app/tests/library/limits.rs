@@ -283,7 +283,7 @@ fn damage_is_found_and_repaired_on_the_command_line() {
     assert_eq!((&json["damaged"], &json["repaired"]), (&1.into(), &0.into()));
     assert_eq!(json["findings"][0]["models"], serde_json::json!(["o/m:F32"]));
     let show = f.words(&["show", "m"]);
-    assert!(show.contains("`paguro verify o/m:F32 --repair` gets it again"), "{show}");
+    assert!(show.contains("`paguro verify o/m:F32 --repair` downloads it again"), "{show}");
     let text = f.words(&["-q", "verify", "m", "--repair"]);
     assert!(text.contains("; repaired from http://127.0.0.1:HUB/o/m\nexit 0"), "{text}");
     assert_eq!(f.run(&["verify", "m"]).code, Some(0));

@@ -153,7 +153,7 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     let content = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
     refused(
         json!({"model": "opus"}),
-        expect!["404 not_found_error: there is no model `opus`; /v1/models lists those there are"],
+        expect!["404 not_found_error: there is no model `opus`; /v1/models lists the models"],
     );
     refused(
         json!({"messages": []}),
@@ -174,7 +174,7 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     refused(
         content(json!([{"type": "hologram"}])),
         expect![[
-            r#"400 invalid_request_error: `messages[0].content[0]` is not supported: blocks of this type are not supported"#
+            r#"400 invalid_request_error: `messages[0].content[0]` is not supported: the type of the block is unknown"#
         ]],
     );
     refused(

@@ -165,7 +165,7 @@ fn models_are_listed_and_shown() {
     let missing = server.get("/v1/models/no/such");
     assert_eq!(
         missing.error(),
-        "404 invalid_request_error/model_not_found model: there is no model `no/such`; /v1/models lists those there are"
+        "404 invalid_request_error/model_not_found model: there is no model `no/such`; /v1/models lists the models"
     );
     let missing: Answer = server.post("/v1/chat/completions", &ask(json!({"model": "gpt-5"})));
     assert_eq!(missing.status, 404);

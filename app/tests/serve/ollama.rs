@@ -194,12 +194,16 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
     option(
         "mirostat",
         json!(2),
-        expect![[r#"400 `options.mirostat` is not supported: this sampler is not supported"#]],
+        expect![[
+            r#"400 `options.mirostat` is not supported: the samplers are `top_k`, `top_p` and `min_p`; omit it, or set it to 0"#
+        ]],
     );
     option(
         "typical_p",
         json!(0.5),
-        expect![[r#"400 `options.typical_p` is not supported: this sampler is not supported"#]],
+        expect![[
+            r#"400 `options.typical_p` is not supported: the samplers are `top_k`, `top_p` and `min_p`; omit it, or set it to 1"#
+        ]],
     );
     option(
         "use_mlock",

@@ -150,7 +150,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"modalities": ["audio"]}),
         expect![
-            "400 invalid_request_error/invalid_value modalities: `modalities` is not supported: answers are text"
+            r#"400 invalid_request_error/invalid_value modalities: `modalities` is not supported: answers are text; omit it, or set it to ["text"]"#
         ],
     );
     refused(
@@ -172,7 +172,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"function_call": {"name": "f"}}),
         expect![
-            "400 invalid_request_error/invalid_value function_call: `function_call` is not supported: `tool_choice` has replaced it"
+            r#"400 invalid_request_error/invalid_value function_call: `function_call` is not supported: `tool_choice` has replaced it; omit it, or set it to "none" or "auto""#
         ],
     );
     refused(
@@ -190,7 +190,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         messages(json!([{"role": "user", "content": "word ".repeat(400)}])),
         expect![
-            "400 invalid_request_error/context_length_exceeded -: This model's maximum context length is 256 tokens. However, your prompt has 410 tokens, and an answer needs room, too. Shorten the prompt, or start the server with a larger --ctx."
+            "400 invalid_request_error/context_length_exceeded -: This model's maximum context length is 256 tokens. However, your prompt has 410 tokens, which leaves no room for an answer. Shorten the prompt, or start the server with a larger --ctx."
         ],
     );
     // Fields without effect, or with the default value.

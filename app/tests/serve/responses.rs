@@ -86,7 +86,7 @@ fn a_stream_tells_the_same_step_by_step() {
     let path = format!("/v1/responses/{}", last["id"].as_str().unwrap());
     assert_eq!(server.get(&path).ok(), *last);
     assert_eq!(server.get(&format!("{path}?include[]=reasoning.encrypted_content&stream=false")).ok(), *last);
-    expect!["400 invalid_request_error/invalid_value stream: `stream` is not supported: a stored response is shown as a whole"]
+    expect!["400 invalid_request_error/invalid_value stream: `stream` is not supported: a stored response is returned as a whole"]
         .assert_eq(&server.get(&format!("{path}?stream=true")).error());
 }
 
@@ -131,7 +131,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"background": true}),
         expect![
-            "400 invalid_request_error/invalid_value background: `background` is not supported: a response is cancelled with its connection"
+            "400 invalid_request_error/invalid_value background: `background` is not supported: a response is cancelled with its connection; omit it, or set it to false"
         ],
     );
     refused(

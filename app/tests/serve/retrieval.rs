@@ -184,7 +184,7 @@ fn rerankers_score_as_the_reference_in_every_form() {
         (json!({"documents": ["x".repeat(1 << 20)]}), "`documents[0]` has at least"),
         (json!({"texts": ["a"]}), "either `documents` or `texts`"),
         (json!({"query": ""}), "`query` is an empty text"),
-        (json!({"model": "tales"}), "`tales` is no reranker"),
+        (json!({"model": "tales"}), "`tales` is not a reranker"),
     ] {
         let error = server.post("/v1/rerank", &with(more.clone())).error();
         assert!(error.starts_with("400 ") && error.contains(words), "{more}: {error}");
@@ -231,7 +231,7 @@ fn rerankers_score_as_the_reference_in_every_form() {
     let cut = run(&["rerank", folder, QUERY, file.to_str().unwrap(), "--truncate", "--json"]);
     assert_eq!(cut.json_lines().len(), 2);
     let other = run(&["rerank", "tales", QUERY, file.to_str().unwrap()]);
-    assert!(other.code != Some(0) && other.err.contains("`tales` is no reranker"), "{}", other.err);
+    assert!(other.code != Some(0) && other.err.contains("`tales` is not a reranker"), "{}", other.err);
 }
 
 #[test]
@@ -554,7 +554,7 @@ fn classifiers_score_labels_as_the_reference_in_every_form() {
         ("/predict", json!({"inputs": [["a"], ["a", "b", "c"]]}), "`inputs[1]` is a list of 3 texts"),
         ("/predict", json!({"inputs": [["a"], ["a", long]]}), "`inputs[1]` has"),
         ("/predict", json!({"inputs": ["a", long], "truncate": "START"}), "cuts the ends of pairs"),
-        ("/v1/rerank", json!({"query": "a", "documents": ["b"]}), "`moods` is no reranker"),
+        ("/v1/rerank", json!({"query": "a", "documents": ["b"]}), "`moods` is not a reranker"),
         (
             "/v1/chat/completions",
             json!({"model": "moods", "messages": [{"role": "user", "content": "a"}]}),

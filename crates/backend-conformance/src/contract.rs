@@ -166,7 +166,7 @@ fn load(subject: &Subject, model: RandomModel) -> Result<(), LoadError> {
     (subject.backend)(2).load(&model.program, model.weights, limits).map(|_| ())
 }
 
-/// A file that ends early, or is another one when everything has been read.
+/// A file that ends early, or that was replaced while it was read.
 struct FailingFile {
     is_short: bool,
 }

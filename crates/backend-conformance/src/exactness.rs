@@ -7,11 +7,11 @@ use super::{
     compare::{Logits, Schedule, same},
 };
 
-/// A model of this format with a bit of everything, windows above all.
+/// A model of this format with many features, windows above all.
 pub(super) fn busy(format: WeightFormat) -> ModelShape {
     let shape = ModelShape::of_format(format);
     ModelShape {
-        // Three query heads for each K/V head; four where the products' columns must be multiples of 256.
+        // Three query heads for each K/V head; four where the matrices' columns must be multiples of 256.
         heads: if format.block_len() > 32 { 8 } else { 6 },
         windows: vec![Some(21), None, Some(21)],
         rope_style: RopeStyle::Interleaved,
@@ -57,16 +57,16 @@ pub(super) fn alone(
 }
 
 /// Results do not depend on other rows of the step.
-pub(super) fn company(subject: &Subject) -> Verdict {
-    for format in drawn(subject, "company", subject.kernel_formats, 2) {
+pub(super) fn batches(subject: &Subject) -> Verdict {
+    for format in drawn(subject, "batches", subject.kernel_formats, 2) {
         let shape = busy(format);
         let model = shape.build(2);
         let schedule = Schedule::mixed(16, shape.vocab);
         let together = schedule.load_and_run(&*(subject.backend)(2), &model, &subject.exact_options())?;
         let alone = alone(subject, &model, &schedule.sequences)?;
-        same(&format!("company ({format})"), &together, &alone)?;
+        same(&format!("in a batch ({format})"), &together, &alone)?;
     }
-    // Each thread takes several rounds of these inputs, however they are divided.
+    // Each thread processes several chunks of these inputs, however they are divided.
     for format in drawn(subject, "many inputs", &SOME, 1) {
         let [few, many] = if format.block_len() > 32 { [256, 3328] } else { [64, 3296] };
         for (hidden, ffn) in [(few, many), (many, few)] {
@@ -94,7 +94,11 @@ pub(super) fn embeddings(subject: &Subject) -> Verdict {
             let schedule = Schedule::whole(vec![tokens.clone()]);
             Ok(schedule.load_and_run(&*(subject.backend)(2), &model, &options)?.remove(0))
         });
-        same(&format!("company (embeddings, {format})"), &together, &alone.collect::<Result<_, String>>()?)?;
+        same(
+            &format!("in a batch (embeddings, {format})"),
+            &together,
+            &alone.collect::<Result<_, String>>()?,
+        )?;
     }
     Ok(())
 }

@@ -102,7 +102,7 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
         for threads in if subject.has_threads { &[1, 2, 5][..] } else { &[2] } {
             let ours =
                 schedule.load_and_run(&*(subject.backend)(*threads), &model, &subject.exact_options())?;
-            same(&format!("company and {threads} threads ({format})"), &ours, &expected)?;
+            same(&format!("in a batch on {threads} threads ({format})"), &ours, &expected)?;
         }
         // Enough rows for every expert to have many, and then a few.
         let sequences = vec![Rng::new(3).tokens(150, shape.vocab)];

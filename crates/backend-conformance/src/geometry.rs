@@ -20,10 +20,10 @@ use super::{
 pub(super) fn kv_geometry(subject: &Subject) -> Verdict {
     let shapes =
         [((4, 64), None), ((2, 32), Some(1)), ((1, 128), None), ((1, 16), Some(2)), ((1, 512), None)];
-    for (window_heads, slots) in subject.draw.some("K/V heads of windows", &shapes, 3) {
+    for (window_heads, layer_slots) in subject.draw.some("K/V heads of windows", &shapes, 3) {
         let windows = vec![Some(9), None, Some(9), None];
         let window_heads = Some(window_heads);
-        agrees(subject, &ModelShape { window_heads, windows, slots, ..ModelShape::default() })?;
+        agrees(subject, &ModelShape { window_heads, windows, layer_slots, ..ModelShape::default() })?;
     }
     Ok(())
 }

@@ -117,7 +117,7 @@ impl Tolerance {
             _ => Self {
                 error: 0.25,
                 reason: "activations have 8 bits: half a step is 0.4 % of a block's largest, in the inputs of every \
-                         product of every layer, and random models sharpen it in their attention",
+                         matmul of every layer, and random models sharpen it in their attention",
             },
         }
     }
@@ -229,7 +229,7 @@ pub const CASES: &[Case] = &[
     Case { name: "format_nvfp4_scaled", run: |subject| numbers::format(subject, WeightFormat::NVFP4_SCALED) },
     Case { name: "mixed_formats", run: numbers::mixed_formats },
     Case { name: "grouped_heads", run: numbers::grouped_heads },
-    Case { name: "crowd", run: numbers::crowd },
+    Case { name: "many_sequences", run: numbers::many_sequences },
     Case { name: "head_dims", run: numbers::head_dims },
     Case { name: "unusual_head_dims", run: numbers::unusual_head_dims },
     Case { name: "biases", run: numbers::biases },
@@ -285,7 +285,7 @@ pub const CASES: &[Case] = &[
     Case { name: "limits", run: numbers::limits },
     Case { name: "long_context", run: numbers::long_context },
     Case { name: "gather", run: numbers::gather },
-    Case { name: "exact_in_company", run: exactness::company },
+    Case { name: "batch_invariance", run: exactness::batches },
     Case { name: "exact_in_chunks", run: exactness::chunks },
     Case { name: "exact_in_long_chunks", run: exactness::long_chunks },
     Case { name: "exact_in_wide_steps", run: exactness::wide_steps },
@@ -331,14 +331,14 @@ macro_rules! conformance {
             format_q2_k format_q3_k format_q4_k format_q5_k format_q6_k
             format_iq1_s format_iq1_m format_iq2_xxs format_iq2_xs format_iq2_s format_iq3_xxs format_iq3_s format_iq4_nl
             format_iq4_xs format_tq1_0 format_tq2_0 format_q1_0 format_q2_0 format_mxfp4 format_nvfp4 format_nvfp4_scaled
-            mixed_formats grouped_heads crowd head_dims unusual_head_dims biases biases_everywhere large_keys qk_norms post_norms soft_caps
+            mixed_formats grouped_heads many_sequences head_dims unusual_head_dims biases biases_everywhere large_keys qk_norms post_norms soft_caps
             windows alternating_windows ropes tied_head gelu layer_norms norm_places activations ungated parallel
             qk_norm_kinds no_positions learned_positions position_scale sinks scales bidirectional encoder_blocks distance_biases exact_encoders kv_geometry
             shared_kv keys_as_values layer_embeds experts_beside unreadable_tables
             experts routers expert_formats short_convolutions delta_rules hybrids attention_gates
             scans mixer_sums bare_layers ungated_experts latent_attention expert_groups everything pages lengths many_rows embeddings
             limits long_context gather
-            exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps
+            batch_invariance exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
             exact_in_any_place exact_embeddings exact_experts exact_states exact_scans exact_latent exact_geometry
             exact_from_outside foreign_pages outputs samples late_masks carried_tokens

@@ -39,7 +39,7 @@ pub struct ModelShape {
     pub windows: Vec<Option<u32>>,
     /// Layer slots in a page; layers of one window that do not fit in one group's pages form another group. `None`
     /// makes one group for each window.
-    pub slots: Option<usize>,
+    pub layer_slots: Option<usize>,
     /// Pairs of elements in RoPE.
     pub rope_style: RopeStyle,
     /// Elements of a head that RoPE rotates; `None` is all of them.
@@ -219,7 +219,7 @@ pub enum Biases {
     Qkv,
     /// Those of q, k and v; the last element of each key head is far larger than the others.
     LargeKeys,
-    /// Every product's.
+    /// Format of every matrix.
     All,
 }
 
@@ -236,7 +236,7 @@ impl Default for ModelShape {
             window_heads: None,
             ffn: 96,
             windows: vec![None; 2],
-            slots: None,
+            layer_slots: None,
             rope_style: RopeStyle::HalfSplit,
             rotated: None,
             rope_magnitude: 1.0,

@@ -70,7 +70,7 @@ pub(super) fn grouped_heads(subject: &Subject) -> Verdict {
 
 /// Many sequences with one row each beside a prompt: attention of steps with cooperative matrices has a kernel of its own
 /// for these.
-pub(super) fn crowd(subject: &Subject) -> Verdict {
+pub(super) fn many_sequences(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
     let (singles, prompt) = (20, 120);
     let mut rng = Rng::new(9);
@@ -112,7 +112,7 @@ pub(super) fn large_keys(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// Biases of all products.
+/// Biases of all matmuls.
 pub(super) fn biases_everywhere(subject: &Subject) -> Verdict {
     agrees(subject, &ModelShape { biases: Biases::All, ..ModelShape::default() })
 }
@@ -165,11 +165,15 @@ pub(super) fn alternating_windows(subject: &Subject) -> Verdict {
         let windows = vec![Some(9), None, Some(9)];
         agrees_with(subject, &ModelShape { windows: windows.clone(), ..ModelShape::default() }, &options)?;
         // One layer per page: two groups with the same window.
-        agrees_with(subject, &ModelShape { windows, slots: Some(1), ..ModelShape::default() }, &options)?;
+        agrees_with(
+            subject,
+            &ModelShape { windows, layer_slots: Some(1), ..ModelShape::default() },
+            &options,
+        )?;
     }
     // The last group of a kind leaves slots unused.
     let windows = vec![Some(20), Some(20), Some(20), None];
-    agrees(subject, &ModelShape { windows, slots: Some(2), ..ModelShape::default() })
+    agrees(subject, &ModelShape { windows, layer_slots: Some(2), ..ModelShape::default() })
 }
 
 /// Both pairings, rotation of a part of the head, and a magnitude.

@@ -1,4 +1,4 @@
-//! How fast the matrix products are on one thread: bytes a second with one row, operations a second with many.
+//! Measures the speed of matmuls on one thread: bytes per second with one row, operations per second with many.
 //!
 //! `cargo run --release -p paguro-backend-cpu --example matmul -- [FORMAT ...]`; `ROWS=1,8,512` and `ISA=avx2` in the
 //! environment narrow it down, `COLS=512` takes another number of inputs than 2048. `RANGED=1` has activations of encoders, for Q8_0.
@@ -8,7 +8,7 @@ use std::{env, error::Error, hint::black_box, time::Instant};
 use paguro_backend::{Matrix, WeightFormat};
 use paguro_backend_cpu::{
     isa::Isa,
-    matrix::{Activations, MatrixKernels, Output, PackedMatrix, RowKind, Rows, Scratch},
+    matrix::{Activations, Destination, MatrixKernels, PackedMatrix, RowKind, Rows, Scratch},
     quantize::{QuantBlock, row_blocks},
 };
 
@@ -60,7 +60,7 @@ fn bench(format: WeightFormat, isa: Isa, counts: &[usize]) -> Result<(), Box<dyn
         RowKind::Float => Rows::Float { values: &x, stride: cols },
     };
     let mut out = vec![0.0; most * rows];
-    let out = Output::new(&mut out, rows);
+    let out = Destination::new(&mut out, rows);
     for &count in counts {
         // A part of the outputs will do where there are many rows: short runs are disturbed less.
         let groups = if count > 8 { matrix.groups().min(16384 / count).max(8) } else { matrix.groups() };

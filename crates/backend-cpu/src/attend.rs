@@ -165,7 +165,7 @@ impl Worker<'_> {
     fn rope_store(&mut self, op: &Attention, row: usize, kv_head: usize) {
         let (model, buffers, plan) = (self.model, self.buffers, self.plan);
         let heads = Heads::of(&model.program, op);
-        let (head_dim, group) = (heads.dim, heads.per_kv());
+        let (head_dim, queries_per_kv) = (heads.dim, heads.per_kv());
         let rope_row = op.rope.map(|index| {
             let rope = &model.program.ropes[index];
             let table_row = index * self.step.tokens.len() + plan.rows[row];
@@ -177,7 +177,7 @@ impl Worker<'_> {
             .map(|scale| reference::ops::position_scale(&scale, plan.positions[row]))
             .filter(|&scale| scale != 1.0);
         let norms = op.qk_norm.map(|norm| (norm.q, norm.k, norm.kind));
-        for head in kv_head * group..(kv_head + 1) * group {
+        for head in kv_head * queries_per_kv..(kv_head + 1) * queries_per_kv {
             let q = self.write(&buffers.q, row * heads.queries + head, head_dim);
             self.finish_head(q, head, op.q.bias, norms.map(|norms| (norms.0, norms.2)), rope_row);
             if let Some(scale) = scale {
@@ -205,7 +205,7 @@ impl Worker<'_> {
         };
         self.finish_head(k, kv_head, k_bias, norms.map(|norms| (norms.1, norms.2)), rope_row);
         let (page, token) = plan.place(self.step, row, op.kv.group);
-        let place = Place { group: op.kv.group, page, slot: op.kv.slot, kv_head, token };
+        let place = Place { group: op.kv.group, page, layer_slot: op.kv.layer_slot, kv_head, token };
         for (half, x) in [(Half::K, k), (Half::V, v)] {
             self.scratch.stored.set(&model.rows, x);
             // SAFETY: in this phase each row's slot is written by one worker, and nobody reads pages.
@@ -244,19 +244,19 @@ impl Worker<'_> {
     fn attend_split(&mut self, op: &Attend, tile: &Tile, split: usize) {
         let (model, step) = (self.model, self.step);
         let heads = op.heads;
-        let (group, width) = (heads.per_kv(), heads.q_width());
+        let (queries_per_kv, width) = (heads.per_kv(), heads.q_width());
         let kv = &model.program.kv;
         let job = SplitJob {
             // SAFETY: K and V of earlier phases; nobody writes pages in the phase that attends.
             pages: unsafe { self.arena.pages(op.kv.group) },
             table: step.sequences[tile.sequence].table(step.pages, op.kv.group, kv.groups.len()),
-            slot: op.kv.slot,
+            layer_slot: op.kv.layer_slot,
             kv_head: tile.kv_head,
             // SAFETY: queries are only read in this phase.
             q: unsafe { self.buffers.q.get(tile.rows.start * width..tile.rows.end * width) },
             row_stride: width,
-            first_head: tile.kv_head * group * heads.dim,
-            group,
+            first_head: tile.kv_head * queries_per_kv * heads.dim,
+            queries_per_kv,
             rows: tile.rows.len(),
             position: tile.position,
             split,
@@ -277,12 +277,15 @@ impl Worker<'_> {
     fn start_sums(&mut self, op: &Attend, tile: &Tile) -> usize {
         let model = self.model;
         let heads = op.heads;
-        let (group, partial) = (heads.per_kv(), partial_len(heads.dim));
+        let (queries_per_kv, partial) = (heads.per_kv(), partial_len(heads.dim));
         let len = tile.queries * partial;
         for (query, sum) in self.scratch.sums[..len].chunks_exact_mut(partial).enumerate() {
             match op.sinks {
                 None => clear_partial(sum),
-                Some(sinks) => sink_partial(sum, model.vector(sinks)[tile.kv_head * group + query % group]),
+                Some(sinks) => sink_partial(
+                    sum,
+                    model.vector(sinks)[tile.kv_head * queries_per_kv + query % queries_per_kv],
+                ),
             }
         }
         len
@@ -335,10 +338,13 @@ impl Worker<'_> {
     fn finish_tile(&mut self, op: &Attend, tile: &Tile) {
         let model = self.model;
         let heads = op.heads;
-        let group = heads.per_kv();
+        let queries_per_kv = heads.per_kv();
         let sums = self.scratch.sums.chunks_exact(partial_len(heads.dim));
         for (query, sum) in sums.take(tile.queries).enumerate() {
-            let (row, head) = (tile.rows.start + query / group, tile.kv_head * group + query % group);
+            let (row, head) = (
+                tile.rows.start + query / queries_per_kv,
+                tile.kv_head * queries_per_kv + query % queries_per_kv,
+            );
             let start = (row * heads.queries + head) * heads.dim;
             // SAFETY: only this worker has this tile.
             let attended = unsafe { self.buffers.attended.get_mut(start..start + heads.dim) };

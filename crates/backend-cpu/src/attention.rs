@@ -7,10 +7,10 @@
 //! [`AttentionKernels::merge`] adds splits in order. Tokens outside of a query's mask have weight zero, which changes
 //! no bit of any sum. So the result does not depend on chunks, batch, or the thread of a split.
 //!
-//! A tile is processed in strips. The first strip loads the split's K and V from memory, with prefetches a few pages of
-//! tokens ahead; the others find them in the second-level cache. If a strip has more queries than there are registers
-//! for their sums, its parts alternate after a few tokens and share the prefetches. Memory is then read continuously,
-//! and a part finds the data of the previous one in the first-level cache.
+//! A tile is processed in blocks of queries. The first block loads the split's K and V from memory, with prefetches a few
+//! pages of tokens before their use; the others find them in the second-level cache. If a block has more queries than there
+//! are registers for their sums, its register groups alternate after a few tokens and share the prefetches. Memory is then
+//! read continuously, and a group finds the data of the previous one in the first-level cache.
 //!
 //! The encoding of pages is a parameter of all this ([`Stored`]): half precision ([`mod@f16`]) or integers of eight or four bits
 //! ([`quants`]), whose heads, queries and results are rotated by the caller.
@@ -19,9 +19,9 @@
 
 mod f16;
 mod quants;
+mod read_order;
 #[cfg(test)]
 mod tests;
-mod walk;
 
 use std::{f32::consts::LOG2_E, ops::Range};
 
@@ -30,7 +30,7 @@ use paguro_backend::{KV_BLOCK, KvDtype, PageId, visible};
 use self::{
     f16::F16,
     quants::Quants,
-    walk::{PartWalk, Walk},
+    read_order::{GroupOrder, ReadOrder},
 };
 use crate::{
     isa::simd_kernels,
@@ -47,17 +47,17 @@ pub const SPLIT: usize = 512;
 /// Queries (rows times heads of a group) that share reads from memory, unless one group has more heads.
 pub const TILE: usize = 64;
 
-/// Queries of the largest strip.
-const STRIP: usize = 8;
+/// Queries of the largest block.
+const QUERY_BLOCK: usize = 8;
 
-/// Queries of a strip's largest part.
-const fn part_queries<S: Simd>() -> usize {
-    if S::REGISTERS >= 32 { STRIP } else { 4 }
+/// Queries of the largest register group: those whose sums have registers.
+const fn register_queries<S: Simd>() -> usize {
+    if S::REGISTERS >= 32 { QUERY_BLOCK } else { 4 }
 }
 
-/// Tokens, in units of 16, after which the parts of a strip alternate. Their values are weighted before the sums are
-/// stored: few enough that their K or V stays in the first-level cache for all dimensions and parts.
-const TURN: usize = 4;
+/// Tokens, in units of 16, after which the register groups of a block alternate. Their values are weighted before the sums
+/// are stored: few enough that their K or V stays in the first-level cache for all dimensions and groups.
+const CHUNK: usize = 4;
 
 simd_kernels! {
     /// Attention, for one instruction set.
@@ -90,12 +90,12 @@ impl AttentionKernels {
 /// not all begin in the same cache set.
 type Row = [f32; SPLIT + LANES];
 
-/// Working memory of a strip over a split.
+/// Working memory of a block of queries over a split.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Scores {
     /// Rows by query.
-    rows: [Row; STRIP],
+    rows: [Row; QUERY_BLOCK],
     /// Queries in eight bits, `[queries][blocks]`, for quantized pages.
     queries: Vec<QuantBlock>,
 }
@@ -105,9 +105,9 @@ impl Scores {
     pub fn new(dtype: KvDtype, head_dim: usize) -> Box<Self> {
         let queries = match dtype {
             KvDtype::F16 => Vec::new(),
-            KvDtype::Q8 | KvDtype::Q4 => vec![QuantBlock::ZERO; STRIP * head_dim.div_ceil(KV_BLOCK)],
+            KvDtype::Q8 | KvDtype::Q4 => vec![QuantBlock::ZERO; QUERY_BLOCK * head_dim.div_ceil(KV_BLOCK)],
         };
-        Box::new(Self { rows: [[0.0; SPLIT + LANES]; STRIP], queries })
+        Box::new(Self { rows: [[0.0; SPLIT + LANES]; QUERY_BLOCK], queries })
     }
 }
 
@@ -137,7 +137,7 @@ pub struct SplitJob<'a> {
     /// Block table of the sequence, by block.
     pub table: &'a [PageId],
     /// Layer slot in the pages.
-    pub slot: usize,
+    pub layer_slot: usize,
     /// K/V head.
     pub kv_head: usize,
     /// Queries of the tile's rows, all heads of the model: `[rows, row_stride]`.
@@ -147,7 +147,7 @@ pub struct SplitJob<'a> {
     /// First element of the first query head of this K/V head.
     pub first_head: usize,
     /// Query heads of this K/V head.
-    pub group: usize,
+    pub queries_per_kv: usize,
     /// Rows of the tile.
     pub rows: usize,
     /// Position of the first row.
@@ -162,25 +162,26 @@ pub struct SplitJob<'a> {
     pub window: Option<u32>,
     /// Tokens of the sequence, if rows see later ones.
     pub len: Option<usize>,
-    /// Added to scores by distance, `[group, 2 * reach + 1]`; see [`DistanceBias`](paguro_backend::DistanceBias).
+    /// Added to scores by distance, `[queries_per_kv, 2 * reach + 1]`; see [`DistanceBias`](paguro_backend::DistanceBias).
     pub biases: Option<&'a [f32]>,
 }
 
 impl SplitJob<'_> {
     /// Queries of the tile, by row, then by head.
     fn queries(&self) -> usize {
-        self.rows * self.group
+        self.rows * self.queries_per_kv
     }
 
     fn query(&self, index: usize) -> &[f32] {
-        let (row, head) = (index / self.group, index % self.group);
+        let (row, head) = (index / self.queries_per_kv, index % self.queries_per_kv);
         let head_dim = self.pages.shape().head_dim;
         &self.q[row * self.row_stride + self.first_head + head * head_dim..][..head_dim]
     }
 
     /// Returns the tokens of the split that the row of query `index` attends to, relative to the split's start.
     fn visible(&self, index: usize) -> Range<usize> {
-        let Range { start, end } = visible(self.window, self.len, self.position + index / self.group);
+        let Range { start, end } =
+            visible(self.window, self.len, self.position + index / self.queries_per_kv);
         let base = self.split * SPLIT;
         start.saturating_sub(base)..end.saturating_sub(base).min(SPLIT)
     }
@@ -209,18 +210,18 @@ trait Stored {
     fn score<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: PartWalk<'_>,
+        order: GroupOrder<'_>,
         queries: &[*const Self::Query; Q],
         tile: usize,
         scores: &mut [Row],
     );
 
     /// Adds the tokens of tiles to the weighted sums of V: `partial[query][d] += Σ_token weight[query][token] *
-    /// v[token][d]`. The tiles are within one [`TURN`], counted from the split's start.
+    /// v[token][d]`. The tiles are within one [`CHUNK`], counted from the split's start.
     fn weigh<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: PartWalk<'_>,
+        order: GroupOrder<'_>,
         tiles: Range<usize>,
         seen: &Range<usize>,
         weights: &[Row],
@@ -256,11 +257,11 @@ fn attend_split<S: Simd, K: Stored>(s: S, job: &SplitJob<'_>, scores: &mut Score
     if seen.is_empty() {
         return;
     }
-    let walk = &Walk::new(job, seen.start / LANES..seen.end.div_ceil(LANES));
-    let count = even_share(queries, STRIP);
+    let order = &ReadOrder::new(job, seen.start / LANES..seen.end.div_ceil(LANES));
+    let count = even_share(queries, QUERY_BLOCK);
     for (index, partial) in partial.chunks_mut(count * stride).enumerate() {
         let first = index * count;
-        strip::<S, K>(s, job, walk, first..first + partial.len() / stride, scores, partial);
+        attend_block::<S, K>(s, job, order, first..first + partial.len() / stride, scores, partial);
     }
 }
 
@@ -281,17 +282,17 @@ macro_rules! for_queries {
                 const N: usize = $n;
                 $call
             })*
-            count => unreachable!("{count} queries in a part of a strip"),
+            count => unreachable!("{count} queries in a register group"),
         }
     };
 }
 
-/// Up to [`STRIP`] queries of the tile.
+/// Up to [`QUERY_BLOCK`] queries of the tile.
 #[inline(always)]
-fn strip<S: Simd, K: Stored>(
+fn attend_block<S: Simd, K: Stored>(
     s: S,
     job: &SplitJob<'_>,
-    walk: &Walk,
+    order: &ReadOrder,
     range: Range<usize>,
     scores: &mut Scores,
     partial: &mut [f32],
@@ -303,27 +304,27 @@ fn strip<S: Simd, K: Stored>(
     if seen.is_empty() {
         return;
     }
-    let mut queries = [std::ptr::null(); STRIP];
+    let mut queries = [std::ptr::null(); QUERY_BLOCK];
     let mut quantized = scores.queries.chunks_exact_mut(shape.blocks());
     for (q, query) in queries.iter_mut().enumerate().take(count) {
         *query = K::query(s, job, first + q, quantized.next().unwrap_or_default());
     }
-    let size = even_share(count, part_queries::<S>());
-    let parts = count.div_ceil(size);
+    let size = even_share(count, register_queries::<S>());
+    let group_count = count.div_ceil(size);
     let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
 
-    let parts = || {
-        let share = move |part| part * size..count.min((part + 1) * size);
-        (0..parts).map(move |part| (share(part), PartWalk { walk, part, parts }))
+    let groups = || {
+        let queries = move |group| group * size..count.min((group + 1) * size);
+        (0..group_count).map(move |group| (queries(group), GroupOrder { order, group, groups: group_count }))
     };
 
-    for turn in turns(&tiles) {
-        for (share, walk) in parts() {
-            let (queries, rows) = (&queries[share.clone()], &mut scores.rows[share]);
+    for chunk in chunks(&tiles) {
+        for (group, order) in groups() {
+            let (queries, rows) = (&queries[group.clone()], &mut scores.rows[group]);
             for_queries!(
                 S,
                 queries.len(),
-                score_turn::<S, K, Q, N>(s, shape, walk, queries, turn.clone(), rows)
+                score_chunk::<S, K, Q, N>(s, shape, order, queries, chunk.clone(), rows)
             );
         }
     }
@@ -332,31 +333,32 @@ fn strip<S: Simd, K: Stored>(
         partial[q * stride] = largest;
         partial[q * stride + 1] = sum;
     }
-    for turn in turns(&tiles) {
-        for (share, walk) in parts() {
-            let partial = &mut partial[share.start * stride..share.end * stride];
-            let rows = &scores.rows[share];
+    for chunk in chunks(&tiles) {
+        for (group, order) in groups() {
+            let partial = &mut partial[group.start * stride..group.end * stride];
+            let rows = &scores.rows[group];
             for_queries!(
                 S,
                 rows.len(),
-                K::weigh::<S, Q, N>(s, shape, walk, turn.clone(), &seen, rows, partial)
+                K::weigh::<S, Q, N>(s, shape, order, chunk.clone(), &seen, rows, partial)
             );
         }
     }
 }
 
-/// Tiles, [`TURN`] of them at a time, counted from the split's start.
-fn turns(tiles: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+/// Tiles, [`CHUNK`] of them at a time, counted from the split's start.
+fn chunks(tiles: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     let Range { start, end } = *tiles;
-    (start / TURN..end.div_ceil(TURN)).map(move |turn| (turn * TURN).max(start)..((turn + 1) * TURN).min(end))
+    (start / CHUNK..end.div_ceil(CHUNK))
+        .map(move |chunk| (chunk * CHUNK).max(start)..((chunk + 1) * CHUNK).min(end))
 }
 
 /// Scores of `Q` queries with the tokens of tiles, `N` tiles at once.
 #[inline(always)]
-fn score_turn<S: Simd, K: Stored, const Q: usize, const N: usize>(
+fn score_chunk<S: Simd, K: Stored, const Q: usize, const N: usize>(
     s: S,
     shape: &PageShape,
-    walk: PartWalk<'_>,
+    order: GroupOrder<'_>,
     queries: &[*const K::Query],
     tiles: Range<usize>,
     scores: &mut [Row],
@@ -364,11 +366,11 @@ fn score_turn<S: Simd, K: Stored, const Q: usize, const N: usize>(
     let queries = queries.first_chunk::<Q>().expect("a query for each row");
     let mut tile = tiles.start;
     while tile + N <= tiles.end {
-        K::score::<S, Q, N>(s, shape, walk, queries, tile, scores);
+        K::score::<S, Q, N>(s, shape, order, queries, tile, scores);
         tile += N;
     }
     while tile < tiles.end {
-        K::score::<S, Q, 1>(s, shape, walk, queries, tile, scores);
+        K::score::<S, Q, 1>(s, shape, order, queries, tile, scores);
         tile += 1;
     }
 }
@@ -401,9 +403,9 @@ fn softmax<S: Simd>(
         }
     };
     if let Some(biases) = job.biases {
-        let width = biases.len() / job.group;
-        let own = job.position + query / job.group;
-        let first = query % job.group * width + width / 2 + job.split * SPLIT + visible.start - own;
+        let width = biases.len() / job.queries_per_kv;
+        let own = job.position + query / job.queries_per_kv;
+        let first = query % job.queries_per_kv * width + width / 2 + job.split * SPLIT + visible.start - own;
         let factor = scale / LOG2_E;
         for (score, bias) in scores[visible.clone()].iter_mut().zip(&biases[first..][..visible.len()]) {
             *score = *score * factor + bias;

@@ -210,7 +210,7 @@ impl BufferSizes {
         let (slots, stream) = (self.slots(), self.rows * self.hidden);
         Ok(Buffers {
             x: floats(stream, "the residual stream")?,
-            branch_outputs: [floats(stream, "products")?, floats(stream, "products")?],
+            branch_outputs: [floats(stream, "outputs of branches")?, floats(stream, "outputs of branches")?],
             input: Self::input(self.rows, self.widest)?,
             q: floats(self.q, "queries")?,
             k: floats(self.kv, "keys")?,

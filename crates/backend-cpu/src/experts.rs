@@ -33,7 +33,7 @@ use crate::{
     buffers::Input,
     counters::Kernel,
     forward::{AllPending, Pass, Pending},
-    matrix::Output,
+    matrix::Destination,
     model::Kinds,
     ops,
     quantize::{BLOCK, row_blocks},
@@ -264,7 +264,8 @@ impl Pass<'_> {
                     assert!(rows.end <= out.len());
                     // SAFETY: the range is inside, see above; it is written by group of outputs of an expert in this
                     // phase, and read by nobody.
-                    let out = unsafe { Output::from_raw(out.as_ptr().add(rows.start), rows.len(), width) };
+                    let out =
+                        unsafe { Destination::from_raw(out.as_ptr().add(rows.start), rows.len(), width) };
                     // SAFETY: inputs are only read in this phase.
                     let input = unsafe { input.rows(matrix.row_kind(), slots.clone()) };
                     let scratch = &mut worker.scratch.matmul;

@@ -38,7 +38,7 @@ use crate::{
     buffers::{Buffers, Input},
     counters::{Counters, Kernel},
     experts::RowsByExpert,
-    matrix::{Output, RowKind},
+    matrix::{Destination, RowKind},
     model::{Kinds, Model},
     ops,
     pages::Arena,
@@ -291,7 +291,7 @@ impl Pass<'_> {
                 offset += matrix.groups();
                 let width = matrix.rows();
                 // SAFETY: the buffer is written by group of outputs in this phase, and read by nobody.
-                let out = unsafe { Output::from_raw(out.as_ptr(), out.len(), width) };
+                let out = unsafe { Destination::from_raw(out.as_ptr(), out.len(), width) };
                 // SAFETY: inputs are only read in this phase.
                 let rows = unsafe { buffers.input.rows(matrix.row_kind(), 0..count) };
                 matrix.multiply(&model.matmul, 0, rows, count, part, &out, &mut worker.scratch.matmul);

@@ -41,7 +41,7 @@ impl HeadAttention<'_> {
         let kv = &self.program.kv;
         let window = kv.groups[self.op.kv.group].window;
         let Heads { queries: heads, dim: head_dim, .. } = self.op.heads;
-        let group = self.op.heads.per_kv();
+        let queries_per_kv = self.op.heads.per_kv();
         let block_size = self.pages.shape().block_size;
         let table = self.sequence.table(self.step.pages, self.op.kv.group, kv.groups.len());
 
@@ -50,14 +50,15 @@ impl HeadAttention<'_> {
         for (block, &page) in table.iter().enumerate() {
             for token in 0..block_size {
                 let kv = self.op.kv;
-                let place = Place { group: kv.group, page, slot: kv.slot, kv_head: self.kv_head, token };
+                let place =
+                    Place { group: kv.group, page, layer_slot: kv.layer_slot, kv_head: self.kv_head, token };
                 let at = (block * block_size + token) * head_dim..(block * block_size + token + 1) * head_dim;
                 self.pages.token(place, &mut k[at.clone()], &mut v[at]);
             }
         }
 
         let attention_shape = AttentionShape {
-            heads: group,
+            heads: queries_per_kv,
             kv_heads: 1,
             head_dim,
             start: self.sequence.start,
@@ -66,15 +67,15 @@ impl HeadAttention<'_> {
             window,
             len: self.program.bidirectional.then(|| self.sequence.len()),
         };
-        let mut out = vec![0.0; self.sequence.rows.len() * group * head_dim];
+        let mut out = vec![0.0; self.sequence.rows.len() * queries_per_kv * head_dim];
         let heads_of = |row: usize| {
-            let start = (row * heads + self.kv_head * group) * head_dim;
-            start..start + group * head_dim
+            let start = (row * heads + self.kv_head * queries_per_kv) * head_dim;
+            start..start + queries_per_kv * head_dim
         };
         // SAFETY: the caller keeps writers away.
         let q: Vec<f32> =
             self.sequence.rows.clone().flat_map(|row| unsafe { q.get(heads_of(row)) }).copied().collect();
-        let own = self.kv_head * group..(self.kv_head + 1) * group;
+        let own = self.kv_head * queries_per_kv..(self.kv_head + 1) * queries_per_kv;
         let vectors = HeadVectors {
             sinks: self.vectors.sinks.map(|sinks| &sinks[own.clone()]),
             biases: self.vectors.biases.map(|biases| {
@@ -86,7 +87,7 @@ impl HeadAttention<'_> {
         if self.pages.shape().dtype.is_quantized() {
             out.chunks_exact_mut(head_dim).for_each(hadamard);
         }
-        for (row, out) in self.sequence.rows.clone().zip(out.chunks_exact(group * head_dim)) {
+        for (row, out) in self.sequence.rows.clone().zip(out.chunks_exact(queries_per_kv * head_dim)) {
             // SAFETY: these heads of this row are ours.
             unsafe { attended.get_mut(heads_of(row)) }.copy_from_slice(out);
         }

@@ -24,7 +24,7 @@ use crate::{
     buffers::Input,
     counters::Kernel,
     forward::{AllPending, Pass, Pending},
-    matrix::Output,
+    matrix::Destination,
     model::Kinds,
     ops,
     pages::{Half, Place},
@@ -202,8 +202,9 @@ impl Pass<'_> {
                 assert!(at.end <= latent_buffers.heads.len());
                 // SAFETY: the range is inside, see above; it is written by group of outputs of a head in this phase, and
                 // read by nobody.
-                let out =
-                    unsafe { Output::from_raw(latent_buffers.heads.as_ptr().add(at.start), at.len(), width) };
+                let out = unsafe {
+                    Destination::from_raw(latent_buffers.heads.as_ptr().add(at.start), at.len(), width)
+                };
                 // SAFETY: inputs are only read in this phase.
                 let input =
                     unsafe { latent_buffers.input.rows(matrix.row_kind(), head * rows..(head + 1) * rows) };
@@ -246,7 +247,7 @@ impl Worker<'_> {
         self.finish_row(vector, None, op.latent_norm);
         model.rows.rotate(rotated, rope_row, rope.style);
         let (page, token) = plan.place(self.step, row, op.kv.group);
-        let place = Place { group: op.kv.group, page, slot: op.kv.slot, kv_head: 0, token };
+        let place = Place { group: op.kv.group, page, layer_slot: op.kv.layer_slot, kv_head: 0, token };
         self.scratch.stored.set(&model.rows, k);
         for half in [Half::K, Half::V] {
             // SAFETY: in this phase each row's slot is written by one worker, and nobody reads pages.

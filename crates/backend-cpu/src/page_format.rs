@@ -1,4 +1,4 @@
-//! The name of everything that the bits of a page depend on, beside the model and the tokens.
+//! Name of a page's format: of all properties besides the model and the tokens that determine the bits of a page.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -1,7 +1,7 @@
 //! The arena of K/V pages and the arrangement of a page.
 //!
 //! ```text
-//! page     = [slot][kv_head] { K: [block_size / 16] tiles, V: [block_size / 16] tiles }
+//! page     = [layer_slot][kv_head] { K: [block_size / 16] tiles, V: [block_size / 16] tiles }
 //!
 //! f16: K tile = [padded_dim][16 tokens]       V tile = [16 tokens][padded_dim]
 //! q8:  K tile = [blocks][16] scales in f16, [padded_dim / 4][16 tokens][4 dims] bytes, each 128 more than its quant
@@ -89,10 +89,10 @@ impl Arena {
     }
 
     /// Returns the byte at which one head's K and V of a page begin.
-    fn head(&self, shape: &PageShape, page: PageId, slot: usize, kv_head: usize) -> usize {
-        let PageShape { kv_heads, slots, .. } = *shape;
-        assert!((page.0 as usize) < self.pages && slot < slots && kv_head < kv_heads);
-        page.0 as usize * self.page_bytes + (slot * kv_heads + kv_head) * 2 * shape.half_bytes()
+    fn head(&self, shape: &PageShape, page: PageId, layer_slot: usize, kv_head: usize) -> usize {
+        let PageShape { kv_heads, layer_slots, .. } = *shape;
+        assert!((page.0 as usize) < self.pages && layer_slot < layer_slots && kv_head < kv_heads);
+        page.0 as usize * self.page_bytes + (layer_slot * kv_heads + kv_head) * 2 * shape.half_bytes()
     }
 
     /// Returns the pages of a group for kernels.
@@ -110,7 +110,7 @@ impl Arena {
     pub unsafe fn write(&self, at: Place, half: Half, stored: &StoredHead) {
         let shape = self.shapes[at.group];
         assert!(at.token < shape.block_size);
-        let head = self.head(&shape, at.page, at.slot, at.kv_head)
+        let head = self.head(&shape, at.page, at.layer_slot, at.kv_head)
             + if half == Half::V { shape.half_bytes() } else { 0 };
         let first = shape.element_at(half, at.token, 0);
         // SAFETY: `head` has checked that the head lies in the memory, and the token's elements and scales lie in it;
@@ -240,9 +240,9 @@ impl<'a> Pages<'a> {
 
     /// Returns the tiles of K, and those of V, of one head in one page.
     #[inline]
-    pub fn read(self, page: PageId, slot: usize, kv_head: usize) -> (&'a [u8], &'a [u8]) {
+    pub fn read(self, page: PageId, layer_slot: usize, kv_head: usize) -> (&'a [u8], &'a [u8]) {
         let len = self.shape.half_bytes();
-        let head = self.arena.head(&self.shape, page, slot, kv_head);
+        let head = self.arena.head(&self.shape, page, layer_slot, kv_head);
         // SAFETY: `head` has checked that both lie in the memory; nobody writes, see `Arena::pages`.
         unsafe {
             let start = self.arena.start.add(head);
@@ -253,7 +253,7 @@ impl<'a> Pages<'a> {
     /// K and V, `[head_dim]` each, of the token in a slot, as numbers; rotated, if the pages are quantized.
     pub fn token(self, at: Place, k: &mut [f32], v: &mut [f32]) {
         let shape = self.shape;
-        let (k_bytes, v_bytes) = self.read(at.page, at.slot, at.kv_head);
+        let (k_bytes, v_bytes) = self.read(at.page, at.layer_slot, at.kv_head);
         for (half, bytes, out) in [(Half::K, k_bytes, k), (Half::V, v_bytes, v)] {
             let f16_at = |at: usize| f16::from_ne_bytes([bytes[at], bytes[at + 1]]).to_f32();
             for (dim, out) in out.iter_mut().enumerate() {
@@ -283,7 +283,7 @@ pub struct Place {
     /// Page.
     pub page: PageId,
     /// Layer slot.
-    pub slot: usize,
+    pub layer_slot: usize,
     /// K/V head.
     pub kv_head: usize,
     /// Token in the page.

@@ -1,4 +1,4 @@
-//! Activations in eight bits: quantized once per row, shared by every product with that row.
+//! Activations in eight bits: quantized once per row, shared by all matmuls of that row.
 //!
 //! *Ranged* activations are unsigned numbers of seven bits between the least and the largest of a block. With them, processors
 //! without dot products of bytes need three instructions for 32 products with signed bytes instead of four, because sums of

@@ -42,7 +42,7 @@ pub enum Inputs {
     /// A row.
     Plain,
     /// `b ⊙ u` of a row of b, c and u.
-    Product,
+    Gated,
 }
 
 /// Value heads of a delta rule or a scan.
@@ -84,7 +84,7 @@ impl Pass<'_> {
             for row in range {
                 let mut out = std::mem::take(&mut worker.scratch.row);
                 let y = &mut out[..width];
-                worker.convolve(&op.convolution, op.state, row, Inputs::Product, y);
+                worker.convolve(&op.convolution, op.state, row, Inputs::Gated, y);
                 let c = &worker.read(mixed, row, 3 * width)[width..2 * width];
                 model.rows.multiply(y, c);
                 worker.set_input(&buffers.input, row, 0, y, kinds, true);
@@ -93,7 +93,7 @@ impl Pass<'_> {
         });
         self.phase(Kernel::Keep, self.step.sequences.len(), Chunking::Single, |worker, range| {
             for sequence in range {
-                worker.keep_inputs(sequence, op.state, Inputs::Product);
+                worker.keep_inputs(sequence, op.state, Inputs::Gated);
             }
         });
         self.multiply(self.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
@@ -224,7 +224,7 @@ impl Worker<'_> {
         let mixed = &self.buffers.recurrent.mixed;
         match inputs {
             Inputs::Plain => use_it(self.read(mixed, row, channels)),
-            Inputs::Product => {
+            Inputs::Gated => {
                 let row = self.read(mixed, row, 3 * channels);
                 let gated = &mut self.scratch.conv_input[..channels];
                 gated.copy_from_slice(&row[..channels]);

@@ -40,7 +40,7 @@ fn q8_tolerance(format: WeightFormat) -> Tolerance {
         WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
             Tolerance { error: 0.25, reason: "queries of eight bits, weights of seven" }
         }
-        _ => Tolerance { error: 1.0, reason: "the same, and activations have 8 bits in every product" },
+        _ => Tolerance { error: 1.0, reason: "the same, and activations have 8 bits in every matmul" },
     }
 }
 
@@ -68,7 +68,7 @@ mod best_q4 {
     paguro_backend_conformance::conformance!(maybe Ok::<_, String>(super::subject(super::Isa::detect(), super::KvDtype::Q4)); only
         format_f32 format_q4_k grouped_heads head_dims unusual_head_dims large_keys attention_gates sinks windows shared_kv
         kv_geometry latent_attention everything pages lengths many_rows long_context gather
-        exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps exact_with_shared_prefix
+        batch_invariance exact_in_chunks exact_in_long_chunks exact_in_wide_steps exact_with_shared_prefix
         exact_after_copy_on_write exact_after_preemption exact_on_any_threads exact_in_any_place exact_latent exact_geometry
         exact_from_outside foreign_pages kernel_counts);
 }
@@ -107,7 +107,7 @@ macro_rules! other_q4 {
             paguro_backend_conformance::conformance!(maybe Ok::<_, String>(super::subject(
                 super::Isa::from_name($name).unwrap_or_else(super::Isa::detect),
                 super::KvDtype::Q4,
-            )); only head_dims unusual_head_dims large_keys latent_attention long_context exact_in_company exact_from_outside);
+            )); only head_dims unusual_head_dims large_keys latent_attention long_context batch_invariance exact_from_outside);
         }
     )* };
 }

@@ -149,7 +149,7 @@ impl Attention {
         let &Self { heads, kv_heads, head_dim, batch, depth, pages, kv_dtype } = self;
         let bytes = batch * depth * kv_heads * 2 * kv_dtype.head_bytes(head_dim);
         let layers = (PAGES_BYTES / bytes).clamp(1, LAYERS);
-        // As small as a layer may be whose launches hand over to each other: attention and merge of one row do so here, too.
+        // The smallest layer whose launches use handoff; attention and merge of one row use it as well.
         let shape = ModelShape {
             format: WeightFormat::Q8_0,
             hidden: 128,

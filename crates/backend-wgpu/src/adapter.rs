@@ -11,7 +11,7 @@ use wgpu::{Backend, DeviceType, Features};
 /// useful model.
 const LEAST_AUTOMATIC: u64 = 2_000_000_000;
 
-/// Largest buffer that kernels are given, whatever the driver allows: they index 16-byte elements with 32 bits.
+/// Maximum size of a buffer, even if the driver allows more: kernels index 16-byte elements with 32 bits.
 const LARGEST_BINDING: u64 = (4 << 30) - 16;
 
 /// NVIDIA's vendor id in PCI's list.
@@ -87,14 +87,14 @@ pub struct Rules {
     /// Threads of the largest workgroups that kernels are compiled with.
     pub most_threads: u32,
     /// True if launches may use handoff without barriers (`hidden.rs`).
-    pub hands_over: bool,
+    pub handoff: bool,
     /// Target for the duration of a submission, if there is one.
     pub submission: Option<Duration>,
     /// True if the compiler may not reorder floating-point sums: equal bits in any batch can be promised.
     pub keeps_order: bool,
 }
 
-/// Threads that a workgroup may have on every device, whatever its kernel.
+/// Threads per workgroup that every device supports for every kernel.
 pub const LEAST_THREADS: u32 = 256;
 
 impl Facts {
@@ -164,7 +164,7 @@ impl Facts {
                 false => LEAST_THREADS,
             },
             // Its processors start workgroups in the order of launches, though no interface promises it. Others have not been tried.
-            hands_over: self.is_nvidia()
+            handoff: self.is_nvidia()
                 && self.driver == "NVIDIA"
                 && self.device >= FIRST_TURING
                 && self.os == "linux",
@@ -223,7 +223,7 @@ pub fn adapters() -> Vec<wgpu::Adapter> {
 #[cfg(not(target_os = "macos"))]
 fn memory(adapter: &wgpu::Adapter) -> Memory {
     use ash::{ext, vk};
-    // SAFETY: the adapter is only asked for what it has; nothing of it is changed or destroyed.
+    // SAFETY: the handle is only read; nothing of it is changed or destroyed.
     let Some(vulkan) = (unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }) else {
         return Memory::default();
     };
@@ -249,7 +249,7 @@ fn memory(adapter: &wgpu::Adapter) -> Memory {
 #[cfg(target_os = "macos")]
 fn memory(adapter: &wgpu::Adapter) -> Memory {
     use objc2_metal::MTLDevice;
-    // SAFETY: the adapter is only asked for what it has.
+    // SAFETY: the handle is only read.
     let Some(metal) = (unsafe { adapter.as_hal::<wgpu::hal::api::Metal>() }) else {
         return Memory::default();
     };

@@ -54,7 +54,7 @@ impl Canaries {
 
     /// The host's buffer for answers of a step.
     pub fn answers(&self, step: u64) -> &wgpu::Buffer {
-        &self.host[turn(step)]
+        &self.host[flight_index(step)]
     }
 
     /// Submits commands of a step, or of page moves before it.
@@ -67,8 +67,8 @@ impl Canaries {
         step: u64,
         mut commands: wgpu::CommandEncoder,
     ) -> Result<wgpu::SubmissionIndex, StepError> {
-        let count = &mut self.counts[turn(step)];
-        let mark = &mut self.marks[turn(step)];
+        let count = &mut self.counts[flight_index(step)];
+        let mark = &mut self.marks[flight_index(step)];
         if *count == self.most {
             return Err(StepError::Invalid(format!("more than {count} submissions for one step")));
         }
@@ -81,7 +81,7 @@ impl Canaries {
             self.on_device = *mark;
         }
         let at = (self.answers + 4 * *count) as u64;
-        commands.copy_buffer_to_buffer(&self.mark, 0, &self.host[turn(step)], at, 4);
+        commands.copy_buffer_to_buffer(&self.mark, 0, &self.host[flight_index(step)], at, 4);
         *count += 1;
         let commands = commands.finish();
         Ok(match device.loses_next() {
@@ -92,7 +92,7 @@ impl Canaries {
 
     /// Forgets the submissions of a step that failed before it was complete, or that is to be repeated.
     pub fn forget(&mut self, step: u64) {
-        self.counts[turn(step)] = 0;
+        self.counts[flight_index(step)] = 0;
     }
 
     /// Waits for a step's last submission and reads the first `bytes` bytes of its answers.
@@ -107,9 +107,9 @@ impl Canaries {
         submission: wgpu::SubmissionIndex,
         look: impl FnOnce(&[u8]),
     ) -> Result<(), StepError> {
-        let count = std::mem::take(&mut self.counts[turn(step)]);
-        let (mut missing, mark) = (0, self.marks[turn(step)].to_le_bytes());
-        device.read(&self.host[turn(step)], self.answers + 4 * count, submission, |words| {
+        let count = std::mem::take(&mut self.counts[flight_index(step)]);
+        let (mut missing, mark) = (0, self.marks[flight_index(step)].to_le_bytes());
+        device.read(&self.host[flight_index(step)], self.answers + 4 * count, submission, |words| {
             let marks = words[self.answers..].as_chunks::<4>().0;
             missing = marks.iter().filter(|found| **found != mark).count();
             if missing == 0 {
@@ -128,6 +128,6 @@ impl Canaries {
 }
 
 /// Returns the index of a step's buffers.
-fn turn(step: u64) -> usize {
+fn flight_index(step: u64) -> usize {
     step as usize % 2
 }

@@ -50,7 +50,7 @@ pub struct Device {
     /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them and is to.
     pub cooperative: Option<u32>,
     /// True if launches of a step of one row use handoff without barriers.
-    pub hands_over: bool,
+    pub handoff: bool,
     /// Set after a kernel gave up waiting for a handoff. Each launch is then submitted separately.
     pub in_doubt: AtomicBool,
     /// True if kernels are timed.
@@ -86,7 +86,7 @@ impl Device {
     /// The driver's error.
     pub fn open(adapter: &wgpu::Adapter, options: GpuOptions) -> Result<Self, String> {
         let GpuOptions { profile, cooperative: with_cooperative, emulated, .. } = options;
-        let as_hardware = profile != Profile::Own;
+        let as_hardware = profile != Profile::Actual;
         let info = adapter.get_info();
         let is_software = info.device_type == wgpu::DeviceType::Cpu && !as_hardware;
         let rules = Facts::of(adapter).rules();
@@ -96,12 +96,10 @@ impl Device {
         let cooperative = cooperative(adapter, &rules).filter(|_| with_cooperative && !is_software);
         // A step in several passes cannot be repeated, and short submissions leave little to gain.
         let is_bounded = options.submission.or(rules.submission).is_some();
-        let hands_over = !as_hardware
-            && !is_bounded
-            && hidden::works(adapter)
-            && options.hand_over.unwrap_or(rules.hands_over);
+        let handoff =
+            !as_hardware && !is_bounded && hidden::works(adapter) && options.handoff.unwrap_or(rules.handoff);
         let mut features = needed() | Features::TIMESTAMP_QUERY & adapter.features();
-        if hands_over {
+        if handoff {
             features |= hidden::FEATURES;
         }
         if cooperative.is_some() {
@@ -149,7 +147,7 @@ impl Device {
             emulated,
             starvable: options.starvable,
             most_threads: match profile {
-                Profile::Own => rules.most_threads,
+                Profile::Actual => rules.most_threads,
                 Profile::Nvidia => limits.max_compute_invocations_per_workgroup,
                 Profile::Apple => LEAST_THREADS,
             },
@@ -157,7 +155,7 @@ impl Device {
             rules,
             as_hardware,
             is_software,
-            hands_over,
+            handoff,
             in_doubt: AtomicBool::new(false),
             timed: options.timed,
             progress: options.progress,
@@ -173,14 +171,14 @@ impl Device {
             shown: Mutex::default(),
             failure,
         };
-        device.hands_over =
-            hands_over && chain::holds(&device).map_err(|error| format!("{}: {error}", device.name))?;
+        device.handoff =
+            handoff && chain::holds(&device).map_err(|error| format!("{}: {error}", device.name))?;
         Ok(device)
     }
 
     /// Returns true if models loaded from now on use handoff without barriers.
-    pub fn hands_over_still(&self) -> bool {
-        self.hands_over && !self.in_doubt.load(Ordering::Relaxed)
+    pub fn uses_handoff(&self) -> bool {
+        self.handoff && !self.in_doubt.load(Ordering::Relaxed)
     }
 
     /// Maximum bytes of a binding.
@@ -420,7 +418,7 @@ pub fn feature_names(device: &Device) -> Vec<String> {
         format!("workgroups of {} threads", limits.max_compute_invocations_per_workgroup),
         format!("{} KiB of workgroup memory", limits.max_compute_workgroup_storage_size >> 10),
     ];
-    names.extend(device.hands_over_still().then(|| "handoff without barriers".to_owned()));
+    names.extend(device.uses_handoff().then(|| "handoff without barriers".to_owned()));
     names.extend(device.cooperative.map(|side| format!("cooperative matrices of {side}")));
     names
 }

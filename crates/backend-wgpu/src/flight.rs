@@ -8,10 +8,10 @@ use paguro_backend::{OutputValue, StepError};
 use crate::{
     canary::Canaries,
     device::Device,
+    kernel_statistics::KernelStatistics,
     lower::Model,
     plan::{Args, Plan},
     planned::{PATIENCE, Planned, encode},
-    tally::Tally,
 };
 
 /// A step that was submitted.
@@ -82,7 +82,7 @@ pub struct Encoding<'a> {
     pub device: &'a Device,
     pub model: &'a Model,
     pub canaries: &'a mut Canaries,
-    pub tally: &'a mut Tally,
+    pub kernel_statistics: &'a mut KernelStatistics,
     /// Number of the step.
     pub step: u64,
 }
@@ -103,7 +103,7 @@ impl Encoding<'_> {
             let (group, later) = rest.split_at(size().min(rest.len()));
             let patience = if self.device.starves_next() { 0 } else { PATIENCE };
             let mut commands = self.device.encoder();
-            encode(&mut commands, group, self.tally, patience);
+            encode(&mut commands, group, self.kernel_statistics, patience);
             if later.is_empty() {
                 return Ok(commands);
             }
@@ -133,7 +133,7 @@ impl Encoding<'_> {
             .into_iter()
             .filter(|(_, rows)| *rows > 0)
             .map(|(launch, rows)| Planned::new(launch, plan, Args { rows: rows as u32, ..Args::default() }));
-        encode(commands, &Vec::from_iter(launches), self.tally, PATIENCE);
+        encode(commands, &Vec::from_iter(launches), self.kernel_statistics, PATIENCE);
     }
 
     /// Adds commands that copy `count` sampled tokens for the host, and whether a kernel gave up, and submits all.
@@ -149,7 +149,7 @@ impl Encoding<'_> {
         if count > 0 {
             commands.copy_buffer_to_buffer(tokens, 0, answers, 4, 4 * count as u64);
         }
-        if self.device.hands_over {
+        if self.device.handoff {
             self.copy_gave_up(&mut commands, answers, 0);
         }
         self.submit(commands)
@@ -173,7 +173,7 @@ impl Encoding<'_> {
     }
 }
 
-/// Offset of the word that kernels set when they give up (`hand.wgsl`): the last word of the buffer of sampled tokens.
+/// Offset of the word that kernels set when they give up (`handoff.wgsl`): the last word of the buffer of sampled tokens.
 pub fn gave_up_at(tokens: &wgpu::Buffer) -> u64 {
     tokens.size() - 4
 }

@@ -12,7 +12,7 @@ pub struct Hazards {
 
 impl Hazards {
     /// No differences.
-    pub const TOLD: Self = Self { hidden: &[], ends: &[] };
+    pub const DECLARED: Self = Self { hidden: &[], ends: &[] };
 
     /// Returns true if the buffer is declared as read-only.
     pub fn told_read_only(&self, name: &str, read_only: bool) -> bool {

@@ -11,6 +11,7 @@ mod device;
 mod emulate;
 mod flight;
 mod hidden;
+mod kernel_statistics;
 pub mod layout;
 mod lower;
 mod matrix;
@@ -25,7 +26,6 @@ mod probe;
 mod runner;
 mod sampler;
 pub mod suite;
-mod tally;
 mod template;
 mod threadgroup;
 
@@ -64,7 +64,7 @@ pub struct GpuOptions {
     pub emulated: bool,
     /// True if launches of a step of one row use handoff without barriers, which requires a GPU that starts workgroups
     /// in the order of launches. `None` enables it for known GPUs.
-    pub hand_over: Option<bool>,
+    pub handoff: Option<bool>,
     /// True if [`Gpu::starve_handoff`] can make kernels give up. For tests.
     pub starvable: bool,
     /// Target for the duration of a submission; `None` for the device's default.
@@ -83,7 +83,7 @@ pub struct GpuOptions {
 pub enum Profile {
     /// Kernels of the GPU itself.
     #[default]
-    Own,
+    Actual,
     /// Kernels of NVIDIA's GPUs: subgroups of 32, workgroups of up to 1024 threads.
     Nvidia,
     /// Kernels of Apple's GPUs: subgroups of 32, workgroups of 256 threads, 32 KiB of workgroup memory in each pass.

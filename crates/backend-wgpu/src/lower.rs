@@ -4,14 +4,15 @@ mod attention;
 mod coop_attention;
 mod experts;
 mod fused;
-mod handed_parts;
-mod hands;
+mod handoff;
+mod handoff_partials;
 mod head;
 mod kernels;
 mod latent;
 mod launch;
 mod layer_input;
-mod products;
+mod matmuls;
+mod memory;
 mod recurrent;
 mod ssd;
 
@@ -21,10 +22,9 @@ use paguro_backend::{
     Activation, AttentionMode, KvSlot, Limits, Linear, LoadError, MatrixId, Norm, VectorId, Weights,
 };
 
-use crate::ops::{self, KvGroup, Op, Program};
+use crate::ops::{self, Op, Program};
 
 use crate::{
-    adapter::LEAST_THREADS,
     device::Device,
     hidden::Hazards,
     layout::{BLOCK, Layout},
@@ -36,23 +36,19 @@ use crate::{
 
 use Value::{F, U};
 use experts::Room;
-use handed_parts::HandedParts;
-use hands::Hands;
-use launch::Way;
-use products::Inputs;
+use handoff::Handoff;
+use handoff_partials::HandoffPartials;
+use launch::LaunchVariant;
+use matmuls::Inputs;
+use memory::{activation_words, check_supported, has_wide, partials, qkv_widths, tilings};
 
-pub use kernels::{Product, exact_rows, product};
+pub use kernels::{Matmul, exact_rows, matmul};
 pub use launch::{Grid, Io, Kernel, Launch, Model, When};
+pub use memory::buffer_bytes;
 pub use recurrent::{LayerState, StateBuffer};
 
-/// Elements of a head, at most: a workgroup of attention has its queries and sums in its memory.
-const MOST_HEAD_DIM: usize = 640;
 /// Rows whose logits are computed at once: bounds their memory for large vocabularies.
 pub const LOGIT_ROWS: usize = 64;
-/// Maximum queries of an attention tile, which share reads of K and V.
-const TILE_QUERIES: usize = 8;
-/// Maximum queries of an attention tile on software drivers, where unrolled code takes long to compile.
-const SOFTWARE_TILE_QUERIES: usize = 4;
 
 /// Files of WGSL.
 macro_rules! wgsl {
@@ -126,7 +122,7 @@ enum Acts {
 /// Input of a norm.
 #[derive(Clone, Copy)]
 enum Before {
-    /// The residual stream with everything added to it.
+    /// The residual stream with all branches added.
     Added,
     /// The residual stream; in steps of one row also its activations without the factor of the norm with this epsilon.
     Emitted(f32),
@@ -134,128 +130,7 @@ enum Before {
     Pending(Norm),
 }
 
-/// Computes the attention tiles and splits of each K/V group.
-fn tilings(device: &Device, program: &Program, limits: &Limits) -> Vec<Tiling> {
-    program.kv.groups.iter().map(|group| tiling(device, program, group, limits)).collect()
-}
-
-fn tiling(device: &Device, program: &Program, of: &KvGroup, limits: &Limits) -> Tiling {
-    let (rows, heads, kv_heads, dim) = (limits.max_rows, of.heads, of.kv_heads, of.head_dim);
-    let group = of.queries_per_kv();
-    let few = coop_attention::few(device, program, limits);
-    let most = if device.is_software && few.is_none() { SOFTWARE_TILE_QUERIES } else { TILE_QUERIES };
-    // Larger heads have no room for more in the memory of a workgroup.
-    let queries = if dim > 128 { most.min(4) } else { most };
-    let (tile_heads, head_tiles) = (group.min(queries), group.div_ceil(queries));
-    let splits = plan::splits(limits.max_context);
-    let parts = rows + (limits.max_sequences * splits).min(8192);
-    let parts = parts.min(device.binding_limit() as usize / 4 / (heads * (dim + 4))).max(rows);
-    let emits =
-        dim.is_multiple_of(BLOCK) && !of.is_latent && queries * dim / 4 <= attention::THREADS as usize;
-    Tiling {
-        rows: (queries / tile_heads).max(1),
-        heads: tile_heads,
-        workgroups: kv_heads * head_tiles,
-        emits,
-        always_merges: program.always_merges(),
-        parts,
-        // Devices do not report how many workgroups run concurrently. Each of an H200's 132 processors runs two, or
-        // three smaller ones.
-        busy: match few {
-            Some(_) => 396,
-            None if device.is_software => 8,
-            None => 264,
-        },
-        wide: coop_attention::wide(device, program, of, limits).filter(|_| emits),
-    }
-}
-
-/// Elements of all sums of partial results of attention, and of all maxima with sums of weights.
-fn partials(program: &Program, tilings: &[Tiling]) -> [usize; 2] {
-    let most = |of: fn(&KvGroup) -> usize| {
-        let groups = program.kv.groups.iter().zip(tilings);
-        groups.map(|(group, tiling)| tiling.parts * of(group)).max().unwrap_or(0)
-    };
-    [most(KvGroup::q_width), most(|group| 2 * group.heads)]
-}
-
-/// Elements of the widest rows of queries and of keys that matmuls make.
-fn qkv_widths(program: &Program) -> [usize; 2] {
-    let groups = || program.kv.groups.iter().filter(|group| !group.is_latent);
-    let kv = groups().map(|group| group.kv_heads * group.head_dim).max().unwrap_or(0);
-    [groups().map(KvGroup::q_width).max().unwrap_or(0), kv]
-}
-
-/// Returns the blocks of the activation buffers, and the words of their half-precision copies.
-fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usize, usize) {
-    let mixers = recurrent::Room::of(program).widest;
-    let latent = latent::Room::of(program).widest;
-    let embeds = layer_input::Room::of(program).width;
-    let room = Room::of(device, program, limits);
-    let widths =
-        [program.hidden, qkv_widths(program)[0], program.ffn, mixers, latent, embeds, room.narrow_width];
-    let widest = widths.map(|width| width.div_ceil(BLOCK)).into_iter().max().unwrap_or(1);
-    let rows = limits.max_rows.max(LOGIT_ROWS);
-    let of_experts = room.act_blocks;
-    let for_experts = if of_experts > 0 { (of_experts + BLOCK) * 16 } else { 0 };
-    // Cooperative matrices read whole tiles, including unwritten rows and blocks.
-    let halves = match device.cooperative {
-        None => 0,
-        Some(_) => ((rows.next_multiple_of(kernels::MOST_ROWS) * widest + BLOCK) * 16).max(for_experts),
-    };
-    ((rows * widest).max(of_experts), halves)
-}
-
-/// Returns the bytes of all buffers besides weights and pages. A test compares the result with the allocations of a
-/// load.
-pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 {
-    let Program { hidden, ffn, vocab, .. } = *program;
-    let (rows, outputs) = (limits.max_rows, limits.max_outputs.max(1));
-    let [q, kv] = qkv_widths(program);
-    let tilings = tilings(device, program, limits);
-    let (blocks, halves) = activation_words(device, program, limits);
-    let pairs: usize = program.ropes.iter().map(|rope| rope.frequencies.len()).sum();
-    let turns = 2 * pairs * (limits.max_context.div_ceil(256) + 256);
-    let room = Room::of(device, program, limits);
-    let products = room.scratch(rows, [q, kv, ffn]).iter().sum::<usize>();
-    let branch = if program.has_joins() { rows * hidden } else { 0 };
-    // Twice, if steps of many rows use partials without handoff.
-    let copies =
-        1 + usize::from(has_wide(&tilings) && handed_parts::hands_parts(device, program, limits, &tilings));
-    let parts = copies * partials(program, &tilings).iter().sum::<usize>();
-    let logit_rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
-    let masks = logit_rows.max(outputs.min(256)) * vocab.div_ceil(32);
-    let sampling = logit_rows * 2 * (vocab + hidden) + 4 * crate::sampler::room(logit_rows, vocab) + masks;
-    let gathered = match limits.attention {
-        AttentionMode::Paged => 0,
-        AttentionMode::Gather => {
-            2 * plan::tables(&program.kv, limits)
-                * page_words(&program.kv, limits.block_size, limits.kv_dtype)
-        }
-    };
-    let words = plan::words(&program.kv, limits, &tilings)
-        + rows * (2 * hidden + program.kv.q_width())
-        + 2 * (blocks * 42 + 2 * halves)
-        + turns
-        + products
-        + branch
-        + room.words()
-        + recurrent::Room::of(program).words(rows)
-        + latent::Room::of(program).words(rows)
-        + layer_input::Room::of(program).words(rows)
-        + parts
-        + sampling
-        + gathered
-        + 12 * outputs;
-    4 * words as u64
-}
-
-/// Returns true if attention in steps of many rows uses cooperative matrices.
-fn has_wide(tilings: &[Tiling]) -> bool {
-    tilings.iter().any(|tiling| tiling.wide.is_some())
-}
-
-/// A program on its way to becoming a [`Model`].
+/// State while a program is lowered to a [`Model`].
 pub struct Lowering<'a> {
     device: &'a Device,
     program: &'a Program,
@@ -269,7 +144,7 @@ pub struct Lowering<'a> {
     /// Side of the cooperative matrices that steps of few rows attend with, if they do.
     few: Option<u32>,
     pages: Vec<[wgpu::Buffer; 2]>,
-    /// Pages in the order of the block tables, for the reference way.
+    /// Pages in the order of the block tables, for gathered attention.
     gathered: Option<[wgpu::Buffer; 2]>,
     step: wgpu::Buffer,
     tokens: wgpu::Buffer,
@@ -287,7 +162,7 @@ pub struct Lowering<'a> {
     latents: Option<latent::Buffers>,
     /// Buffers of embeddings for layers.
     embeds: Option<layer_input::Buffers>,
-    /// Activations of products: quants, scales, floats.
+    /// Activations of matmuls: quants, scales, floats.
     acts: [wgpu::Buffer; 3],
     /// Activations of norms.
     normed: [wgpu::Buffer; 3],
@@ -301,13 +176,13 @@ pub struct Lowering<'a> {
     act_blocks: usize,
     scratch: [wgpu::Buffer; 3],
     queries: wgpu::Buffer,
-    part_sums: wgpu::Buffer,
-    part_tops: wgpu::Buffer,
+    partial_sums: wgpu::Buffer,
+    partial_tops: wgpu::Buffer,
     ropes: Vec<[wgpu::Buffer; 2]>,
     /// Buffers of the handoff in steps of one row, if the device uses it.
-    hands: Option<Hands>,
+    handoff: Option<Handoff>,
     /// Buffers of the handoff from attention to its merge, if the device uses it.
-    handed_parts: Option<HandedParts>,
+    handoff_partials: Option<HandoffPartials>,
     /// Counter of the attention that is to be merged next, if it is timed with the merge.
     timed_with: Option<usize>,
 }
@@ -345,7 +220,7 @@ impl<'a> Lowering<'a> {
         };
         let mut ropes = Vec::new();
         for rope in &program.ropes {
-            let [far, near] = attention::turns(rope, limits.max_context);
+            let [far, near] = attention::rope_tables(rope, limits.max_context);
             ropes.push([device.upload(&far, "rotations")?, device.upload(&near, "rotations")?]);
         }
         let acts = || -> Result<[wgpu::Buffer; 3], LoadError> {
@@ -357,16 +232,16 @@ impl<'a> Lowering<'a> {
         };
         let [q, kv] = qkv_widths(program);
         // Partials with handoff have a separate buffer.
-        let are_handed = handed_parts::hands_parts(device, program, limits, &tilings);
-        let leaves_none = are_handed && !has_wide(&tilings);
+        let has_handoff = handoff_partials::uses_partials_handoff(device, program, limits, &tilings);
+        let leaves_none = has_handoff && !has_wide(&tilings);
         let [sums, tops] = if leaves_none { [0; 2] } else { partials(program, &tilings) };
         let room = Room::of(device, program, limits);
         let words = room.scratch(rows, [q, kv, ffn]);
-        let scratch = |index: usize| buffer(words[index], "products");
+        let scratch = |index: usize| buffer(words[index], "matmuls");
         let mut lowering = Self {
             step: buffer(plan::words(&program.kv, limits, &tilings), "steps")?,
             x: buffer(rows * hidden, "the residual stream")?,
-            y: buffer(rows * hidden, "products")?,
+            y: buffer(rows * hidden, "matmuls")?,
             waiting: program.has_joins().then(|| buffer(rows * hidden, "a branch")).transpose()?,
             experts: room.buffers(device)?,
             mixers: recurrent::Room::of(program).buffers(device, rows)?,
@@ -381,10 +256,10 @@ impl<'a> Lowering<'a> {
             act_blocks: blocks,
             scratch: [scratch(0)?, scratch(1)?, scratch(2)?],
             queries: buffer(rows * program.kv.q_width(), "queries")?,
-            part_sums: buffer(sums, "partial attention")?,
-            // The last word is `gave_up` in `hand.wgsl`.
+            partial_sums: buffer(sums, "partial attention")?,
+            // The last word is `gave_up` in `handoff.wgsl`.
             tokens: buffer(limits.max_outputs.max(1) + 1, "sampled tokens")?,
-            part_tops: buffer(tops, "partial attention")?,
+            partial_tops: buffer(tops, "partial attention")?,
             device,
             program,
             weights,
@@ -397,12 +272,12 @@ impl<'a> Lowering<'a> {
             pages,
             gathered,
             ropes,
-            hands: None,
-            handed_parts: None,
+            handoff: None,
+            handoff_partials: None,
             timed_with: None,
         };
-        lowering.handed_parts = lowering.handed_parts()?;
-        lowering.hands = lowering.hands()?;
+        lowering.handoff_partials = lowering.create_handoff_partials()?;
+        lowering.handoff = lowering.create_handoff()?;
         Ok(lowering)
     }
 
@@ -429,7 +304,7 @@ impl<'a> Lowering<'a> {
                     self.queries_keys_values(op, before, &mut body)?;
                     if let Some(gate) = &op.gate {
                         let gates = self.mixers().gates.clone();
-                        self.normed_product(gate, &gates, &mut body)?;
+                        self.normed_matmul(gate, &gates, &mut body)?;
                     }
                 }
                 Op::Attend(op) => {
@@ -459,8 +334,8 @@ impl<'a> Lowering<'a> {
                 }
                 Op::DownAdd(op) => {
                     before = self.add(&op.down, floats, &op.add, next, &mut body)?;
-                    if let Some(hands) = &mut self.hands {
-                        hands.layer += 1;
+                    if let Some(handoff) = &mut self.handoff {
+                        handoff.layer += 1;
                     }
                 }
                 Op::NormLogits(op) => head = Some(op),
@@ -475,9 +350,9 @@ impl<'a> Lowering<'a> {
     }
 
     /// Returns the pages of K and V of a layer.
-    fn pages_of(&self, slot: KvSlot) -> [wgpu::Buffer; 2] {
+    fn pages_of(&self, kv_slot: KvSlot) -> [wgpu::Buffer; 2] {
         let Limits { block_size, kv_dtype, .. } = *self.limits;
-        self.pages[pages::place(&self.program.kv, slot, block_size, kv_dtype).0].clone()
+        self.pages[pages::place(&self.program.kv, kv_slot, block_size, kv_dtype).0].clone()
     }
 
     /// Returns the buffer of a branch that is not added directly.
@@ -539,38 +414,44 @@ impl<'a> Lowering<'a> {
         grid: Grid,
         kv_group: usize,
     ) -> Result<Launch, LoadError> {
-        self.launch_way(Way::told(When::Always), (name, files, &constants), buffers, grid, kv_group)
+        self.launch_variant(
+            LaunchVariant::with_barriers(When::Always),
+            (name, files, &constants),
+            buffers,
+            grid,
+            kv_group,
+        )
     }
 
     /// Creates a launch with its own buffers and hazards.
-    fn launch_way(
+    fn launch_variant(
         &mut self,
-        way: Way,
+        variant: LaunchVariant,
         (name, files, constants): (&str, &[&str], &Constants),
         buffers: &[(&str, &wgpu::Buffer)],
         grid: Grid,
         kv_group: usize,
     ) -> Result<Launch, LoadError> {
-        let files = [files, &way.files].concat();
-        let constants = [&constants[..], &way.constants].concat();
-        let made: Vec<_> = self.made(Acts::Plain).collect();
-        let mut all: Vec<_> = way.buffers.iter().map(|(name, buffer)| (*name, buffer)).collect();
+        let files = [files, &variant.files].concat();
+        let constants = [&constants[..], &variant.constants].concat();
+        let made: Vec<_> = self.written_acts(Acts::Plain).collect();
+        let mut all: Vec<_> = variant.buffers.iter().map(|(name, buffer)| (*name, buffer)).collect();
         all.extend(buffers);
         all.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
-        let kernels = vec![self.kernel_with(name, &files, &constants, &all, way.hazards)?];
+        let kernels = vec![self.kernel_with(name, &files, &constants, &all, variant.hazards)?];
         let counter = self.counter(&[name.to_owned()]);
         // A launch that waits for another one is timed together with it.
-        let hands_over = self.device.timed && way.hazards.hides();
-        let timed_with = self.timed_with.filter(|_| hands_over);
-        if hands_over {
+        let waits = self.device.timed && variant.hazards.hides();
+        let timed_with = self.timed_with.filter(|_| waits);
+        if waits {
             self.timed_with = timed_with.or(Some(counter));
         }
-        Ok(Launch { when: way.when, kernels, grid, kv_group, counter, timed_with })
+        Ok(Launch { when: variant.when, kernels, grid, kv_group, counter, timed_with })
     }
 
     /// Returns the handoff buffers of matmuls; `None` while each is timed.
-    fn product_hands(&self) -> Option<&Hands> {
-        self.hands.as_ref().filter(|_| !self.device.timed)
+    fn word_handoff(&self) -> Option<&Handoff> {
+        self.handoff.as_ref().filter(|_| !self.device.timed)
     }
 
     fn kernel(
@@ -580,7 +461,7 @@ impl<'a> Lowering<'a> {
         constants: &Constants,
         buffers: &[(&str, &wgpu::Buffer)],
     ) -> Result<Kernel, LoadError> {
-        self.kernel_with(name, files, constants, buffers, &Hazards::TOLD)
+        self.kernel_with(name, files, constants, buffers, &Hazards::DECLARED)
     }
 
     fn kernel_with(
@@ -621,7 +502,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Returns activations under the names of their readers.
-    fn taken(&self, acts: Acts) -> impl Iterator<Item = (&'static str, wgpu::Buffer)> {
+    fn read_acts(&self, acts: Acts) -> impl Iterator<Item = (&'static str, wgpu::Buffer)> {
         ["x_quants", "x_scales", "x_floats"].into_iter().zip(self.acts_of(acts).clone())
     }
 
@@ -631,7 +512,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Returns activations under the names of their writers.
-    fn made(&self, acts: Acts) -> impl Iterator<Item = (&'static str, wgpu::Buffer)> {
+    fn written_acts(&self, acts: Acts) -> impl Iterator<Item = (&'static str, wgpu::Buffer)> {
         ["acts_quants", "acts_scales", "acts_floats"].into_iter().zip(self.acts_of(acts).clone())
     }
 
@@ -654,30 +535,4 @@ impl<'a> Lowering<'a> {
 
 fn unsupported(device: &Device, what: String, supported: &str) -> LoadError {
     LoadError::Unsupported { device: device.name.clone(), what, supported: supported.to_owned() }
-}
-
-fn check_supported(device: &Device, program: &Program, limits: &Limits) -> Result<(), LoadError> {
-    for KvGroup { head_dim: dim, is_latent, .. } in &program.kv.groups {
-        // For larger heads, a workgroup of the merge computes a whole head.
-        let fits = if *dim > 256 {
-            (dim.is_multiple_of(BLOCK) || *is_latent) && *dim <= MOST_HEAD_DIM
-        } else {
-            true
-        };
-        if !dim.is_multiple_of(8) || !fits {
-            let supported = format!("multiples of 8 up to 256 and of {BLOCK} up to {MOST_HEAD_DIM} work");
-            return Err(unsupported(device, format!("head_dim {dim}"), &supported));
-        }
-    }
-    if !128_usize.is_multiple_of(limits.block_size) || limits.block_size < 16 {
-        let what = format!("pages of {} tokens", limits.block_size);
-        return Err(unsupported(device, what, "16, 32, 64 and 128 work"));
-    }
-    if device.limits.max_compute_workgroup_storage_size < 28 << 10
-        || device.limits.max_compute_invocations_per_workgroup < LEAST_THREADS
-    {
-        let what = "attention with its workgroup memory".to_owned();
-        return Err(unsupported(device, what, "28 KiB and 256 threads for each workgroup are needed"));
-    }
-    Ok(())
 }

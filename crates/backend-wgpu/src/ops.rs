@@ -52,7 +52,7 @@ pub struct KvGroup {
     /// See [`paguro_backend::KvGroup::window`].
     pub window: Option<u32>,
     /// Layer slots in a page.
-    pub slots: usize,
+    pub layer_slots: usize,
     /// Query heads of each layer.
     pub heads: usize,
     /// K/V heads of each layer.
@@ -385,10 +385,10 @@ impl Lowering<'_> {
     fn groups(&self) -> Result<Vec<KvGroup>, LoadError> {
         let mut found: Vec<Option<(usize, bool)>> = vec![None; self.program.kv.groups.len()];
         for mixer in self.program.mixers() {
-            let Some((slot, heads)) = mixer.attends() else { continue };
+            let Some((kv_slot, heads)) = mixer.attends() else { continue };
             let is_latent = matches!(mixer, Mixer::Latent(_));
-            let Some(found) = found.get_mut(slot.group) else {
-                return Err(LoadError::BadProgram(format!("there is no group {} of K and V", slot.group)));
+            let Some(found) = found.get_mut(kv_slot.group) else {
+                return Err(LoadError::BadProgram(format!("there is no group {} of K and V", kv_slot.group)));
             };
             let (known, was_latent) = *found.get_or_insert((heads, is_latent));
             self.require(known == heads, "query heads whose number differs between layers of a group")?;
@@ -399,9 +399,9 @@ impl Lowering<'_> {
             let divides = group.kv_heads > 0 && heads.is_multiple_of(group.kv_heads);
             self.require(divides, "query heads that do not share K/V heads evenly")?;
             let head_dim = if is_latent { group.head_dim.next_multiple_of(8) } else { group.head_dim };
-            let paguro_backend::KvGroup { window, slots, kv_heads, .. } = *group;
+            let paguro_backend::KvGroup { window, layer_slots, kv_heads, .. } = *group;
             let unpadded_dim = group.head_dim;
-            Ok(KvGroup { window, slots, heads, kv_heads, head_dim, unpadded_dim, is_latent })
+            Ok(KvGroup { window, layer_slots, heads, kv_heads, head_dim, unpadded_dim, is_latent })
         });
         groups.collect()
     }

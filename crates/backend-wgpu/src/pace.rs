@@ -33,13 +33,13 @@ impl Pace {
         Self { limit, launch: [None; CLASSES] }
     }
 
-    fn class(rows: usize) -> usize {
+    fn batch_size_class(rows: usize) -> usize {
         (rows.max(1).ilog2() as usize).min(CLASSES - 1)
     }
 
     /// Returns the nanoseconds of an average launch with `rows` rows; `None` before any similar step.
     fn launch_time(&self, rows: usize) -> Option<u64> {
-        let class = Self::class(rows);
+        let class = Self::batch_size_class(rows);
         self.launch[class].or_else(|| {
             // Doubling the rows at most doubles the time.
             let known = (0..class).rev().find_map(|less| self.launch[less].map(|time| (time, class - less)));
@@ -77,7 +77,7 @@ impl Pace {
             return;
         }
         let time = (time.as_nanos() as u64 / launches as u64).max(1);
-        let known = &mut self.launch[Self::class(rows)];
+        let known = &mut self.launch[Self::batch_size_class(rows)];
         // A slow step counts at once, a fast one gradually: clock speeds vary, and the measurement includes waiting.
         *known = Some(known.map_or(time, |known| time.max(known - known / 8)));
     }

@@ -45,15 +45,15 @@ fn sharing(kv: &KvLayout, group: &KvGroup, block_size: usize, dtype: KvDtype) ->
 
 /// Buffers of K, and of V.
 pub fn buffers(kv: &KvLayout, block_size: usize, dtype: KvDtype) -> usize {
-    let of = |group: &KvGroup| group.slots.div_ceil(sharing(kv, group, block_size, dtype).max(1));
+    let of = |group: &KvGroup| group.layer_slots.div_ceil(sharing(kv, group, block_size, dtype).max(1));
     kv.groups.iter().map(of).max().unwrap_or(0)
 }
 
-/// Returns the buffer of a layer's slot, and the slot's first word in each page.
-pub fn place(kv: &KvLayout, slot: KvSlot, block_size: usize, dtype: KvDtype) -> (usize, usize) {
-    let group = &kv.groups[slot.group];
+/// Returns the buffer of a layer slot, and its first word in each page.
+pub fn place(kv: &KvLayout, kv_slot: KvSlot, block_size: usize, dtype: KvDtype) -> (usize, usize) {
+    let group = &kv.groups[kv_slot.group];
     let sharing = sharing(kv, group, block_size, dtype);
-    (slot.slot / sharing, slot.slot % sharing * layer_words(group, block_size, dtype))
+    (kv_slot.layer_slot / sharing, kv_slot.layer_slot % sharing * layer_words(group, block_size, dtype))
 }
 
 /// Bytes of a page: K and V of all layers.

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{AttentionMode, Limits, OutputKind, Sampled, StateUse, Step, StepSequence};
+use paguro_backend::{AttentionMode, Limits, OutputKind, OutputRows, Sampled, StateUse, Step, StepSequence};
 
 use crate::ops::KvLayout;
 
@@ -20,7 +20,7 @@ const CARRIED: u32 = 1 << 31;
 /// Minimum number of sequences with one row whose attention a wide step computes without cooperative matrices. A matrix has
 /// 16 rows, and a tile of one row fills few of them. The border is another batch-size class.
 const SINGLES: usize = 16;
-/// More splits than any context has: such a part is a whole result.
+/// More splits than any context has: such a partial is a whole result.
 const WHOLE: usize = u32::MAX as usize;
 
 /// The split of attention that a position is in.
@@ -49,11 +49,11 @@ pub struct Args {
     /// `[rows]`
     pub positions: u32,
     /// `[groups, rows]`
-    pub slots: u32,
+    pub token_offsets: u32,
     /// `[items, 8]`
     pub items: u32,
     /// `[rows, 4]`
-    pub parts: u32,
+    pub partials: u32,
     /// `[outputs]`
     pub outputs: u32,
     /// Offsets of `[rows]` and `[sequences, 5]`, if sequences have states: see `sequences.wgsl`.
@@ -75,13 +75,13 @@ pub struct Args {
 }
 
 /// Work of attention in layers with the same window and tiling.
-struct Cut {
+struct SplitPlan {
     window: Option<u32>,
     tiling: Tiling,
     /// For each [`Tile`]: offset and number of its items in the step's words.
     items: [(u32, u32); 4],
     /// Offset of its partials in the step's words.
-    parts: u32,
+    partials: u32,
     /// True if no row has partials.
     whole: bool,
 }
@@ -130,8 +130,8 @@ pub struct Tiling {
     /// True if all results need the merge, which adds sinks and gates.
     pub always_merges: bool,
     /// Maximum number of partials.
-    pub parts: usize,
-    /// Workgroups that the device runs side by side: with fewer, results are made in parts.
+    pub partials: usize,
+    /// Workgroups that the device runs side by side: with fewer, results are computed in partials.
     pub busy: usize,
     /// Tiling with cooperative matrices, if the device has them.
     pub wide: Option<Wide>,
@@ -141,7 +141,7 @@ pub struct Tiling {
 const LENGTHS: [usize; 3] = [WHOLE, RUN, 1];
 
 /// Returns the partials of `length` splits that contain these splits.
-fn parts(seen: &Range<usize>, length: usize) -> Range<usize> {
+fn partials(seen: &Range<usize>, length: usize) -> Range<usize> {
     seen.start / length..(seen.end - 1) / length + 1
 }
 
@@ -151,7 +151,7 @@ fn time(tiles: impl Iterator<Item = Range<usize>>, length: usize, workgroups: us
     let (mut all, mut count, mut longest) = (0, 0, 0);
     for seen in tiles {
         all += workgroups * seen.len();
-        count += workgroups * parts(&seen, length).len();
+        count += workgroups * partials(&seen, length).len();
         longest = longest.max(seen.len().min(length));
     }
     // In rounds if all are equal; otherwise short ones fill the gaps of long ones.
@@ -161,25 +161,21 @@ fn time(tiles: impl Iterator<Item = Range<usize>>, length: usize, workgroups: us
     alike.min(mixed) + if length == WHOLE { 0 } else { 3 }
 }
 
-/// A step, cut.
+/// A step, and its division into work items.
 pub struct Plan {
     block_size: usize,
     groups: usize,
     gather: bool,
-    cuts: Vec<Cut>,
-    /// Index into `cuts` of each KV group.
-    cut_of: Vec<usize>,
+    split_plans: Vec<SplitPlan>,
+    /// Index into `split_plans` of each KV group.
+    split_plan_of: Vec<usize>,
     /// Words for the device.
     pub words: Vec<u32>,
     args: Args,
-    /// Rows with outputs, each once: those whose logits are needed first.
-    pub output_rows: Vec<usize>,
-    /// Number of rows with logits.
-    pub logit_rows: usize,
+    /// Rows with outputs.
+    pub outputs: OutputRows,
     /// True if an output is an embedding.
     pub embeds: bool,
-    /// Index into `output_rows` of each row of the step that has outputs.
-    place: Vec<usize>,
     /// Offset and length of the block tables in the step's words.
     tables: (u32, u32),
     /// True if sequences have states.
@@ -191,27 +187,27 @@ pub struct Plan {
 impl Plan {
     /// Creates a plan for a model with these limits, with one tiling per K/V group.
     pub fn new(kv: &KvLayout, limits: &Limits, tilings: &[Tiling], has_states: bool) -> Self {
-        let mut cuts: Vec<Cut> = Vec::new();
-        let cut_of = kv.groups.iter().zip(tilings).map(|(group, &tiling)| {
+        let mut split_plans: Vec<SplitPlan> = Vec::new();
+        let split_plan_of = kv.groups.iter().zip(tilings).map(|(group, &tiling)| {
             let window = group.window;
-            let known = cuts.iter().position(|cut| (cut.window, cut.tiling) == (window, tiling));
+            let known = split_plans
+                .iter()
+                .position(|split_plan| (split_plan.window, split_plan.tiling) == (window, tiling));
             known.unwrap_or_else(|| {
-                cuts.push(Cut { window, tiling, items: [(0, 0); 4], parts: 0, whole: false });
-                cuts.len() - 1
+                split_plans.push(SplitPlan { window, tiling, items: [(0, 0); 4], partials: 0, whole: false });
+                split_plans.len() - 1
             })
         });
         Self {
             block_size: limits.block_size,
             groups: kv.groups.len(),
             gather: limits.attention == AttentionMode::Gather,
-            cut_of: cut_of.collect(),
-            cuts,
+            split_plan_of: split_plan_of.collect(),
+            split_plans,
             words: Vec::with_capacity(words(kv, limits, tilings)),
             args: Args::default(),
-            output_rows: Vec::with_capacity(limits.max_outputs),
-            logit_rows: 0,
+            outputs: OutputRows::new(limits),
             embeds: false,
-            place: vec![0; limits.max_rows],
             tables: (0, 0),
             has_states,
             sequences: 0,
@@ -220,9 +216,9 @@ impl Plan {
 
     /// Arguments of kernels that run once for each row; of attention, for a KV group.
     pub fn args(&self, group: usize) -> Args {
-        let cut = &self.cuts[self.cut_of[group]];
-        let args = Args { parts: cut.parts, whole: u32::from(cut.whole), ..self.args };
-        let (at, count) = cut.items[Tile::Row as usize];
+        let split_plan = &self.split_plans[self.split_plan_of[group]];
+        let args = Args { partials: split_plan.partials, whole: u32::from(split_plan.whole), ..self.args };
+        let (at, count) = split_plan.items[Tile::Row as usize];
         let items = &self.words[at as usize..(at + 8 * count) as usize];
         let (Some(first), Some(last), 1) = (items.first_chunk::<8>(), items.last_chunk::<8>(), args.rows)
         else {
@@ -235,17 +231,17 @@ impl Plan {
 
     /// Returns true if attention in a KV group leaves partials that must be merged.
     pub fn needs_merge(&self, group: usize) -> bool {
-        !self.cuts[self.cut_of[group]].whole
+        !self.split_plans[self.split_plan_of[group]].whole
     }
 
     /// Returns the first item of attention in a KV group for a kind of tile.
     pub fn first_item(&self, group: usize, tile: Tile) -> u32 {
-        self.cuts[self.cut_of[group]].items[tile as usize].0
+        self.split_plans[self.split_plan_of[group]].items[tile as usize].0
     }
 
     /// Returns the number of items.
     pub fn items(&self, group: usize, tile: Tile) -> u32 {
-        self.cuts[self.cut_of[group]].items[tile as usize].1
+        self.split_plans[self.split_plan_of[group]].items[tile as usize].1
     }
 
     /// Returns the offset and length of the block tables in the step's words.
@@ -258,12 +254,7 @@ impl Plan {
         self.sequences
     }
 
-    /// Index into [`Plan::output_rows`] of a row with outputs.
-    pub fn place(&self, row: usize) -> usize {
-        self.place[row]
-    }
-
-    /// Cuts a step.
+    /// Divides a step into work items, and writes its words.
     pub fn make(&mut self, step: &Step<'_>) {
         self.words.clear();
         let rows = step.tokens.len();
@@ -273,7 +264,7 @@ impl Plan {
         for sequence in step.sequences {
             self.words.extend((0..sequence.rows.len()).map(|row| (sequence.start + row) as u32));
         }
-        self.args.slots = self.words.len() as u32;
+        self.args.token_offsets = self.words.len() as u32;
         for group in 0..self.groups {
             for sequence in step.sequences {
                 let table = sequence.table(step.pages, group, self.groups);
@@ -291,10 +282,10 @@ impl Plan {
             tables = self.words.len() as u32;
             self.words.extend(0..step.pages.len() as u32);
         }
-        for index in 0..self.cuts.len() {
-            self.cut(index, step, tables);
+        for index in 0..self.split_plans.len() {
+            self.split(index, step, tables);
         }
-        self.place_outputs(step);
+        self.list_outputs(step);
         if self.has_states {
             self.list_sequences(step);
         }
@@ -334,16 +325,16 @@ impl Plan {
     /// Writes items of eight words: first row, rows, position, block table, blocks of a table, first split, splits,
     /// splits of a partial; and for each row the index of its first partial, their number, the number of the first one
     /// in order of position, and their splits.
-    fn cut(&mut self, index: usize, step: &Step<'_>, tables: u32) {
+    fn split(&mut self, index: usize, step: &Step<'_>, tables: u32) {
         let groups = self.groups;
-        let cut = &mut self.cuts[index];
-        let Tiling { parts: most, .. } = cut.tiling;
-        let wide = cut.tiling.wide.filter(|wide| step.tokens.len() >= wide.from);
+        let split_plan = &mut self.split_plans[index];
+        let Tiling { partials: most, .. } = split_plan.tiling;
+        let wide = split_plan.tiling.wide.filter(|wide| step.tokens.len() >= wide.from);
         let (tile_rows, workgroups, busy) = match wide {
             Some(wide) => (wide.rows, wide.workgroups, wide.busy),
-            None => (cut.tiling.rows, cut.tiling.workgroups, cut.tiling.busy),
+            None => (split_plan.tiling.rows, split_plan.tiling.workgroups, split_plan.tiling.busy),
         };
-        let window = cut.window.map_or(usize::MAX, |window| window as usize);
+        let window = split_plan.window.map_or(usize::MAX, |window| window as usize);
         // Returns the splits of these rows.
         let seen = |position: usize, rows: usize| {
             split_of((position + 1).saturating_sub(window))..split_of(position + rows - 1) + 1
@@ -363,10 +354,10 @@ impl Plan {
         let common = common.unwrap_or(WHOLE);
         let singles = step.sequences.iter().filter(|sequence| sequence.rows.len() == 1).count();
 
-        cut.parts = self.words.len() as u32;
+        split_plan.partials = self.words.len() as u32;
         self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
         let (mut next, mut left) = (0, step.tokens.len());
-        cut.whole = cut.tiling.emits && !cut.tiling.always_merges;
+        split_plan.whole = split_plan.tiling.emits && !split_plan.tiling.always_merges;
         for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
             let begin = self.words.len();
             let of = |rows: usize, sequence: &StepSequence| match (rows, wide) {
@@ -379,12 +370,13 @@ impl Plan {
             // The last rows of a prompt have the most splits, so they are first.
             let own = tiles().rev().filter(|(_, rows, _, sequence)| of(*rows, sequence) == tile);
             for (first, rows, position, sequence) in own {
-                let needed: usize = (0..rows).map(|row| parts(&seen(position + row, 1), common).len()).sum();
+                let needed: usize =
+                    (0..rows).map(|row| partials(&seen(position + row, 1), common).len()).sum();
                 let length = if next + needed + left - rows > most { WHOLE } else { common };
                 left -= rows;
                 for row in 0..rows {
-                    let own = parts(&seen(position + row, 1), length);
-                    let at = cut.parts as usize + 4 * (first + row);
+                    let own = partials(&seen(position + row, 1), length);
+                    let at = split_plan.partials as usize + 4 * (first + row);
                     let words = [next, own.len(), own.start, length].map(|x| x as u32);
                     self.words[at..at + 4].copy_from_slice(&words);
                     next += own.len();
@@ -392,11 +384,11 @@ impl Plan {
                 let table = tables as usize + sequence.tables.start;
                 let blocks = sequence.tables.len() / groups;
                 let seen = seen(position, rows);
-                let parts = parts(&seen, length);
-                cut.whole &= parts.len() == 1;
-                self.words.extend(parts.flat_map(|part| {
-                    let from = seen.start.max(part * length);
-                    let to = seen.end.min(part.saturating_add(1).saturating_mul(length));
+                let partials = partials(&seen, length);
+                split_plan.whole &= partials.len() == 1;
+                self.words.extend(partials.flat_map(|partial| {
+                    let from = seen.start.max(partial * length);
+                    let to = seen.end.min(partial.saturating_add(1).saturating_mul(length));
                     [first, rows, position, table, blocks, from, to - from, length].map(|x| x as u32)
                 }));
             }
@@ -407,27 +399,15 @@ impl Plan {
                     .0
                     .sort_unstable_by_key(|item| (Reverse(item[6]), Reverse(item[0]), item[5]));
             }
-            cut.items[tile as usize] = (begin as u32, ((self.words.len() - begin) / 8) as u32);
+            split_plan.items[tile as usize] = (begin as u32, ((self.words.len() - begin) / 8) as u32);
         }
     }
 
-    fn place_outputs(&mut self, step: &Step<'_>) {
-        self.output_rows.clear();
+    fn list_outputs(&mut self, step: &Step<'_>) {
+        self.outputs.plan(step);
         self.embeds = step.outputs.iter().any(|output| matches!(output.kind, OutputKind::Embedding));
-        self.place.fill(usize::MAX);
-        for needs_logits in [true, false] {
-            for output in step.outputs.iter().filter(|output| output.kind.needs_logits() == needs_logits) {
-                if self.place[output.row] == usize::MAX {
-                    self.place[output.row] = self.output_rows.len();
-                    self.output_rows.push(output.row);
-                }
-            }
-            if needs_logits {
-                self.logit_rows = self.output_rows.len();
-            }
-        }
         self.args.outputs = self.words.len() as u32;
-        self.words.extend(self.output_rows.iter().map(|&row| row as u32));
+        self.words.extend(self.outputs.rows.iter().map(|&row| row as u32));
     }
 }
 
@@ -435,11 +415,11 @@ impl Plan {
 pub fn words(kv: &KvLayout, limits: &Limits, tilings: &[Tiling]) -> usize {
     let groups = kv.groups.len();
     let tables = tables(kv, limits);
-    let cut = |tiling: &Tiling| 4 * limits.max_rows + 8 * (tiling.parts + limits.max_rows);
+    let split_plan = |tiling: &Tiling| 4 * limits.max_rows + 8 * (tiling.partials + limits.max_rows);
     let sequences = if limits.states > 0 { limits.max_rows + 5 * limits.max_sequences } else { 0 };
     limits.max_rows * (2 + groups)
         + 2 * tables
-        + tilings.iter().map(cut).sum::<usize>()
+        + tilings.iter().map(split_plan).sum::<usize>()
         + limits.max_outputs
         + sequences
 }

@@ -6,9 +6,9 @@ use bytemuck::{bytes_of, cast_slice};
 
 use crate::{
     device::ARGS_BYTES,
-    lower::{Grid, Kernel, Launch, Model, product},
+    kernel_statistics::KernelStatistics,
+    lower::{Grid, Kernel, Launch, Model, matmul},
     plan::{Args, Plan, Tile},
-    tally::Tally,
     threadgroup,
 };
 
@@ -47,8 +47,8 @@ impl<'a> Planned<'a> {
             Grid::One => (0, [1, 1]),
             &Grid::Sequences(each) => (0, [each, plan.sequences()]),
             Grid::Pages => (0, [args.rows.min(PAGES_X), args.rows.div_ceil(PAGES_X)]),
-            &Grid::Product(outputs, numbers, ref products) => {
-                let (variant, [x, y]) = product(products, all as u32, args.rows, outputs);
+            &Grid::Matmul(outputs, numbers, ref matmuls) => {
+                let (variant, [x, y]) = matmul(matmuls, all as u32, args.rows, outputs);
                 (variant, [x * numbers, y])
             }
             &Grid::Attention(tile, heads) => {
@@ -92,13 +92,13 @@ impl<'a> Planned<'a> {
 pub fn encode(
     encoder: &mut wgpu::CommandEncoder,
     launches: &[Planned<'_>],
-    tally: &mut Tally,
+    kernel_statistics: &mut KernelStatistics,
     patience: u32,
 ) {
     for pass in threadgroup::passes(launches, |planned| planned.kernel().pipeline.lengths()) {
         encode_all(&mut encoder.begin_compute_pass(&Default::default()), pass.iter(), patience);
     }
-    launches.iter().for_each(|planned| tally.launched(planned.counter));
+    launches.iter().for_each(|planned| kernel_statistics.launched(planned.counter));
 }
 
 /// Encodes all launches of a pass, which give up waiting after `patience` polls.
@@ -131,7 +131,7 @@ pub fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -
         }));
     }
     if count > 0 {
-        let (all, is_one_row) = (plan.logit_rows, plan.args(0).rows == 1);
+        let (all, is_one_row) = (plan.outputs.logit_rows, plan.args(0).rows == 1);
         let args = Args { first: first as u32, rows: count as u32, ..plan.args(0) };
         let is_normed = is_one_row && !plan.embeds && !model.one_row_head.is_empty();
         if !is_normed {

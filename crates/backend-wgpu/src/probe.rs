@@ -31,7 +31,8 @@ pub fn read_bandwidth(device: &Device, rounds: usize, piece: Option<usize>) -> R
         constants.push(("PIECE", U((piece / 16) as u32)));
         buffers.push(("order", &order));
     }
-    let kernel = device.pipeline("read", &[include_str!("shaders/read.wgsl")], &constants, &Hazards::TOLD);
+    let kernel =
+        device.pipeline("read", &[include_str!("shaders/read.wgsl")], &constants, &Hazards::DECLARED);
     device.compile_all()?;
     let group = device.bind(&kernel, &buffers);
     let mut speeds = Vec::new();

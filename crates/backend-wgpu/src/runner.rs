@@ -1,8 +1,10 @@
 //! A loaded model: the contract's [`Runner`].
 
+mod moves;
+mod repeat;
+
 use std::{
     collections::BTreeSet,
-    iter,
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
@@ -11,7 +13,7 @@ use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
     Carried, KernelCount, Limits, LoadError, Matrix, OutputKind, OutputValue, PageContent, PageFormat,
-    PageId, PageMove, Program, Runner, Sampled, StateId, Step, StepError, StepOutput, Ticket, Weights,
+    PageId, PageMove, Program, Runner, Sampled, Step, StepError, StepOutput, Ticket, Weights,
     sampling::{self, Scratch},
 };
 
@@ -19,7 +21,8 @@ use crate::{
     GpuOptions,
     canary::Canaries,
     device::Device,
-    flight::{Encoding, Flight, Slice, gave_up_at},
+    flight::{Encoding, Flight, Slice},
+    kernel_statistics::KernelStatistics,
     lower::{LOGIT_ROWS, LayerState, Lowering, Model, StateBuffer},
     ops,
     pace::{Pace, Pass},
@@ -28,8 +31,9 @@ use crate::{
     plan::Plan,
     planned::{PATIENCE, Planned, encode_all, launches},
     sampler::{self, Sampler},
-    tally::Tally,
 };
+
+use moves::Content;
 
 /// Launches of the first submission. Each further submission has twice as many, so the device is never idle if encoding
 /// a launch takes less than half of the time of running it.
@@ -44,7 +48,7 @@ pub struct GpuRunner {
     program: Program,
     limits: Limits,
     model: Model,
-    /// Readback of tokens and of the word that kernels set when they give up (`hand.wgsl`), for one step and the next.
+    /// Readback of tokens and of the word that kernels set when they give up (`handoff.wgsl`), for one step and the next.
     canaries: Canaries,
     /// Times of launches, where submissions have to be short.
     pace: Pace,
@@ -64,7 +68,7 @@ pub struct GpuRunner {
     page_format: PageFormat,
     /// Made when pages are read for the first time.
     page_reader: Option<PageReader>,
-    tally: Tally,
+    kernel_statistics: KernelStatistics,
     scratch: Scratch,
     sampler: sampler::Scratch,
     /// The step that was submitted last and the one before, by their numbers modulo 2.
@@ -138,7 +142,7 @@ impl GpuRunner {
             encoded: Vec::new(),
             page_format: page_io::format(&device, &page_layout, page_bytes),
             page_reader: None,
-            tally: Tally::new(&device, model.counters.clone())?,
+            kernel_statistics: KernelStatistics::new(&device, model.counters.clone())?,
             model,
             program: program.clone(),
             limits,
@@ -157,8 +161,8 @@ impl GpuRunner {
     }
 
     /// Index of the flight of the step that was submitted last.
-    fn turn(&self) -> usize {
-        turn(self.submitted)
+    fn flight_index(&self) -> usize {
+        flight_index(self.submitted)
     }
 
     /// Plans and runs a step, in passes of as many rows as may run at once.
@@ -176,7 +180,7 @@ impl GpuRunner {
 
     /// Runs a step or a pass of it; `place` maps its outputs to those of the whole step.
     fn plan_and_run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
-        let plan = &mut self.flights[turn(self.submitted)].plan;
+        let plan = &mut self.flights[flight_index(self.submitted)].plan;
         plan.make(step);
         for carried in step.carried {
             // `submit` has looked.
@@ -203,9 +207,9 @@ impl GpuRunner {
 
     /// Runs the planned step, in slices of its output rows.
     fn run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
-        let plan = &self.flights[self.turn()].plan;
+        let plan = &self.flights[self.flight_index()].plan;
         self.device.queue.write_buffer(&self.model.io.step, 0, cast_slice(&plan.words));
-        let (outputs, logits) = (plan.output_rows.len(), plan.logit_rows);
+        let (outputs, logits) = (plan.outputs.rows.len(), plan.outputs.logit_rows);
         let mut first = 0;
         loop {
             // Rows with and without logits do not share a slice.
@@ -227,18 +231,18 @@ impl GpuRunner {
         first: usize,
         count: usize,
     ) -> Result<(), StepError> {
-        let turn = self.turn();
-        let Self { device, model, canaries, tally, flights, sampler: edits_scratch, .. } = self;
+        let flight = self.flight_index();
+        let Self { device, model, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
         let Flight { plan, slices, answers, sampled, submission, timed, is_apart, gave_up } =
-            &mut flights[turn];
+            &mut flights[flight];
         let launches = launches(model, plan, first, count);
         if device.timed {
             let kernels: BTreeSet<usize> = launches.iter().map(Planned::timed_as).collect();
-            tally.time(device, &Vec::from_iter(kernels), |pass, kernel| {
+            kernel_statistics.time(device, &Vec::from_iter(kernels), |pass, kernel| {
                 encode_all(pass, launches.iter().filter(|planned| planned.timed_as() == kernel), PATIENCE);
             })?;
         }
-        let mut encoding = Encoding { device, model, canaries, tally, step: self.submitted };
+        let mut encoding = Encoding { device, model, canaries, kernel_statistics, step: self.submitted };
         // A step that carries tokens is encoded while the one before runs.
         let mut next = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
         let step_rows = step.tokens.len();
@@ -256,20 +260,17 @@ impl GpuRunner {
         let vocab = self.program.vocab;
         let mut sampler = Sampler::new(vocab, (model.io.edits.size() / 16) as usize);
         let mut for_host = Vec::new();
-        for (index, output) in step.outputs.iter().enumerate() {
-            let row = plan.place(output.row);
-            if !(first..first + count).contains(&row) {
-                continue;
-            }
-            let row = row - first;
-            let alone = || step.outputs.iter().filter(|other| other.row == output.row).count() == 1;
-            match &output.kind {
-                OutputKind::Sample(request)
-                    if sampler.take(row, request, sampled.len(), alone, edits_scratch) =>
-                {
-                    sampled.push(place_of(index));
+        for row in 0..count {
+            let outputs = plan.outputs.outputs_of(first + row);
+            for &index in outputs {
+                match &step.outputs[index].kind {
+                    OutputKind::Sample(request)
+                        if sampler.add(row, request, sampled.len(), outputs.len() == 1, edits_scratch) =>
+                    {
+                        sampled.push(place_of(index));
+                    }
+                    _ => for_host.push((index, row)),
                 }
-                _ => for_host.push((index, row)),
             }
         }
         let Sampler { samples, edits, masks, .. } = sampler;
@@ -289,12 +290,12 @@ impl GpuRunner {
         let bytes = count * (logits + normed);
         if !for_host.is_empty() {
             let io = &model.io;
-            if first < plan.logit_rows {
+            if first < plan.outputs.logit_rows {
                 commands.copy_buffer_to_buffer(&io.logits, 0, &self.rows, 0, (count * logits) as u64);
             }
             let (at, size) = ((count * logits) as u64, (count * normed) as u64);
             commands.copy_buffer_to_buffer(&io.normed, 0, &self.rows, at, size);
-            if device.hands_over {
+            if device.handoff {
                 encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
             }
         }
@@ -305,7 +306,7 @@ impl GpuRunner {
         }
         let Self { scratch, device, rows, .. } = self;
         device.read(rows, bytes + 4, last, |words| {
-            *gave_up |= device.hands_over && words[bytes..] != [0; 4];
+            *gave_up |= device.handoff && words[bytes..] != [0; 4];
             let row = |base: usize, width: usize, row: usize| {
                 let bytes = &words[base + row * width..][..width];
                 bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
@@ -324,7 +325,7 @@ impl GpuRunner {
     /// Reads the answers of a step, once the device has run it. Returns true if a kernel gave up waiting.
     fn read(&mut self, step: u64) -> Result<bool, StepError> {
         let Self { flights, device, canaries, tokens, pace, .. } = self;
-        let Flight { answers, sampled, submission, timed, .. } = &mut flights[turn(step)];
+        let Flight { answers, sampled, submission, timed, .. } = &mut flights[flight_index(step)];
         let submission =
             submission.take().ok_or_else(|| StepError::Invalid("nothing was submitted".into()))?;
         let mut gave_up = false;
@@ -346,143 +347,10 @@ impl GpuRunner {
         }
         read.map(|()| gave_up)
     }
-
-    /// Repeats the steps from `first` to `last`, which are on the device, without handoff, because one of their kernels
-    /// gave up waiting. All later steps on this device run without handoff.
-    fn repeat(&mut self, first: u64, last: u64) -> Result<(), StepError> {
-        let tokens = &self.model.io.tokens;
-        self.device.queue.write_buffer(tokens, gave_up_at(tokens), &[0; 4]);
-        // Later steps must not read results that were not read in time.
-        if let Some(parts) = &self.model.handed_parts {
-            parts.empty(&self.device);
-        }
-        if !self.device.in_doubt.swap(true, Ordering::Relaxed)
-            && let Some(notice) = self.device.notice
-        {
-            notice(&format!(
-                "handoff between kernels is off from now on: kernels on {} waited in vain for each other; the step is repeated without \
-                 it, and steps are slower until the model is loaded again",
-                self.device.name
-            ));
-        }
-        let is_apart = (first..=last).any(|step| self.flights[turn(step)].is_apart);
-        if is_apart || (first + 1..=self.submitted + 1).contains(&self.moved_before) {
-            return Err(self.gave_up());
-        }
-        for step in first..=last {
-            self.repeat_step(step, step == first)?;
-        }
-        Ok(())
-    }
-
-    /// Submits a step again, with one launch per submission. If it `is_first`, its carried tokens are those that were
-    /// collected.
-    fn repeat_step(&mut self, step: u64, is_first: bool) -> Result<(), StepError> {
-        self.canaries.forget(step);
-        self.repeated += 1;
-        let Self { device, model, canaries, tally, flights, .. } = self;
-        let Flight { plan, slices, sampled, submission, timed, is_apart, .. } = &mut flights[turn(step)];
-        if is_first {
-            plan.uncarry(&self.tokens);
-        }
-        (*is_apart, *timed) = (true, None);
-        device.queue.write_buffer(&model.io.step, 0, cast_slice(&plan.words));
-        let mut encoding = Encoding { device, model, canaries, tally, step };
-        for slice in slices.iter() {
-            let mut commands = encoding.launch(&launches(model, plan, slice.first, slice.count), || 1)?;
-            encoding.sample(&mut commands, plan, slice);
-            *submission = Some(encoding.finish(commands, sampled.len())?);
-        }
-        Ok(())
-    }
-
-    /// Clears pages of the step that held something else than K and V of their group until now.
-    fn clear_pages(&mut self, step: &Step<'_>) -> Result<(), StepError> {
-        if self.contents.is_empty() {
-            return Ok(());
-        }
-        let size = 4 * self.page_words as u64;
-        let (groups, mut encoder) = (self.of_groups.len(), None);
-        for (sequence, (group, &own)) in step
-            .sequences
-            .iter()
-            .flat_map(|sequence| iter::repeat(sequence).zip(self.of_groups.iter().enumerate()))
-        {
-            // Page 0 is never written.
-            for &PageId(page) in sequence.table(step.pages, group, groups).iter().filter(|page| page.0 > 0) {
-                let content = &mut self.contents[page as usize];
-                if ![Content::Nothing, own].contains(content) {
-                    let encoder = encoder.get_or_insert_with(|| self.device.encoder());
-                    for buffer in self.model.pages.iter().flatten() {
-                        encoder.clear_buffer(buffer, u64::from(page) * size, Some(size));
-                    }
-                }
-                *content = own;
-            }
-        }
-        match encoder {
-            Some(encoder) => self.canaries.submit(&self.device, self.submitted, encoder).map(|_| ()),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns the places of a part of a state: in buffers of states, and in a page. The buffers of a state, one after the other, are
-    /// cut into parts as large as a page.
-    fn pieces(&self, state: StateId, part: usize, page: PageId) -> Vec<Piece<'_>> {
-        let size = 4 * self.page_words as u64;
-        let page_bytes = size * self.model.pages.len() as u64 * 2;
-        let (begin, mut first) = (part as u64 * page_bytes, 0);
-        let mut pieces = Vec::new();
-        for StateBuffer { buffer, bytes: own } in self.model.states.iter().flat_map(LayerState::buffers) {
-            let (mut at, end) = (first.max(begin), (first + own).min(begin + page_bytes));
-            while at < end {
-                let (index, within) = ((at - begin) / size, (at - begin) % size);
-                let bytes = (end - at).min(size - within);
-                pieces.push(Piece {
-                    state: buffer,
-                    state_at: u64::from(state.0) * own + (at - first),
-                    page: &self.model.pages[index as usize / 2][index as usize % 2],
-                    page_at: u64::from(page.0) * size + within,
-                    bytes,
-                });
-                at += bytes;
-            }
-            first += own;
-        }
-        pieces
-    }
-
-    fn gave_up(&self) -> StepError {
-        StepError::Device(format!(
-            "kernels on {} waited in vain for each other, and the step cannot be repeated; later steps run without handoff, so try \
-             again",
-            self.device.name
-        ))
-    }
-}
-
-/// Content of a page. Attention reads whole pages, so bytes of another content could be NaN as K or V.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Content {
-    /// Zeros.
-    Nothing,
-    /// A part of a state.
-    State,
-    /// K and V, arranged as those of this K/V group.
-    Group(usize),
-}
-
-/// A run of bytes in a buffer of states, and its place in a buffer of pages.
-struct Piece<'a> {
-    state: &'a wgpu::Buffer,
-    state_at: u64,
-    page: &'a wgpu::Buffer,
-    page_at: u64,
-    bytes: u64,
 }
 
 /// Index of a step's flight.
-fn turn(step: u64) -> usize {
+fn flight_index(step: u64) -> usize {
     step as usize % 2
 }
 
@@ -498,23 +366,23 @@ impl Runner for GpuRunner {
             return Err(StepError::Invalid(format!("output {output} of the step before was not carried")));
         }
         self.submitted += 1;
-        let (turn, outputs) = (self.turn(), step.outputs.len());
-        self.flights[turn].begin(outputs);
+        let (flight, outputs) = (self.flight_index(), step.outputs.len());
+        self.flights[flight].begin(outputs);
         let mut submitted = self.clear_pages(step).and_then(|()| self.run_all(step));
-        if submitted.is_ok() && self.flights[turn].gave_up {
+        if submitted.is_ok() && self.flights[flight].gave_up {
             // The step before may be the one whose kernels gave up.
             submitted = self.repeat(self.collected + 1, self.submitted - 1).and_then(|()| {
                 self.canaries.forget(self.submitted);
-                self.flights[turn].begin(outputs);
+                self.flights[flight].begin(outputs);
                 self.repeated += 1;
                 self.run_all(step)
             });
-            if submitted.is_ok() && self.flights[turn].gave_up {
+            if submitted.is_ok() && self.flights[flight].gave_up {
                 submitted = Err(self.gave_up());
             }
         }
         self.carried.clear();
-        self.carried.extend(&self.flights[turn].sampled);
+        self.carried.extend(&self.flights[flight].sampled);
         if submitted.is_err() {
             self.canaries.forget(self.submitted);
             self.submitted -= 1;
@@ -543,7 +411,7 @@ impl Runner for GpuRunner {
             return Err(StepError::Device(format!("the step before failed on {}", self.device.name)));
         }
         out.outcomes.clear();
-        out.outcomes.extend(self.flights[turn(number)].answers.drain(..).flatten());
+        out.outcomes.extend(self.flights[flight_index(number)].answers.drain(..).flatten());
         Ok(())
     }
 
@@ -557,41 +425,7 @@ impl Runner for GpuRunner {
         if self.submitted > self.collected {
             self.moved_before = self.submitted + 1;
         }
-        let size = 4 * self.page_words as u64;
-        let page_bytes = size * self.model.pages.len() as u64 * 2;
-        let state_bytes = self.program.state.bytes() as u64;
-        let parts = state_bytes.div_ceil(page_bytes.max(1)) as usize;
-        let mut encoder = self.device.encoder();
-        for page_move in moves {
-            page_move.check(&self.limits, parts)?;
-            match *page_move {
-                PageMove::Copy { from, to } if from == to => {}
-                PageMove::Copy { from: PageId(from), to: PageId(to) } => {
-                    for buffer in self.model.pages.iter().flatten() {
-                        let at = |page: u32| u64::from(page) * size;
-                        encoder.copy_buffer_to_buffer(buffer, at(from), &self.copied, 0, size);
-                        encoder.copy_buffer_to_buffer(&self.copied, 0, buffer, at(to), size);
-                    }
-                    if let Some(&content) = self.contents.get(from as usize) {
-                        self.contents[to as usize] = content;
-                    }
-                }
-                PageMove::SaveState { state, part, to } => {
-                    for piece in self.pieces(state, part, to) {
-                        let Piece { state, state_at, page, page_at, bytes } = piece;
-                        encoder.copy_buffer_to_buffer(state, state_at, page, page_at, bytes);
-                    }
-                    self.contents[to.0 as usize] = Content::State;
-                }
-                PageMove::RestoreState { from, part, state } => {
-                    for piece in self.pieces(state, part, from) {
-                        let Piece { state, state_at, page, page_at, bytes } = piece;
-                        encoder.copy_buffer_to_buffer(page, page_at, state, state_at, bytes);
-                    }
-                }
-                _ => return Err(StepError::Invalid(format!("no such move here: {page_move:?}"))),
-            }
-        }
+        let encoder = self.encode_moves(moves)?;
         self.canaries.submit(&self.device, self.submitted + 1, encoder)?;
         self.device.check()
     }
@@ -638,7 +472,7 @@ impl Runner for GpuRunner {
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
-        let mut counts = self.tally.snapshot();
+        let mut counts = self.kernel_statistics.snapshot();
         if self.repeated > 0 {
             counts.push(KernelCount { name: REPEATED.to_owned(), launches: self.repeated, nanoseconds: 0 });
         }

@@ -41,7 +41,7 @@ pub struct Sampler<'a> {
     pub masks: Vec<&'a TokenMask>,
 }
 
-/// Kept from step to step, to count in.
+/// Buffers of penalties, which are reused from step to step.
 #[derive(Default)]
 pub struct Scratch {
     penalties: PenaltyScratch,
@@ -57,12 +57,12 @@ impl<'a> Sampler<'a> {
 
     /// Adds a sample of a row of logits whose token goes to `place`, if the device can sample it. `alone` is true if
     /// the row has no other output, so that its logits may be modified.
-    pub fn take(
+    pub fn add(
         &mut self,
         row: usize,
         request: &SampleRequest<'a>,
         place: usize,
-        alone: impl Fn() -> bool,
+        alone: bool,
         scratch: &mut Scratch,
     ) -> bool {
         let params = request.params;
@@ -73,7 +73,7 @@ impl<'a> Sampler<'a> {
             || params.temperature > HOTTEST
             || draws && self.vocab > MOST_TOKENS
             || request.mask.is_some() && self.masks.len() == LOGIT_ROWS
-            || adjusts && !(alone() && self.edit(row, request, scratch))
+            || adjusts && !(alone && self.edit(row, request, scratch))
         {
             return false;
         }

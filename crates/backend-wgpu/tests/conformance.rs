@@ -62,7 +62,7 @@ mod q4 {
 
     paguro_backend_conformance::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::Q4)); only
         head_dims unusual_head_dims grouped_heads large_keys attention_gates sinks windows shared_kv latent_attention everything
-        pages lengths many_rows long_context gather exact_in_company exact_in_chunks exact_latent exact_geometry
+        pages lengths many_rows long_context gather batch_invariance exact_in_chunks exact_latent exact_geometry
         exact_from_outside foreign_pages kernel_counts);
 }
 
@@ -103,7 +103,7 @@ mod hardware {
 
     paguro_backend_conformance::conformance!(maybe subject_of_hardware(); only
         format_f16 format_q2_k format_q4_k format_q5_k format_q6_k format_q8_0
-        many_rows long_context exact_in_company);
+        many_rows long_context batch_invariance);
 }
 
 /// The kernels of Apple's GPUs, in passes as Metal has them.

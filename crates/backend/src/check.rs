@@ -19,7 +19,7 @@ impl Program {
         let Self { hidden, vocab, .. } = *self;
         nonzero("a width of the program", &[hidden, vocab, self.layers.len(), self.kv.groups.len()])?;
         for group in &self.kv.groups {
-            nonzero("a dimension of K and V", &[group.slots, group.kv_heads, group.head_dim])?;
+            nonzero("a dimension of K and V", &[group.layer_slots, group.kv_heads, group.head_dim])?;
             require(group.window != Some(0), || "a sliding window of no tokens".to_owned())?;
         }
         check_sizes(weights)?;
@@ -116,8 +116,8 @@ impl Program {
     }
 
     fn check_attention(&self, attention: &Attention, weights: &Checker<'_>) -> Result<(), LoadError> {
-        let KvSlot { group, slot } = attention.kv;
-        let exists = self.kv.groups.get(group).is_some_and(|group| slot < group.slots);
+        let KvSlot { group, layer_slot } = attention.kv;
+        let exists = self.kv.groups.get(group).is_some_and(|group| layer_slot < group.layer_slots);
         require(exists, || format!("there is no place {:?} for K and V", attention.kv))?;
         let (heads, hidden) = (attention.heads, self.hidden);
         let group = self.kv_group(attention);
@@ -178,7 +178,7 @@ impl Program {
         let LatentShape { heads, plain, rotated, latent, value } = op.shape;
         let hidden = self.hidden;
         nonzero("a dimension of latent attention", &[heads, plain, rotated, latent, value])?;
-        let group = self.kv.groups.get(op.kv.group).filter(|group| op.kv.slot < group.slots);
+        let group = self.kv.groups.get(op.kv.group).filter(|group| op.kv.layer_slot < group.layer_slots);
         let fits = group.is_some_and(|group| group.kv_heads == 1 && group.head_dim == op.shape.key_dim());
         require(fits, || format!("there is no place {:?} for a latent vector", op.kv))?;
         weights.optional_norm(op.norm, hidden)?;

@@ -7,7 +7,7 @@ pub struct KernelCount {
     pub name: String,
     /// Launches since load: one for each time the program reached it, whatever the number of rows or threads.
     pub launches: u64,
-    /// Time spent in it since load, in nanoseconds, on the thread that leads the team; zero where the device does
+    /// Time spent in it since load, in nanoseconds, on the leading thread of the pool; zero where the device does
     /// not measure.
     pub nanoseconds: u64,
 }

@@ -132,8 +132,8 @@ fn kind(layer: &Layer, weights: &Weights) -> String {
     references.layer(&mut layer);
     for mixer in layer.mixer.parts_mut() {
         match mixer {
-            Mixer::Attention(attention) => attention.kv.slot = 0,
-            Mixer::Latent(latent) => latent.kv.slot = 0,
+            Mixer::Attention(attention) => attention.kv.layer_slot = 0,
+            Mixer::Latent(latent) => latent.kv.layer_slot = 0,
             other => state_of(other).into_iter().for_each(|state| *state = 0),
         }
     }

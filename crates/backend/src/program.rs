@@ -69,7 +69,7 @@ pub struct Embed {
     pub layers: Option<LayerEmbeds>,
 }
 
-/// Embeddings of token types, which tell the texts of a pair apart. A row's id in [`Step::tokens`](crate::Step::tokens) is
+/// Embeddings of token types, which distinguish the texts of a pair. A row's id in [`Step::tokens`](crate::Step::tokens) is
 /// `type * vocab + token`.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenTypes {

@@ -299,16 +299,14 @@ pub enum LoadError {
     },
     /// Weights with which the model computes infinite numbers or NaN on every device.
     #[error(
-        "the model computes {0}: its weights are damaged; get the file again (`paguro verify` checks what is in the library)"
+        "the model computes {0}: its weights are damaged; download the file again (`paguro verify` checks what is in the library)"
     )]
     Damaged(f32),
     /// A program that makes no sense by itself: a defect of the lowering, named.
     #[error("invalid program: {0}")]
     BadProgram(String),
     /// Not enough memory for weights or pages.
-    #[error(
-        "{device} needs {needed} bytes for {what}, which it cannot get; use a smaller context or fewer pages"
-    )]
+    #[error("{device} cannot allocate {needed} bytes for {what}; use a smaller context or fewer pages")]
     OutOfMemory {
         /// The device.
         device: String,

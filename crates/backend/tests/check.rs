@@ -78,8 +78,8 @@ fn programs() {
     check(|model| model.program.ropes[1].frequencies.push(0.0), expect!["rope 1 rotates 66 of 64 elements"]);
     check(|model| model.program.ropes.truncate(1), expect!["there is no rope 1"]);
     check(
-        |model| attention(model).kv = KvSlot { group: 2, slot: 0 },
-        expect!["there is no place KvSlot { group: 2, slot: 0 } for K and V"],
+        |model| attention(model).kv = KvSlot { group: 2, layer_slot: 0 },
+        expect!["there is no place KvSlot { group: 2, layer_slot: 0 } for K and V"],
     );
     check(
         |model| model.program.head.linear = Linear { matrix: MatrixId(0), bias: Some(VectorId(0)) },

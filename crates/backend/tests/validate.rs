@@ -65,7 +65,7 @@ fn validate_for(step: &Owned, states: usize, change: impl FnOnce(&mut Program)) 
         bidirectional: false,
         kv: KvLayout {
             groups: [None, Some(5)]
-                .map(|window| KvGroup { window, slots: 1, kv_heads: 1, head_dim: 8 })
+                .map(|window| KvGroup { window, layer_slots: 1, kv_heads: 1, head_dim: 8 })
                 .to_vec(),
         },
         state: StateLayout {

@@ -30,9 +30,9 @@ pub(crate) struct CheckedRequest {
     pub max_tokens: usize,
     pub at_max_tokens: FinishReason,
     pub logprobs: Option<usize>,
-    /// Grammar, until its first sequence takes it.
+    /// Grammar, until it moves to the first sequence.
     pub constraint: Option<Constraint>,
-    /// Limit of reasoning, until its first sequence takes it.
+    /// Limit of reasoning, until it moves to the first sequence.
     pub thought: Option<Thought>,
     /// First prompt position to score, if any.
     pub score_from: Option<usize>,

@@ -39,7 +39,7 @@ fn message(error: &impl fmt::Display) -> String {
     let line = text.lines().find_map(|line| line.strip_prefix("error: ")).or(text.lines().next());
     match line.unwrap_or_default() {
         line if line.starts_with("oneOf constraints") => {
-            "`oneOf` is not supported where its alternatives may overlap; `anyOf` is".to_owned()
+            "`oneOf` is not supported where its alternatives may overlap; use `anyOf`".to_owned()
         }
         line => line.to_owned(),
     }

@@ -43,7 +43,7 @@ impl DiskCache {
 /// Default of [`DiskCache::least_tokens`].
 pub const LEAST_TOKENS: usize = 256;
 
-/// Numbers of the disk tier. Gauges say how it is now; counters count since the start.
+/// Statistics of the disk tier. Gauges are current values; counters begin at the start of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
     /// True if there is a disk tier.
@@ -56,11 +56,11 @@ pub struct DiskStats {
     pub loads: u64,
     /// Loads that were not begun because computing was faster.
     pub declined: u64,
-    /// Blocks and checkpoints that were handed to the writer.
+    /// Blocks and checkpoints that were queued for the writer.
     pub saved: u64,
     /// Blocks and checkpoints that were evicted before they were saved, because the disk was too slow.
     pub dropped: u64,
-    /// Blocks and checkpoints that wait to be handed to the writer.
+    /// Blocks and checkpoints that wait for space in the writer's queue.
     pub waiting: usize,
     /// Bytes that the writer has not written yet.
     pub pending_bytes: u64,
@@ -75,7 +75,7 @@ pub struct DiskStats {
 }
 
 impl DiskStats {
-    /// Returns true if everything that is to be kept has been written.
+    /// Returns true if all saved units have been written.
     pub fn has_caught_up(&self) -> bool {
         !self.is_opening && self.waiting == 0 && self.pending_bytes == 0
     }
@@ -103,7 +103,7 @@ pub(crate) struct Disk {
     pub least_tokens: usize,
     queue: VecDeque<Unit>,
     queued: HashSet<Unit>,
-    /// Hashes of blocks that events have told of, by the names of their items.
+    /// Hashes of blocks that were published in events, by the names of their items.
     told: HashMap<Id, u64>,
     pub stats: DiskStats,
 }
@@ -185,7 +185,7 @@ impl Disk {
         !self.queued.is_empty() && self.space.is_some() && !self.is_off()
     }
 
-    /// Returns the number of bytes that the writer takes now.
+    /// Returns the number of bytes that the writer's queue accepts now.
     pub fn room(&self) -> usize {
         self.space.as_ref().map_or(0, Space::room)
     }
@@ -195,7 +195,7 @@ impl Disk {
         self.space.as_ref().map_or(0, Space::pending_bytes)
     }
 
-    /// Hands the bytes of a unit to the writer.
+    /// Queues the bytes of a unit for the writer.
     pub fn save(&mut self, unit: Unit, bytes: Arc<Vec<u8>>, events: Option<&mut Events>) {
         let Some(space) = &self.space else { return };
         self.stats.saved += 1;

@@ -31,7 +31,7 @@ pub enum EngineError {
     Load(#[from] LoadError),
     /// The model computes NaN for its first tokens.
     #[error(
-        "the model computes NaN: its weights are damaged; get the file again (`paguro verify` checks what is in the library)"
+        "the model computes NaN: its weights are damaged; download the file again (`paguro verify` checks what is in the library)"
     )]
     NotANumber,
     /// The device failed in the first step, before there were requests.
@@ -97,7 +97,7 @@ pub enum SubmitError {
     #[error(transparent)]
     Sampling(#[from] InvalidParam),
     /// The engine is gone or going.
-    #[error("the engine takes no more requests: {reason}")]
+    #[error("the engine accepts no more requests: {reason}")]
     Stopped {
         /// The reason.
         reason: String,
@@ -113,7 +113,7 @@ pub enum RequestError {
     Step(String),
     /// The grammar of [`Request::constraint`](crate::Request::constraint) allows no further token, or has become too
     /// large.
-    #[error("the answer cannot go on as its grammar wants: {0}")]
+    #[error("the grammar allows no continuation of the answer: {0}")]
     Constraint(String),
     /// No token can be sampled: all logits are NaN or `-inf`.
     #[error(

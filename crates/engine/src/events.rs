@@ -1,4 +1,4 @@
-//! Events for routers that want to know which blocks are where: blocks are stored in a tier, or removed from it.
+//! Events for routers that track the location of blocks: a block is stored in a tier, or removed from it.
 //!
 //! A block is one entry, although each K/V group has a page of its own: the pages of one group stand for all.
 
@@ -22,11 +22,11 @@ pub enum Medium {
 pub enum KvEvent {
     /// Blocks of one text, in order, are there.
     Stored {
-        /// Hashes of the blocks. Each names everything up to its end, and the salt of the request.
+        /// Hashes of the blocks. Each identifies all tokens up to the end of the block, and the salt of the request.
         hashes: Vec<u64>,
         /// Hash of the block before the first one. `None` for the beginning of a text, and on the host and the disk.
         parent: Option<u64>,
-        /// Tokens of the blocks. None on the host and the disk, where hashes say enough.
+        /// Tokens of the blocks. Empty for the host and the disk, where hashes suffice.
         tokens: Vec<u32>,
         /// Tokens in a block.
         block_size: usize,

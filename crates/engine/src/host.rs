@@ -14,7 +14,7 @@ use std::{
 
 use crate::tiers::Unit;
 
-/// Bytes per second that a device is taken to read before any were read.
+/// Assumed read speed of a device in bytes per second, before the first measurement.
 const FIRST_SPEED: f64 = 2e9;
 /// Weight of the newest measurement of a speed.
 const RATE: f64 = 0.3;
@@ -42,7 +42,7 @@ impl HostMemory {
     }
 }
 
-/// Numbers of the host tier. Gauges say how it is now; counters count since the start.
+/// Statistics of the host tier. Gauges are current values; counters begin at the start of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostStats {
     /// True if there is a host tier.
@@ -162,7 +162,7 @@ impl Host {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all units.
     pub fn clear(&mut self) {
         self.uses.clear();
         self.units.clear();

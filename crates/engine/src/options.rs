@@ -121,7 +121,7 @@ const AUTO_TOKENS: usize = 32_768;
 const SHORT_CHECKPOINTS: usize = 4;
 
 impl EngineOptions {
-    /// Checks everything and settles the numbers.
+    /// Checks all options and computes the derived numbers.
     pub(crate) fn resolve(
         &self,
         backend: &dyn Backend,

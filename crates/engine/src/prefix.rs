@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::tiers::{Part, Unit};
 
-/// The content of a block and of everything before it.
+/// The content of a block and of all blocks before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockKey([u8; 32]);
 

@@ -22,7 +22,7 @@ const MOST_BYTES: u64 = 4 << 20;
 #[cfg(unix)]
 const SETTLED: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Files of a model, and what the system says about them.
+/// Files of a model and their metadata in the file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelFiles {
     files: Vec<(PathBuf, Stat)>,
@@ -32,7 +32,7 @@ pub struct ModelFiles {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Stat {
     bytes: u64,
-    /// Times of the last change of the content and of the file, and the file's number, where the system tells.
+    /// Times of the last change of the content and of the file, and the file's number, where the system reports them.
     times: [i128; 2],
     number: [u64; 2],
 }
@@ -70,7 +70,7 @@ impl Stat {
             let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             now.as_nanos() as i128 - self.times[1] > SETTLED.as_nanos() as i128
         }
-        // Without a time that nobody can set, the content is read each time.
+        // Without a time that programs cannot set, the content is read each time.
         #[cfg(not(unix))]
         {
             let _ = now;

@@ -34,7 +34,7 @@ pub enum Access {
 /// which it allows fewer bytes is torn there, and fails.
 pub type FaultyDisk = Arc<dyn Fn(Access, usize) -> io::Result<usize> + Send + Sync>;
 
-/// Creates the folder for the user alone, or takes the permissions of others away.
+/// Creates the folder with permissions for the user only, or removes the permissions of others.
 pub(crate) fn folder(dir: &Path) -> Result<(), StoreError> {
     let failed = |source| StoreError::Io { action: "create", path: dir.to_owned(), source };
     let mut builder = fs::DirBuilder::new();
@@ -149,7 +149,7 @@ pub(crate) fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()
 }
 
 /// Returns the bytes that are free for the user on the disk of a folder, or of the first folder above it that exists.
-/// `None` where the system does not tell.
+/// `None` where the system does not report it.
 pub fn free_bytes(dir: &Path) -> Option<u64> {
     #[cfg(unix)]
     {

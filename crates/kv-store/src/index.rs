@@ -20,7 +20,7 @@ pub(crate) struct Index {
     spaces: HashMap<Id, (u64, u64)>,
     /// Ids of items that were read since the last record of uses.
     pub read: Vec<Id>,
-    /// Items that were removed, of spaces that want to know.
+    /// Removed items of spaces that subscribe to removals.
     removed: HashMap<Id, Vec<Id>>,
 }
 

@@ -228,7 +228,7 @@ impl Log {
         self.remove(number)
     }
 
-    /// Removes everything.
+    /// Removes all segments.
     pub fn clear(&self, to: &mut Appender) -> io::Result<()> {
         to.active = None;
         let numbers: Vec<u64> = self.index().segments.keys().copied().collect();

@@ -28,7 +28,7 @@ pub struct Space {
 /// Items that were loaded.
 #[derive(Debug)]
 pub struct Chunk {
-    /// Index of the first one among those that were asked for.
+    /// Index of the first one in the request.
     pub first: usize,
     /// Their contents, in order.
     pub payloads: Vec<Vec<u8>>,
@@ -59,7 +59,7 @@ impl Load {
     }
 }
 
-/// Names a space by everything that its contents depend on besides tokens.
+/// Identifies a space by all inputs of its contents besides tokens.
 pub(crate) fn space_id(identity: &[&[u8]]) -> Id {
     let mut hasher = blake3::Hasher::new_derive_key("paguro kv-store space v1");
     for part in identity {
@@ -87,7 +87,7 @@ impl Space {
         !self.shared.is_off() && self.shared.log.index().get(&self.id(item)).is_some()
     }
 
-    /// Returns the number of bytes that the writer takes now without more of them waiting than should.
+    /// Returns the number of bytes that the writer's queue accepts now.
     pub fn room(&self) -> usize {
         self.shared.room()
     }
@@ -112,7 +112,7 @@ impl Space {
         self.shared.pending_bytes()
     }
 
-    /// Hands an item to the writer. One that is there already counts as used.
+    /// Queues an item for the writer. An item that exists already counts as used.
     pub fn save(&self, item: &Item, payload: impl Into<Arc<Vec<u8>>>) {
         self.shared.save(self.id, self.id(item), payload.into());
     }

@@ -195,8 +195,8 @@ impl Store {
         Ok(Self { shared, reader: Some(reader), threads })
     }
 
-    /// Reads what is in a store, whoever has it open, and checks every byte of its items if `verify` is true. Nothing is
-    /// changed. The second number is that of damaged items.
+    /// Reads the contents of a store, which other processes may have open, and checks every byte of its items if `verify` is
+    /// true. Nothing is changed. The second number is that of damaged items.
     ///
     /// # Errors
     /// [`StoreError::Io`]; a folder without a store is an empty one.
@@ -218,13 +218,13 @@ impl Store {
         Ok((info, damaged))
     }
 
-    /// Returns the number of bytes of all segments in a folder, whoever has it open.
+    /// Returns the number of bytes of all segments in a folder, which other processes may have open.
     pub fn size(dir: &Path) -> u64 {
         let bytes = |number| std::fs::metadata(files::segment(dir, number)).map_or(0, |file| file.len());
         files::segments(dir).unwrap_or_default().into_iter().map(bytes).sum()
     }
 
-    /// Items of one model: everything that the contents depend on besides the tokens is in `identity`.
+    /// Items of one model. `identity` has all inputs of the contents besides the tokens.
     pub fn space(&self, identity: &[&[u8]], info: &ModelInfo) -> Space {
         let id = space_id(identity);
         self.shared.removed().remove(&id);
@@ -294,7 +294,7 @@ impl Drop for Store {
         self.shared.flush(Duration::from_secs(10));
         self.shared.queue().closing = true;
         self.shared.changed.notify_all();
-        // The reader ends when the last space is gone; nobody waits for it.
+        // The reader ends when the last space is dropped. It is not joined.
         if let Some(writer) = self.threads.drain(..).next() {
             let _ = writer.join();
         }

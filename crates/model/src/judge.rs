@@ -18,7 +18,7 @@ const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages 
 /// Part of the names of these models, in the spelling of [`folded`].
 const NAME: &str = "qwen3reranker";
 
-/// Part of a template that asks for one of the two words.
+/// Part of a template that requests one of the two words.
 const QUESTION: &str = "the answer can only be \"yes\" or \"no\"";
 
 /// Most bytes of a file's template.

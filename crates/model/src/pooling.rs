@@ -57,7 +57,7 @@ pub(crate) fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Pooli
 /// Reads the files of sentence-transformers: `modules.json` lists the modules after the model, and
 /// `1_Pooling/config.json` has a flag for each kind of pooling. A final normalization is the caller's choice.
 ///
-/// A classifier reads the first token, unless `config` says otherwise. Encoders without any of this have the mean.
+/// A classifier reads the first token, unless `config` specifies otherwise. Encoders without any of these settings use the mean.
 pub(crate) fn from_hf(
     modules: &Value,
     pooling: &Map<String, Value>,

@@ -1,4 +1,4 @@
-//! Texts that embedding models want before a text, by name: `query: `, `search_document: `.
+//! Prompts that embedding models expect before a text, by name: `query: `, `search_document: `.
 
 use serde_json::{Map, Value};
 

@@ -16,7 +16,8 @@ pub enum Ranker<'m> {
 }
 
 impl<'m> Ranker<'m> {
-    /// The way of a model; `None` if it is no reranker. A classifier with several labels does not say which of them is the score.
+    /// Returns the ranker of a model; `None` if the model is not a reranker. A classifier with several labels does not define
+    /// which of them is the score.
     /// [`Model::find_judge`] comes first.
     ///
     /// # Errors

@@ -249,7 +249,7 @@ impl ByteSource for SplitMxfp4 {
 pub(crate) mod tests {
     use super::*;
 
-    /// Reads everything, in pieces of some bytes.
+    /// Reads the whole input in small pieces.
     pub(crate) fn read(bytes: &Bytes, piece: usize) -> Vec<u8> {
         let mut all = vec![0; bytes.len()];
         for (index, out) in all.chunks_mut(piece).enumerate() {

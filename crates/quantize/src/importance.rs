@@ -62,7 +62,7 @@ pub enum ImportanceError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// Content that is no importance matrix.
-    #[error("`{}` is no importance matrix: {problem}", path.display())]
+    #[error("`{}` is not an importance matrix: {problem}", path.display())]
     Content {
         /// The file.
         path: PathBuf,

@@ -55,7 +55,7 @@ pub enum RegistryError {
         text: String,
     },
     /// Content that does not match its digest.
-    #[error("{what} is not what it should be: its SHA-256 is {found}, expected {expected}")]
+    #[error("the SHA-256 of {what} is {found}, expected {expected}")]
     DigestMismatch {
         /// The file or upload.
         what: String,
@@ -81,7 +81,7 @@ pub enum RegistryError {
     NoBlob(Digest),
     /// A file of the library is lost or damaged.
     #[error(
-        "`{file}` of the model `{name}` is damaged: {problem}; `paguro verify {name} --repair` gets it again"
+        "`{file}` of the model `{name}` is damaged: {problem}; `paguro verify {name} --repair` downloads it again"
     )]
     Damaged {
         /// The model.
@@ -190,7 +190,7 @@ pub enum RegistryError {
         problem: String,
     },
     /// The hub's answer is not one.
-    #[error("{url} gives an answer that makes no sense: {problem}")]
+    #[error("{url} returns an invalid answer: {problem}")]
     BadAnswer {
         /// The address of the request.
         url: String,
@@ -288,7 +288,7 @@ pub enum RegistryError {
         source: io::Error,
     },
     /// The catalogue cannot be read or written.
-    #[error("the library's catalogue: {0}")]
+    #[error("the library's catalogue cannot be read or written: {0}")]
     Catalogue(rusqlite::Error),
 }
 

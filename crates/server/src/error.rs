@@ -35,7 +35,7 @@ pub enum ApiError {
     /// Prompt and answer exceed the context. Clients of OpenAI's API search for this wording.
     #[error(
         "This model's maximum context length is {limit} tokens. However, your prompt has {tokens} tokens, \
-         and an answer needs room, too. Shorten the prompt, or start the server with a larger --ctx."
+         which leaves no room for an answer. Shorten the prompt, or start the server with a larger --ctx."
     )]
     ContextTooLong {
         /// Tokens of the prompt.
@@ -65,7 +65,7 @@ pub enum ApiError {
     #[error("{0}")]
     Forbidden(String),
     /// No model has this name.
-    #[error("there is no model `{0}`; /v1/models lists those there are")]
+    #[error("there is no model `{0}`; /v1/models lists the models")]
     ModelNotFound(String),
     /// The requested object does not exist.
     #[error("{0}")]

@@ -83,7 +83,7 @@ impl KvEvents {
     /// Returns the sink for the engine of a model.
     pub fn of(&self, model: &str) -> EventSink {
         let (sender, model): (_, Arc<str>) = (self.0.clone(), model.into());
-        // Without a publisher, nobody wants them.
+        // Without a publisher, there are no subscribers.
         EventSink(Arc::new(move |events| drop(sender.send((model.clone(), events)))))
     }
 }

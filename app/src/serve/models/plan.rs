@@ -17,7 +17,7 @@ const MOST_TOKENS: usize = 65_536;
 const LEAST_TOKENS: usize = 1024;
 
 impl ServedModels {
-    /// Returns the maximum tokens of a sequence for a model trained for `trained` tokens; `asked` is a request's.
+    /// Returns the maximum tokens of a sequence for a model trained for `trained` tokens; `asked` is the value of a request.
     fn wanted(&self, preset: &Preset, trained: usize, asked: Option<usize>) -> usize {
         let own = match preset.ctx.or(self.context) {
             Some(0) => trained,

@@ -35,7 +35,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
         (
             "reads one token too far",
             Defect { attention: too_far, ..NONE },
-            &["pages", "lengths", "exact_in_company"],
+            &["pages", "lengths", "batch_invariance"],
         ),
         (
             "sees its whole chunk",
@@ -63,7 +63,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
         (
             "scales by what it stored before",
             Defect { round: remembers, ..Q8 },
-            &["exact_in_company", "exact_in_chunks", "exact_with_shared_prefix", "exact_after_preemption"],
+            &["batch_invariance", "exact_in_chunks", "exact_with_shared_prefix", "exact_after_preemption"],
         ),
         // The program
         ("pairs RoPE the other way", Defect { program: other_pairs, ..NONE }, &["ropes", "format_f16"]),
@@ -171,7 +171,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
         (
             "uses the first sequence's table",
             Defect { block_tables: first_table, ..NONE },
-            &["format_f32", "exact_in_company"],
+            &["format_f32", "batch_invariance"],
         ),
         ("carries another sequence's token", Defect { carried: neighbours, ..NONE }, &["carried_tokens"]),
         // Mixers with a state
@@ -211,7 +211,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
             "depends on the number of rows",
             Defect { logits: |x, now| nudge(x, now.rows), ..NONE },
             &[
-                "exact_in_company",
+                "batch_invariance",
                 "exact_in_chunks",
                 "exact_in_long_chunks",
                 "exact_with_shared_prefix",

@@ -134,7 +134,7 @@ pub(super) fn only_silu(program: &mut Program) {
 
 /// K and V of all layers of a group land on each other once a later step reads them.
 pub(super) fn one_slot(program: &mut Program) {
-    each_attention(program, |op| op.kv.slot = 0);
+    each_attention(program, |op| op.kv.layer_slot = 0);
 }
 
 pub(super) fn one_group(program: &mut Program) {
@@ -178,7 +178,7 @@ pub(super) fn no_convolution_bias(program: &mut Program) {
 pub(super) fn other_source(program: &mut Program) {
     each_attention(program, |op| {
         if op.k.is_none() {
-            op.kv.slot = 0;
+            op.kv.layer_slot = 0;
         }
     });
 }

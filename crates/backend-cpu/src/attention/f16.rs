@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::{LANES, PartWalk, Row, SplitJob, Stored, TURN, partial_len};
+use super::{CHUNK, GroupOrder, LANES, Row, SplitJob, Stored, partial_len};
 use crate::{pages::PageShape, quantize::QuantBlock, simd::Simd};
 
 /// See the [module](self).
@@ -25,22 +25,22 @@ impl Stored for F16 {
     fn score<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: PartWalk<'_>,
+        order: GroupOrder<'_>,
         queries: &[*const f32; Q],
         tile: usize,
         scores: &mut [Row],
     ) {
         let head_dim = shape.head_dim;
-        let (mut keys, mut ahead) = ([std::ptr::null::<f16>(); N], [std::ptr::null(); N]);
+        let (mut keys, mut prefetch) = ([std::ptr::null::<f16>(); N], [std::ptr::null(); N]);
         for n in 0..N {
-            let (key, next) = walk.keys(tile + n);
-            (keys[n], ahead[n]) = (key.cast(), next);
+            let (key, next) = order.keys(tile + n);
+            (keys[n], prefetch[n]) = (key.cast(), next);
         }
         let mut sums = [[s.zero(); N]; Q];
         for pair in 0..head_dim / 2 {
             for n in 0..N {
                 // Two dimensions of 16 tokens are a cache line.
-                s.prefetch(ahead[n].wrapping_add(64 * pair));
+                s.prefetch(prefetch[n].wrapping_add(64 * pair));
             }
             for dim in [2 * pair, 2 * pair + 1] {
                 // SAFETY: queries have `head_dim` elements, keys 16 for each of them; `head_dim` is even.
@@ -70,27 +70,27 @@ impl Stored for F16 {
     fn weigh<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: PartWalk<'_>,
+        order: GroupOrder<'_>,
         tiles: Range<usize>,
         seen: &Range<usize>,
         weights: &[Row],
         partial: &mut [f32],
     ) {
         let width = shape.padded_dim();
-        let mut parts = [Part::NONE; TURN];
-        for (tile, part) in tiles.zip(&mut parts) {
-            let (values, ahead) = walk.values(tile);
+        let mut token_tiles = [TokenTile::NONE; CHUNK];
+        for (tile, token_tile) in tiles.zip(&mut token_tiles) {
+            let (values, prefetch) = order.values(tile);
             let start = tile * LANES;
             let (first, end) = (start.max(seen.start), (start + LANES).min(seen.end));
-            *part = Part { values: values.cast(), ahead, start, first, end };
+            *token_tile = TokenTile { values: values.cast(), prefetch, start, first, end };
         }
         let mut dim = 0;
         while dim + N * LANES <= width {
-            weigh_dims::<S, Q, N>(s, width, dim, &parts, weights, partial);
+            weigh_dims::<S, Q, N>(s, width, dim, &token_tiles, weights, partial);
             dim += N * LANES;
         }
         while dim < width {
-            weigh_dims::<S, Q, 1>(s, width, dim, &parts, weights, partial);
+            weigh_dims::<S, Q, 1>(s, width, dim, &token_tiles, weights, partial);
             dim += LANES;
         }
     }
@@ -98,18 +98,19 @@ impl Stored for F16 {
 
 /// 16 tokens, or those of them that are seen.
 #[derive(Clone, Copy)]
-struct Part {
+struct TokenTile {
     /// `[16][width]`
     values: *const f16,
-    ahead: *const u8,
+    prefetch: *const u8,
     first: usize,
     end: usize,
     /// First of the 16.
     start: usize,
 }
 
-impl Part {
-    const NONE: Self = Self { values: std::ptr::null(), ahead: std::ptr::null(), first: 0, end: 0, start: 0 };
+impl TokenTile {
+    const NONE: Self =
+        Self { values: std::ptr::null(), prefetch: std::ptr::null(), first: 0, end: 0, start: 0 };
 }
 
 /// [`F16::weigh`] for `16 * N` dimensions from `dim` on.
@@ -118,7 +119,7 @@ fn weigh_dims<S: Simd, const Q: usize, const N: usize>(
     s: S,
     width: usize, // of a head, in whole vectors
     dim: usize,
-    parts: &[Part; TURN],
+    tiles: &[TokenTile; CHUNK],
     weights: &[Row],
     partial: &mut [f32],
 ) {
@@ -132,15 +133,15 @@ fn weigh_dims<S: Simd, const Q: usize, const N: usize>(
             sums[q][n] = s.load(unsafe { &*sums_at.add(q * stride + n * LANES).cast() });
         }
     }
-    for part in parts {
-        for token in part.first..part.end {
-            let offset = (token - part.start) * width + dim;
+    for tile in tiles {
+        for token in tile.first..tile.end {
+            let offset = (token - tile.start) * width + dim;
             for line in 0..N.div_ceil(2) {
-                s.prefetch(part.ahead.wrapping_add(2 * offset + 64 * line));
+                s.prefetch(tile.prefetch.wrapping_add(2 * offset + 64 * line));
             }
             // SAFETY: these 16 tokens have `width` values each; a row of weights has all tokens of a split.
             unsafe {
-                let values = part.values.add(offset);
+                let values = tile.values.add(offset);
                 let mut v = [s.zero(); N];
                 for n in 0..N {
                     v[n] = s.from_f16(&*values.add(n * LANES).cast());

@@ -4,7 +4,7 @@
 //! dot(q, k) * (k scale * q scale)`, blocks in order.
 //!
 //! Weighted sums: a scale of V belongs to a token, and the sum is over tokens. So weights are first multiplied by the scales,
-//! then quantized to `-127..=127`, with one step for the 64 tokens of [`TURN`] and 32 dimensions:
+//! then quantized to `-127..=127`, with one step for the 64 tokens of [`CHUNK`] and 32 dimensions:
 //! `sum += dot(weights, v) * step`. The step follows the largest product of weight and scale, so it is as fine as the
 //! important tokens among the 64 allow, and the error of a token is at most half a step times its quants.
 //!
@@ -20,7 +20,7 @@ use std::ops::Range;
 use half::f16;
 use paguro_backend::KV_BLOCK;
 
-use super::{LANES, PartWalk, Row, SplitJob, Stored, TURN, partial_len};
+use super::{CHUNK, GroupOrder, LANES, Row, SplitJob, Stored, partial_len};
 use crate::{
     pages::{PageShape, Q4_OFFSET},
     quantize::{QuantBlock, quantize_row},
@@ -51,7 +51,7 @@ impl<const BITS: usize> Stored for Quants<BITS> {
     fn score<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: PartWalk<'_>,
+        order: GroupOrder<'_>,
         queries: &[*const QuantBlock; Q],
         tile: usize,
         scores: &mut [Row],
@@ -60,12 +60,12 @@ impl<const BITS: usize> Stored for Quants<BITS> {
         let mut at = tile;
         if N == 4 || (N == 2 && Q <= 4) {
             while at + 2 <= tile + N {
-                score_tiles::<S, BITS, Q, 2>(s, shape, walk, queries, at, scores);
+                score_tiles::<S, BITS, Q, 2>(s, shape, order, queries, at, scores);
                 at += 2;
             }
         }
         while at < tile + N {
-            score_tiles::<S, BITS, Q, 1>(s, shape, walk, queries, at, scores);
+            score_tiles::<S, BITS, Q, 1>(s, shape, order, queries, at, scores);
             at += 1;
         }
     }
@@ -74,22 +74,22 @@ impl<const BITS: usize> Stored for Quants<BITS> {
     fn weigh<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: PartWalk<'_>,
+        order: GroupOrder<'_>,
         tiles: Range<usize>,
         _: &Range<usize>,
         weights: &[Row],
         partial: &mut [f32],
     ) {
         for block in 0..shape.blocks() {
-            let quantized = &quantize_weights::<S, BITS, Q>(s, block, walk, tiles.clone(), weights);
+            let quantized = &quantize_weights::<S, BITS, Q>(s, block, order, tiles.clone(), weights);
             let mut dim = block * KV_BLOCK;
             let end = shape.head_dim.next_multiple_of(LANES).min(dim + KV_BLOCK);
             if N >= 2 && dim + 2 * LANES == end {
-                weigh_dims::<S, BITS, Q, 2>(s, shape, walk, tiles.clone(), dim, quantized, partial);
+                weigh_dims::<S, BITS, Q, 2>(s, shape, order, tiles.clone(), dim, quantized, partial);
                 continue;
             }
             while dim < end {
-                weigh_dims::<S, BITS, Q, 1>(s, shape, walk, tiles.clone(), dim, quantized, partial);
+                weigh_dims::<S, BITS, Q, 1>(s, shape, order, tiles.clone(), dim, quantized, partial);
                 dim += LANES;
             }
         }
@@ -101,15 +101,15 @@ impl<const BITS: usize> Stored for Quants<BITS> {
 fn score_tiles<S: Simd, const BITS: usize, const Q: usize, const M: usize>(
     s: S,
     shape: &PageShape,
-    walk: PartWalk<'_>,
+    order: GroupOrder<'_>,
     queries: &[*const QuantBlock; Q],
     tile: usize,
     scores: &mut [Row],
 ) {
-    let (mut keys, mut ahead) = ([std::ptr::null::<u8>(); M], [std::ptr::null(); M]);
+    let (mut keys, mut prefetch) = ([std::ptr::null::<u8>(); M], [std::ptr::null(); M]);
     for m in 0..M {
-        (keys[m], ahead[m]) = walk.keys(tile + m);
-        prefetch_scales(s, shape, ahead[m]);
+        (keys[m], prefetch[m]) = order.keys(tile + m);
+        prefetch_scales(s, shape, prefetch[m]);
     }
     let first = shape.scale_bytes();
     let mut sums = [[s.zero(); M]; Q];
@@ -134,7 +134,7 @@ fn score_tiles<S: Simd, const BITS: usize, const Q: usize, const M: usize>(
             unsafe {
                 for m in 0..M {
                     let at = first + 64 * line;
-                    s.prefetch(ahead[m].wrapping_add(at));
+                    s.prefetch(prefetch[m].wrapping_add(at));
                     let k = s.load_u8(&*keys[m].add(at).cast());
                     if BITS == 8 {
                         for q in 0..Q {
@@ -176,7 +176,7 @@ fn scales<S: Simd>(s: S, tile: *const u8, block: usize) -> S::F32 {
     s.from_f16(unsafe { &*tile.cast::<[f16; LANES]>().add(block) })
 }
 
-/// Asks for the scales of a tile.
+/// Prefetches the scales of a tile.
 #[inline(always)]
 fn prefetch_scales<S: Simd>(s: S, shape: &PageShape, tile: *const u8) {
     for line in 0..shape.scale_bytes() / 64 {
@@ -187,7 +187,7 @@ fn prefetch_scales<S: Simd>(s: S, shape: &PageShape, tile: *const u8) {
 /// Weights times the scales of V in one block of dimensions.
 #[repr(align(64))]
 struct QuantizedWeights<const Q: usize> {
-    quants: [[i8; TURN * LANES]; Q],
+    quants: [[i8; CHUNK * LANES]; Q],
     /// The value of a quant of one.
     steps: [f32; Q],
     /// The first summand of dot products with V's quants.
@@ -198,18 +198,18 @@ struct QuantizedWeights<const Q: usize> {
 fn quantize_weights<S: Simd, const BITS: usize, const Q: usize>(
     s: S,
     block: usize,
-    walk: PartWalk<'_>,
+    order: GroupOrder<'_>,
     tiles: Range<usize>,
     weights: &[Row],
 ) -> QuantizedWeights<Q> {
-    let mut out = QuantizedWeights { quants: [[0; TURN * LANES]; Q], steps: [0.0; Q], starts: [0; Q] };
-    let mut v_scales = [s.zero(); TURN];
+    let mut out = QuantizedWeights { quants: [[0; CHUNK * LANES]; Q], steps: [0.0; Q], starts: [0; Q] };
+    let mut v_scales = [s.zero(); CHUNK];
     for (tile, v_scales) in tiles.clone().zip(&mut v_scales) {
-        *v_scales = scales(s, walk.values(tile).0, block);
+        *v_scales = scales(s, order.values(tile).0, block);
     }
     for q in 0..Q {
         let rows = weights[q].as_chunks::<LANES>().0;
-        let mut products = [s.zero(); TURN];
+        let mut products = [s.zero(); CHUNK];
         let mut largest = s.zero();
         for (i, tile) in tiles.clone().enumerate() {
             products[i] = s.mul(s.load(&rows[tile]), v_scales[i]);
@@ -220,7 +220,7 @@ fn quantize_weights<S: Simd, const BITS: usize, const Q: usize>(
         let inverse = s.splat(if largest > 1e-35 { MOST / largest } else { 0.0 });
         let mut sum = s.splat_i32(0);
         for (i, quants) in out.quants[q].as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            // Of a slot that is not in use the product may be no number. Its quant is zero, whatever its other bits are.
+            // The product of an unused token slot may be no number. Its quant is zero, whatever its other bits are.
             s.store_i8(s.to_i32(s.mul(products[i], inverse)), quants);
             sum = s.add_i32(sum, s.from_i8(quants));
         }
@@ -237,14 +237,14 @@ fn quantize_weights<S: Simd, const BITS: usize, const Q: usize>(
 fn weigh_dims<S: Simd, const BITS: usize, const Q: usize, const M: usize>(
     s: S,
     shape: &PageShape,
-    walk: PartWalk<'_>,
+    order: GroupOrder<'_>,
     tiles: Range<usize>,
     dim: usize,
     weights: &QuantizedWeights<Q>,
     partial: &mut [f32],
 ) {
     let (width, stride) = (shape.padded_dim(), partial_len(shape.head_dim));
-    assert!(partial.len() >= Q * stride && dim + M * LANES <= width && tiles.len() <= TURN);
+    assert!(partial.len() >= Q * stride && dim + M * LANES <= width && tiles.len() <= CHUNK);
     // Bytes of four tokens, and the first of these dimensions among them. With four bits, 16 dimensions share bytes with the next 16.
     let four_bytes = width * BITS / 2;
     let first = shape.scale_bytes() + if BITS == 8 { 4 * dim } else { dim / KV_BLOCK * 4 * LANES };
@@ -255,23 +255,23 @@ fn weigh_dims<S: Simd, const BITS: usize, const Q: usize, const M: usize>(
         }
     }
     for (i, tile) in tiles.enumerate() {
-        let (values, ahead) = walk.values(tile);
+        let (values, prefetch) = order.values(tile);
         if dim == 0 {
-            prefetch_scales(s, shape, ahead);
+            prefetch_scales(s, shape, prefetch);
         }
         for four in 0..LANES / 4 {
             let at = first + four * four_bytes;
             // SAFETY: a tile has its scales, then `four_bytes` for each four tokens; there are weights for all tokens of
-            // `TURN` tiles.
+            // `CHUNK` tiles.
             unsafe {
                 let mut v = [s.splat_u8(0); M];
                 if BITS == 8 {
                     for m in 0..M {
-                        s.prefetch(ahead.wrapping_add(at + 64 * m));
+                        s.prefetch(prefetch.wrapping_add(at + 64 * m));
                         v[m] = s.load_u8(&*values.add(at + 64 * m).cast());
                     }
                 } else {
-                    s.prefetch(ahead.wrapping_add(at));
+                    s.prefetch(prefetch.wrapping_add(at));
                     let both = s.load_u8(&*values.add(at).cast());
                     for m in 0..M {
                         let is_high = (dim / LANES + m) % 2 == 1;

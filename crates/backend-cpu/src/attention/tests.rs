@@ -119,7 +119,7 @@ impl Case {
         let Case { dtype, heads, kv_heads, head_dim, start, rows, window, soft_cap, scale } = *self;
         let blocks = self.tokens().div_ceil(cut.block_size);
         // The second of two layers.
-        let kv = KvLayout { groups: vec![KvGroup { window, slots: 2, kv_heads, head_dim }] };
+        let kv = KvLayout { groups: vec![KvGroup { window, layer_slots: 2, kv_heads, head_dim }] };
         let shapes = PageShape::of_groups(&kv, cut.block_size, dtype).unwrap();
         let mut arena = Arena::new(blocks + 1, shapes).unwrap();
         arena.poison();
@@ -133,7 +133,7 @@ impl Case {
                 let place = Place {
                     group: 0,
                     page: table[token / cut.block_size],
-                    slot: 1,
+                    layer_slot: 1,
                     kv_head,
                     token: token % cut.block_size,
                 };
@@ -162,12 +162,12 @@ impl Case {
                         // SAFETY: nobody writes.
                         pages: unsafe { arena.pages(0) },
                         table: &table,
-                        slot: 1,
+                        layer_slot: 1,
                         kv_head,
                         q: &numbers.q[rows.start * width..rows.end * width],
                         row_stride: width,
                         first_head: kv_head * group * head_dim,
-                        group,
+                        queries_per_kv: group,
                         rows: rows.len(),
                         position: start + rows.start,
                         split,
@@ -293,7 +293,7 @@ fn extreme_scores() {
 #[test]
 fn an_unseen_split_gives_an_empty_partial_result() {
     let case = Case { start: 600, rows: 1, window: Some(10), ..PLAIN };
-    let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 1, kv_heads: 2, head_dim: 64 }] };
+    let kv = KvLayout { groups: vec![KvGroup { window: None, layer_slots: 1, kv_heads: 2, head_dim: 64 }] };
     let arena = Arena::new(64, PageShape::of_groups(&kv, 16, KvDtype::F16).unwrap()).unwrap();
     let table: Vec<PageId> = (1..=38).map(PageId).collect();
     let numbers = case.numbers();
@@ -302,12 +302,12 @@ fn an_unseen_split_gives_an_empty_partial_result() {
             // SAFETY: nobody writes.
             pages: unsafe { arena.pages(0) },
             table: &table,
-            slot: 0,
+            layer_slot: 0,
             kv_head: 0,
             q: &numbers.q,
             row_stride: 256,
             first_head: 0,
-            group: 2,
+            queries_per_kv: 2,
             rows: 1,
             position: 600,
             split: 0,

@@ -1,4 +1,4 @@
-//! Computation of a tile of rows with one block of a strip; [`integer`](super::integer) defines the arithmetic.
+//! Computation of a tile of rows with one block of a panel; [`integer`](super::integer) defines the arithmetic.
 
 // Tiles index several arrays of registers by row and group.
 #![allow(clippy::needless_range_loop)]
@@ -6,10 +6,10 @@
 use std::ops::Range;
 
 use super::{
-    brick::array,
     integer::{accumulate, accumulate_halves, add_half, dot4, quad, run_steps, start},
     layout::{BLOCK, Format},
-    strip::StripData,
+    packed_block::array,
+    panel::PanelData,
 };
 use crate::{quantize::QuantBlock, simd::Simd};
 
@@ -20,11 +20,11 @@ fn oct(x: &QuantBlock, pair: usize) -> &[i8; 8] {
     unsafe { array(x.quants.as_ptr().add(8 * pair)) }
 }
 
-impl StripData {
+impl PanelData {
     /// The weights of a step of a block.
     ///
     /// # Safety
-    /// The strip holds this block.
+    /// The panel holds this block.
     #[inline(always)]
     unsafe fn step<S: Simd, const G: usize>(&self, s: S, block: usize, step: usize) -> [S::U8; G] {
         std::array::from_fn(|g| {
@@ -37,11 +37,11 @@ impl StripData {
 /// Adds a block with one scale, for all rows and groups of a tile.
 ///
 /// # Safety
-/// The strip holds this block.
+/// The panel holds this block.
 #[inline(always)]
 pub(super) unsafe fn whole_block<S: Simd, F: Format, const R: usize, const G: usize>(
     s: S,
-    strip: &StripData,
+    panel: &PanelData,
     block: usize,
     x: &[&QuantBlock; R],
     sums: &mut [[S::F32; G]; R],
@@ -51,12 +51,12 @@ pub(super) unsafe fn whole_block<S: Simd, F: Format, const R: usize, const G: us
         dots[r] = [start::<S, F>(s, x[r].negative_sum); G];
     }
     // SAFETY: passed on to the caller.
-    unsafe { add_steps::<S, F, R, G>(s, strip, block, 0..BLOCK / 4, x, &mut dots) };
+    unsafe { add_steps::<S, F, R, G>(s, panel, block, 0..BLOCK / 4, x, &mut dots) };
     for g in 0..G {
         // SAFETY: passed on to the caller.
         let scales = unsafe {
-            let strip = (strip.scales[g].get_unchecked(block), strip.minimums[g].get_unchecked(block));
-            (s.load(strip.0), s.load(strip.1))
+            let panel = (panel.scales[g].get_unchecked(block), panel.minimums[g].get_unchecked(block));
+            (s.load(panel.0), s.load(panel.1))
         };
         for r in 0..R {
             sums[r][g] = accumulate::<S, F>(s, sums[r][g], dots[r][g], scales, x[r]);
@@ -67,11 +67,11 @@ pub(super) unsafe fn whole_block<S: Simd, F: Format, const R: usize, const G: us
 /// Adds a block with a scale for each half, for all rows and groups of a tile.
 ///
 /// # Safety
-/// The strip holds this block.
+/// The panel holds this block.
 #[inline(always)]
 pub(super) unsafe fn halved_block<S: Simd, F: Format, const R: usize, const G: usize>(
     s: S,
-    strip: &StripData,
+    panel: &PanelData,
     block: usize,
     x: &[&QuantBlock; R],
     sums: &mut [[S::F32; G]; R],
@@ -79,7 +79,7 @@ pub(super) unsafe fn halved_block<S: Simd, F: Format, const R: usize, const G: u
     let mut dots = [[s.zero(); G]; R];
     if S::NARROW && const { F::LAYOUT.whole_scales() } {
         // SAFETY: passed on to the caller.
-        let whole = unsafe { scaled_steps::<S, F, R, G>(s, strip, block, x) };
+        let whole = unsafe { scaled_steps::<S, F, R, G>(s, panel, block, x) };
         for r in 0..R {
             for g in 0..G {
                 dots[r][g] = s.to_f32(whole[r][g]);
@@ -92,10 +92,10 @@ pub(super) unsafe fn halved_block<S: Simd, F: Format, const R: usize, const G: u
                 half_dots[r] = [start::<S, F>(s, x[r].half_negative_sums[half]); G];
             }
             // SAFETY: passed on to the caller.
-            unsafe { add_steps::<S, F, R, G>(s, strip, block, 4 * half..4 * half + 4, x, &mut half_dots) };
+            unsafe { add_steps::<S, F, R, G>(s, panel, block, 4 * half..4 * half + 4, x, &mut half_dots) };
             for g in 0..G {
                 // SAFETY: passed on to the caller.
-                let scales = s.load(unsafe { strip.scales[g].get_unchecked(2 * block + half) });
+                let scales = s.load(unsafe { panel.scales[g].get_unchecked(2 * block + half) });
                 for r in 0..R {
                     dots[r][g] = add_half(s, half, dots[r][g], half_dots[r][g], scales);
                 }
@@ -105,8 +105,8 @@ pub(super) unsafe fn halved_block<S: Simd, F: Format, const R: usize, const G: u
     for g in 0..G {
         // SAFETY: passed on to the caller.
         let (d, minimums) = unsafe {
-            let minimums = [2 * block, 2 * block + 1].map(|half| strip.minimums[g].get_unchecked(half));
-            (s.load(strip.halves[g].d.get_unchecked(block)), [s.load(minimums[0]), s.load(minimums[1])])
+            let minimums = [2 * block, 2 * block + 1].map(|half| panel.minimums[g].get_unchecked(half));
+            (s.load(panel.halves[g].d.get_unchecked(block)), [s.load(minimums[0]), s.load(minimums[1])])
         };
         for r in 0..R {
             sums[r][g] = accumulate_halves::<S, F>(s, sums[r][g], dots[r][g], d, minimums, x[r]);
@@ -117,11 +117,11 @@ pub(super) unsafe fn halved_block<S: Simd, F: Format, const R: usize, const G: u
 /// The dot products of a block's halves times their scales, in whole numbers.
 ///
 /// # Safety
-/// The strip holds this block.
+/// The panel holds this block.
 #[inline(always)]
 unsafe fn scaled_steps<S: Simd, F: Format, const R: usize, const G: usize>(
     s: S,
-    strip: &StripData,
+    panel: &PanelData,
     block: usize,
     x: &[&QuantBlock; R],
 ) -> [[S::I32; G]; R] {
@@ -131,7 +131,7 @@ unsafe fn scaled_steps<S: Simd, F: Format, const R: usize, const G: usize>(
         for r in 0..R {
             for g in 0..G {
                 // SAFETY: passed on to the caller.
-                let zeros = unsafe { strip.halves[g].zeros.get_unchecked(block) };
+                let zeros = unsafe { panel.halves[g].zeros.get_unchecked(block) };
                 dots[r][g] = s.dot2(&x[r].half_negative_pair, zeros);
             }
         }
@@ -139,10 +139,10 @@ unsafe fn scaled_steps<S: Simd, F: Format, const R: usize, const G: usize>(
     for first in (0..BLOCK / 4).step_by(run_steps) {
         // SAFETY: passed on to the caller.
         unsafe {
-            let narrow = narrow_steps::<S, R, G>(s, strip, block, first..first + run_steps, x);
+            let narrow = narrow_steps::<S, R, G>(s, panel, block, first..first + run_steps, x);
             for r in 0..R {
                 for g in 0..G {
-                    let scales = strip.halves[g].scales.get_unchecked(2 * block + first / 4);
+                    let scales = panel.halves[g].scales.get_unchecked(2 * block + first / 4);
                     dots[r][g] = s.add_narrow_times(dots[r][g], narrow[r][g], scales);
                 }
             }
@@ -154,11 +154,11 @@ unsafe fn scaled_steps<S: Simd, F: Format, const R: usize, const G: usize>(
 /// Adds the products of some steps of a block, for all rows and groups of a tile.
 ///
 /// # Safety
-/// The strip holds this block.
+/// The panel holds this block.
 #[inline(always)]
 unsafe fn add_steps<S: Simd, F: Format, const R: usize, const G: usize>(
     s: S,
-    strip: &StripData,
+    panel: &PanelData,
     block: usize,
     steps: Range<usize>,
     x: &[&QuantBlock; R],
@@ -166,21 +166,21 @@ unsafe fn add_steps<S: Simd, F: Format, const R: usize, const G: usize>(
 ) {
     if S::PAIRS {
         // SAFETY: passed on to the caller.
-        return unsafe { add_pairs::<S, F, R, G>(s, strip, block, steps, x, dots) };
+        return unsafe { add_pairs::<S, F, R, G>(s, panel, block, steps, x, dots) };
     }
     let run_steps = const { run_steps::<S, F>() };
     for first in steps.step_by(run_steps) {
         // SAFETY: passed on to the caller.
         unsafe {
             if run_steps == 1 {
-                let quants: [S::U8; G] = strip.step(s, block, first);
+                let quants: [S::U8; G] = panel.step(s, block, first);
                 for r in 0..R {
                     for g in 0..G {
                         dots[r][g] = dot4::<S, F>(s, dots[r][g], quants[g], quad(x[r], first));
                     }
                 }
             } else {
-                let narrow = narrow_steps::<S, R, G>(s, strip, block, first..first + run_steps, x);
+                let narrow = narrow_steps::<S, R, G>(s, panel, block, first..first + run_steps, x);
                 for r in 0..R {
                     for g in 0..G {
                         dots[r][g] = s.add_narrow(dots[r][g], narrow[r][g]);
@@ -194,22 +194,22 @@ unsafe fn add_steps<S: Simd, F: Format, const R: usize, const G: usize>(
 /// The products of some steps of a block, as many as narrow sums hold.
 ///
 /// # Safety
-/// The strip holds this block.
+/// The panel holds this block.
 #[inline(always)]
 unsafe fn narrow_steps<S: Simd, const R: usize, const G: usize>(
     s: S,
-    strip: &StripData,
+    panel: &PanelData,
     block: usize,
     steps: Range<usize>,
     x: &[&QuantBlock; R],
 ) -> [[S::Narrow; G]; R] {
     // SAFETY: passed on to the caller.
-    let first: [S::U8; G] = unsafe { strip.step(s, block, steps.start) };
+    let first: [S::U8; G] = unsafe { panel.step(s, block, steps.start) };
     let mut narrow: [[S::Narrow; G]; R] =
         std::array::from_fn(|r| std::array::from_fn(|g| s.first_narrow(first[g], quad(x[r], steps.start))));
     for step in steps.start + 1..steps.end {
         // SAFETY: passed on to the caller.
-        let quants: [S::U8; G] = unsafe { strip.step(s, block, step) };
+        let quants: [S::U8; G] = unsafe { panel.step(s, block, step) };
         for r in 0..R {
             for g in 0..G {
                 narrow[r][g] = s.dot4_narrow(narrow[r][g], quants[g], quad(x[r], step));
@@ -226,7 +226,7 @@ unsafe fn narrow_steps<S: Simd, const R: usize, const G: usize>(
 #[inline(always)]
 unsafe fn add_pairs<S: Simd, F: Format, const R: usize, const G: usize>(
     s: S,
-    strip: &StripData,
+    panel: &PanelData,
     block: usize,
     steps: Range<usize>,
     x: &[&QuantBlock; R],
@@ -244,7 +244,7 @@ unsafe fn add_pairs<S: Simd, F: Format, const R: usize, const G: usize>(
             let at = block * (BLOCK / 4) + 2 * pair;
             // SAFETY: passed on to the caller.
             let quants = unsafe {
-                let quants = &strip.quants[g];
+                let quants = &panel.quants[g];
                 [s.load_u8(quants.get_unchecked(at)), s.load_u8(quants.get_unchecked(at + 1))]
             };
             for ([first, second], x) in dots.iter_mut().zip(x.as_chunks::<2>().0) {

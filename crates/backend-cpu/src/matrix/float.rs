@@ -2,7 +2,6 @@
 //!
 //! Every output is one chain of fused multiply-adds in the order of the inputs. Several groups and rows are computed
 //! together to use the multipliers fully, which does not change any chain.
-//! groups and rows advance together; that does not change any chain.
 
 // Tiles index several arrays of registers by row and group.
 #![allow(clippy::needless_range_loop)]
@@ -12,8 +11,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::{
-    Output,
-    ahead::{self, Ahead},
+    Destination,
+    cache::{self, Prefetch},
 };
 use crate::{
     ops::even_share,
@@ -39,7 +38,7 @@ pub struct Job<'a> {
     /// Rows, at least one.
     pub count: usize,
     /// Destination; checked to be large enough.
-    pub out: &'a Output<'a>,
+    pub out: &'a Destination<'a>,
 }
 
 impl Job<'_> {
@@ -84,27 +83,27 @@ elements! {
 
 const _: () = assert!(size_of::<f16>() == 2 && size_of::<bf16>() == 2);
 
-/// Vectors of 16 weights that a strip holds: three quarters of a first-level cache of 32 KiB.
-const STRIP: usize = 384;
-/// Maximum vectors of sums that are kept while strips are processed.
+/// Vectors of 16 weights that a panel holds: three quarters of a first-level cache of 32 KiB.
+const PANEL_VECTORS: usize = 384;
+/// Maximum vectors of sums that are kept while panels are processed.
 const SUMS: usize = 512;
 /// Inputs between two prefetches.
-const TURN: usize = 8;
+const PREFETCH_INPUTS: usize = 8;
 /// Rows of the largest tile.
 const TILE_ROWS: usize = 6;
 
 #[repr(C, align(64))]
-struct StripData {
-    weights: [[f32; LANES]; STRIP], // [inputs][groups][16]
-    sums: [[f32; LANES]; SUMS],     // [rows][groups][16]
+struct PanelData {
+    weights: [[f32; LANES]; PANEL_VECTORS], // [inputs][groups][16]
+    sums: [[f32; LANES]; SUMS],             // [rows][groups][16]
 }
 
 /// Converted weights of a few groups, and sums of the rows that are multiplied with them.
-pub struct Strip(Box<StripData>);
+pub struct Panel(Box<PanelData>);
 
-impl Default for Strip {
+impl Default for Panel {
     fn default() -> Self {
-        Self(Box::new(StripData { weights: [[0.0; LANES]; STRIP], sums: [[0.0; LANES]; SUMS] }))
+        Self(Box::new(PanelData { weights: [[0.0; LANES]; PANEL_VECTORS], sums: [[0.0; LANES]; SUMS] }))
     }
 }
 
@@ -113,7 +112,7 @@ impl Default for Strip {
 /// tile is faster than keeping sums in memory (97 against 88 GOP/s on Zen 3).
 #[inline(always)]
 pub fn multiply<S: Simd, E: Element>(s: S, job: &Job<'_>, scratch: &mut super::Scratch) {
-    let strip = &mut *scratch.float.0;
+    let panel = &mut *scratch.float.0;
     if const { S::REGISTERS >= 32 } {
         match job.count {
             1 => few::<S, E, 1, 4>(s, job),
@@ -121,7 +120,7 @@ pub fn multiply<S: Simd, E: Element>(s: S, job: &Job<'_>, scratch: &mut super::S
             3 => few::<S, E, 3, 4>(s, job),
             4 => few::<S, E, 4, 4>(s, job),
             5..=6 => few::<S, E, 6, 4>(s, job),
-            _ => many::<S, E, 4>(s, job, strip),
+            _ => many::<S, E, 4>(s, job, panel),
         }
     } else {
         match job.count {
@@ -147,7 +146,7 @@ fn tile_rows(left: usize) -> usize {
 #[inline(always)]
 fn few<S: Simd, E: Element, const R: usize, const G: usize>(s: S, job: &Job<'_>) {
     let rows_at_once =
-        ahead::rows_at_once(job.stride * size_of::<f32>(), TILE_ROWS, job.count.max(4 * TILE_ROWS));
+        cache::rows_at_once(job.stride * size_of::<f32>(), TILE_ROWS, job.count.max(4 * TILE_ROWS));
     for first_row in (0..job.count).step_by(rows_at_once) {
         let end = job.count.min(first_row + rows_at_once);
         for group in job.groups.clone().step_by(G) {
@@ -189,7 +188,7 @@ fn few_tile<S: Simd, E: Element, const R: usize, const G: usize>(
                 let at = groups[g].add(k * LANES * E::BYTES);
                 // With one row the hardware does it better.
                 if const { R > 1 } {
-                    s.prefetch(at.wrapping_add(ahead::DISTANCE));
+                    s.prefetch(at.wrapping_add(cache::DISTANCE));
                 }
                 let w = E::load(s, at);
                 for r in 0..R {
@@ -217,19 +216,19 @@ fn starts<const G: usize>(job: &Job<'_>, group: usize) -> [*const u8; G] {
     })
 }
 
-/// Any number of rows: weights are converted to a strip, which tiles of rows then use.
+/// Any number of rows: weights are converted to a panel, which tiles of rows then use.
 #[inline(always)]
-fn many<S: Simd, E: Element, const G: usize>(s: S, job: &Job<'_>, strip: &mut StripData) {
-    // The last tile may stick out.
+fn many<S: Simd, E: Element, const G: usize>(s: S, job: &Job<'_>, panel: &mut PanelData) {
+    // The last tile may extend past the last row.
     let most = SUMS / G - TILE_ROWS;
-    let panel_inputs = ahead::PANEL / size_of::<f32>();
-    let rows_at_once = ahead::rows_at_once(job.inputs.min(panel_inputs) * size_of::<f32>(), TILE_ROWS, most);
-    for first in (0..job.inputs).step_by(panel_inputs) {
-        let inputs = first..job.inputs.min(first + panel_inputs);
+    let chunk_inputs = cache::CHUNK_BYTES / size_of::<f32>();
+    let rows_at_once = cache::rows_at_once(job.inputs.min(chunk_inputs) * size_of::<f32>(), TILE_ROWS, most);
+    for first in (0..job.inputs).step_by(chunk_inputs) {
+        let inputs = first..job.inputs.min(first + chunk_inputs);
         for first_row in (0..job.count).step_by(rows_at_once) {
             let rows = first_row..job.count.min(first_row + rows_at_once);
             for group in job.groups.clone().step_by(G) {
-                pass::<S, E, G>(s, job, group, inputs.clone(), rows.clone(), strip);
+                pass::<S, E, G>(s, job, group, inputs.clone(), rows.clone(), panel);
             }
         }
     }
@@ -241,80 +240,80 @@ fn pass<S: Simd, E: Element, const G: usize>(
     s: S,
     job: &Job<'_>,
     group: usize,
-    panel: Range<usize>,
+    chunk: Range<usize>,
     rows: Range<usize>,
-    strip: &mut StripData,
+    panel: &mut PanelData,
 ) {
-    let strip_inputs = STRIP / G;
+    let panel_inputs = PANEL_VECTORS / G;
     let groups = starts::<G>(job, group);
-    let stored = if panel.start == 0 { 0 } else { G.min(job.groups.end - group) };
-    for (row, sums) in rows.clone().zip(strip.sums.chunks_exact_mut(G)) {
+    let stored = if chunk.start == 0 { 0 } else { G.min(job.groups.end - group) };
+    for (row, sums) in rows.clone().zip(panel.sums.chunks_exact_mut(G)) {
         sums.fill([0.0; LANES]);
         for g in 0..stored {
             // SAFETY: the output was checked for all rows.
             sums[g] = unsafe { job.out.get(row, group + g, job.outputs) };
         }
     }
-    for first in panel.clone().step_by(strip_inputs) {
-        let inputs = strip_inputs.min(panel.end - first);
+    for first in chunk.clone().step_by(panel_inputs) {
+        let inputs = panel_inputs.min(chunk.end - first);
         for (g, start) in groups.iter().enumerate() {
             for k in 0..inputs {
                 // SAFETY: a group has `inputs` times 16 elements.
                 let w = unsafe { E::load(s, start.add((first + k) * LANES * E::BYTES)) };
-                s.store(w, &mut strip.weights[k * G + g]);
+                s.store(w, &mut panel.weights[k * G + g]);
             }
         }
-        let next = match first + inputs == panel.end {
+        let next = match first + inputs == chunk.end {
             false => groups.map(|start| start.wrapping_add((first + inputs) * LANES * E::BYTES)),
             true => {
-                starts::<G>(job, group + G).map(|start| start.wrapping_add(panel.start * LANES * E::BYTES))
+                starts::<G>(job, group + G).map(|start| start.wrapping_add(chunk.start * LANES * E::BYTES))
             }
         };
-        let turns = (inputs * rows.len()).div_ceil(TURN * TILE_ROWS);
-        let mut ahead = Ahead::new(next, inputs * LANES * E::BYTES, turns);
+        let calls = (inputs * rows.len()).div_ceil(PREFETCH_INPUTS * TILE_ROWS);
+        let mut prefetch = Prefetch::new(next, inputs * LANES * E::BYTES, calls);
         let inputs = first..first + inputs;
         let mut row = rows.start;
         while row < rows.end {
             let (count, sums) = (tile_rows(rows.end - row), (row - rows.start) * G);
             match count {
-                2 => tile::<S, 2, G>(s, job, row, inputs.clone(), strip, sums, &mut ahead),
-                4 => tile::<S, 4, G>(s, job, row, inputs.clone(), strip, sums, &mut ahead),
-                _ => tile::<S, TILE_ROWS, G>(s, job, row, inputs.clone(), strip, sums, &mut ahead),
+                2 => tile::<S, 2, G>(s, job, row, inputs.clone(), panel, sums, &mut prefetch),
+                4 => tile::<S, 4, G>(s, job, row, inputs.clone(), panel, sums, &mut prefetch),
+                _ => tile::<S, TILE_ROWS, G>(s, job, row, inputs.clone(), panel, sums, &mut prefetch),
             }
             row += count;
         }
     }
     for row in rows.clone() {
         for g in 0..G.min(job.groups.end - group) {
-            let sums = &strip.sums[(row - rows.start) * G + g];
+            let sums = &panel.sums[(row - rows.start) * G + g];
             // SAFETY: the output was checked for all rows.
             unsafe { job.out.put(row, group + g, job.outputs, sums) };
         }
     }
 }
 
-/// `R` rows from `row` on times `G` groups, over the inputs that the strip holds.
+/// `R` rows from `row` on times `G` groups, over the inputs that the panel holds.
 #[inline(always)]
 fn tile<S: Simd, const R: usize, const G: usize>(
     s: S,
     job: &Job<'_>,
     row: usize,
     inputs: Range<usize>,
-    strip: &mut StripData,
+    panel: &mut PanelData,
     first_sum: usize,
-    ahead: &mut Ahead<G>,
+    prefetch: &mut Prefetch<G>,
 ) {
     let rows: [*const f32; R] = std::array::from_fn(|r| job.row(row + r));
     let mut sums = [[s.zero(); G]; R];
-    let kept = &mut strip.sums[first_sum..][..R * G];
+    let kept = &mut panel.sums[first_sum..][..R * G];
     for r in 0..R {
         for g in 0..G {
             sums[r][g] = s.load(&kept[r * G + g]);
         }
     }
-    for (k, weights) in inputs.zip(strip.weights.chunks_exact(G)) {
-        if k % TURN == 0 {
-            ahead.fetch(s);
+    for (k, weights) in inputs.zip(panel.weights.chunks_exact(G)) {
+        if k % PREFETCH_INPUTS == 0 {
+            prefetch.advance(s);
         }
         let mut w = [s.zero(); G];
         for g in 0..G {

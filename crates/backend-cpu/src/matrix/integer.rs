@@ -11,7 +11,7 @@
 //! Both implementations perform exactly these float operations in the order of the inputs, so their results are equal:
 //!
 //! - few rows: weights are loaded from memory into registers once, see `few`;
-//! - many rows: weights are unpacked once, see [`strip`](super::strip).
+//! - many rows: weights are unpacked once, see [`panel`](super::panel).
 
 // Tiles index several arrays of registers by row and group.
 #![allow(clippy::needless_range_loop)]
@@ -19,10 +19,10 @@
 use std::ops::Range;
 
 use super::{
-    Output, ahead,
-    brick::{Brick, array},
+    Destination, cache,
     layout::{BLOCK, Format},
-    strip::many,
+    packed_block::{PackedBlock, array},
+    panel::many,
 };
 use crate::{
     ops::even_share,
@@ -47,7 +47,7 @@ pub struct Job<'a> {
     /// Rows, at least one.
     pub count: usize,
     /// Destination; checked to be large enough.
-    pub out: &'a Output<'a>,
+    pub out: &'a Destination<'a>,
 }
 
 impl Job<'_> {
@@ -74,7 +74,7 @@ pub fn multiply<S: Simd, F: Format>(s: S, job: &Job<'_>, scratch: &mut super::Sc
     if job.count <= const { few_limit::<S>() } {
         few::<S, F>(s, job)
     } else {
-        many::<S, F>(s, job, &mut scratch.strip)
+        many::<S, F>(s, job, &mut scratch.panel)
     }
 }
 
@@ -190,25 +190,25 @@ fn few_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>, group: usiz
     let layout = const { &F::LAYOUT };
     // If weights are the only stream and are read in ascending order, the hardware prefetcher suffices.
     let fetches = const { R > 1 || F::LAYOUT.high_bits > 0 };
-    let bricks = job.group_bytes / layout.bytes();
+    let packed_blocks = job.group_bytes / layout.bytes();
     let rows: [*const QuantBlock; R] = std::array::from_fn(|r| job.row(row + r));
     let mut at = job.group(group);
     let mut sums = [s.zero(); R];
     let mut block = 0;
-    for _ in 0..bricks {
-        // SAFETY: a group is a whole number of bricks; rows are as long as the group's inputs, padded to a whole
-        // number of the longest bricks.
+    for _ in 0..packed_blocks {
+        // SAFETY: a group is a whole number of packed blocks; rows are as long as the group's inputs, padded to a whole
+        // number of the longest packed blocks.
         unsafe {
-            let brick = Brick::at::<F>(s, at);
+            let packed = PackedBlock::at::<F>(s, at);
             for b in 0..layout.blocks() {
                 if fetches {
-                    prefetch::<S, F>(s, at.wrapping_add(ahead::DISTANCE), b);
+                    prefetch_block::<S, F>(s, at.wrapping_add(cache::DISTANCE), b);
                 }
                 let x: [&QuantBlock; R] = std::array::from_fn(|r| &*rows[r].add(block));
                 if const { parts::<F>() == 2 } {
-                    halved_block::<S, F, R>(s, &brick, b, &x, &mut sums);
+                    halved_block::<S, F, R>(s, &packed, b, &x, &mut sums);
                 } else {
-                    whole_block::<S, F, R>(s, &brick, b, &x, &mut sums);
+                    whole_block::<S, F, R>(s, &packed, b, &x, &mut sums);
                 }
                 block += 1;
             }
@@ -223,9 +223,9 @@ fn few_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>, group: usiz
     }
 }
 
-/// Asks for block number `b`'s share of the brick at `at`.
+/// Prefetches the share of block `b` of the packed block at `at`.
 #[inline(always)]
-fn prefetch<S: Simd, F: Format>(s: S, at: *const u8, b: usize) {
+fn prefetch_block<S: Simd, F: Format>(s: S, at: *const u8, b: usize) {
     let share = const { F::LAYOUT.bytes() / F::LAYOUT.blocks() };
     for line in 0..share.div_ceil(64) {
         s.prefetch(at.wrapping_add(b * share + line * 64));
@@ -267,14 +267,14 @@ fn four_steps<S: Simd, F: Format, const R: usize>(
     }
 }
 
-/// Block `b` of a brick whose blocks have one scale.
+/// Block `b` of a packed block whose blocks have one scale.
 ///
 /// # Safety
-/// See [`Brick`].
+/// See [`PackedBlock`].
 #[inline(always)]
 unsafe fn whole_block<S: Simd, F: Format, const R: usize>(
     s: S,
-    brick: &Brick<S>,
+    packed: &PackedBlock<S>,
     b: usize,
     x: &[&QuantBlock; R],
     sums: &mut [S::F32; R],
@@ -285,23 +285,23 @@ unsafe fn whole_block<S: Simd, F: Format, const R: usize>(
     }
     // SAFETY: passed on to the caller.
     let scales = unsafe {
-        four_steps::<S, F, R>(s, &mut dots, brick.quants::<F, 0>(s, b), x, 0);
-        four_steps::<S, F, R>(s, &mut dots, brick.quants::<F, 1>(s, b), x, 4);
-        brick.scales::<F>(s, b)
+        four_steps::<S, F, R>(s, &mut dots, packed.quants::<F, 0>(s, b), x, 0);
+        four_steps::<S, F, R>(s, &mut dots, packed.quants::<F, 1>(s, b), x, 4);
+        packed.scales::<F>(s, b)
     };
     for r in 0..R {
         sums[r] = accumulate::<S, F>(s, sums[r], dots[r], scales, x[r]);
     }
 }
 
-/// Block `b` of a brick whose blocks have a scale for each half.
+/// Block `b` of a packed block whose blocks have a scale for each half.
 ///
 /// # Safety
-/// See [`Brick`].
+/// See [`PackedBlock`].
 #[inline(always)]
 unsafe fn halved_block<S: Simd, F: Format, const R: usize>(
     s: S,
-    brick: &Brick<S>,
+    packed: &PackedBlock<S>,
     b: usize,
     x: &[&QuantBlock; R],
     sums: &mut [S::F32; R],
@@ -315,9 +315,9 @@ unsafe fn halved_block<S: Simd, F: Format, const R: usize>(
         }
         // SAFETY: passed on to the caller.
         let scales = unsafe {
-            let quants = if half == 0 { brick.quants::<F, 0>(s, b) } else { brick.quants::<F, 1>(s, b) };
+            let quants = if half == 0 { packed.quants::<F, 0>(s, b) } else { packed.quants::<F, 1>(s, b) };
             four_steps::<S, F, R>(s, &mut half_dots, quants, x, 4 * half);
-            let (scales, minimum) = brick.own_scales::<F>(s, 2 * b + half);
+            let (scales, minimum) = packed.own_scales::<F>(s, 2 * b + half);
             minimums[half] = minimum;
             scales
         };
@@ -326,6 +326,6 @@ unsafe fn halved_block<S: Simd, F: Format, const R: usize>(
         }
     }
     for r in 0..R {
-        sums[r] = accumulate_halves::<S, F>(s, sums[r], dots[r], brick.d(), minimums, x[r]);
+        sums[r] = accumulate_halves::<S, F>(s, sums[r], dots[r], packed.d(), minimums, x[r]);
     }
 }

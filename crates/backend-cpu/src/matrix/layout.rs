@@ -1,12 +1,12 @@
 //! Memory layout of packed quantized formats.
 //!
-//! 16 output rows form a group; a group is a sequence of *packed blocks* (bricks), one for every 64, 128 or 256 inputs,
-//! read from front to back. In a brick, each of the 64 bytes that are read together belongs to row `byte / 4` and to
+//! 16 output rows form a group; a group is a sequence of *packed blocks*, one for every 64, 128 or 256 inputs,
+//! read from front to back. In a packed block, each of the 64 bytes that are read together belongs to row `byte / 4` and to
 //! input `4 * step + byte % 4`, so a vector holds a *step* of four inputs of all 16 rows, and each of 16 lanes
 //! accumulates another output.
 //!
 //! ```text
-//! brick:  d, dmin   [16] f16 each           formats with super-blocks; NVFP4: d [16] in f32
+//! block:  d, dmin   [16] f16 each           formats with super-blocks; NVFP4: d [16] in f32
 //!         scales    [blocks][16]            one for each row and block (32 inputs) or sub-block (16 or 32)
 //!         minimums  [blocks][16]            where the format has them
 //!         low       bits 0.. of the quants: 2, 4 or 8 bits, see below
@@ -48,7 +48,7 @@ pub enum Scales {
 /// Layout of a packed format, which determines all sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Inputs in a brick.
+    /// Inputs in a packed block.
     pub inputs: usize,
     /// Bits of a quant in the low plane.
     pub low_bits: usize,
@@ -155,7 +155,7 @@ impl Layout {
         self.low_at() + self.inputs * 2 * self.low_bits
     }
 
-    /// Bytes of a brick.
+    /// Bytes of a packed block.
     pub const fn bytes(&self) -> usize {
         self.high_at() + self.inputs * 2 * self.high_bits
     }
@@ -359,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bricks_are_whole_cache_lines_of_about_the_size_of_the_file() {
+    fn packed_blocks_are_whole_cache_lines_of_about_the_size_of_the_file() {
         for format in WeightFormat::ALL {
             let Some(layout) = layout_of(format, Activations::Signed) else { continue };
             for at in [layout.low_at(), layout.high_at(), layout.bytes()] {

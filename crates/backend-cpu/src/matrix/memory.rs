@@ -15,7 +15,7 @@ impl Memory {
             what: what.into(),
             needed: bytes as u64,
         })?;
-        // Only advice: systems without huge pages refuse it, and everything works without.
+        // The advice may fail: systems without huge pages refuse it.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         Ok(Self(map))

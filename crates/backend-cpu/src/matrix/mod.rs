@@ -4,21 +4,21 @@
 //! different outputs, and the sum over inputs of every output has one order for any number of rows in the step. Results
 //! are bitwise equal in any batch, on every instruction set, and for any division of the groups among threads.
 
-mod ahead;
 mod block;
-mod brick;
+mod cache;
 mod decode;
+mod destination;
 mod float;
 mod integer;
 mod layout;
 mod memory;
 mod pack;
-mod strip;
+mod packed_block;
+mod panel;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    marker::PhantomData,
     ops::Range,
     sync::{
         Mutex, PoisonError,
@@ -34,6 +34,7 @@ use crate::{
     quantize::{self, QuantBlock},
     simd::LANES,
 };
+pub use destination::Destination;
 
 simd_kernels! {
     /// Kernels for each packed format, and of the activations' conversion.
@@ -128,88 +129,11 @@ pub enum RowKind {
     Float,
 }
 
-/// Destination of a matmul: output `o` of row `r` is element `r * stride + o`.
-#[derive(Debug)]
-pub struct Output<'a> {
-    start: *mut f32,
-    len: usize,
-    stride: usize,
-    life: PhantomData<&'a mut [f32]>,
-}
-
-// SAFETY: an `Output` is a mutable slice of floats; those who share one keep to different columns, see `from_raw`.
-unsafe impl Send for Output<'_> {}
-
-impl<'a> Output<'a> {
-    /// Creates a destination in `out`, which has no other user.
-    pub fn new(out: &'a mut [f32], stride: usize) -> Self {
-        Self { start: out.as_mut_ptr(), len: out.len(), stride, life: PhantomData }
-    }
-
-    /// Creates a destination in memory that other threads write concurrently.
-    ///
-    /// # Safety
-    /// `start` is valid for writes of `len` floats for `'a`, and while this value is used no other thread reads or
-    /// writes the columns of the groups that are computed.
-    pub unsafe fn from_raw(start: *mut f32, len: usize, stride: usize) -> Self {
-        Self { start, len, stride, life: PhantomData }
-    }
-
-    /// Panics unless `rows` rows of `outputs` outputs fit.
-    fn check(&self, rows: usize, outputs: usize) {
-        assert!(
-            rows == 0 || (outputs <= self.stride && (rows - 1) * self.stride + outputs <= self.len),
-            "{rows} rows of {outputs} outputs do not fit {} floats, {} a row",
-            self.len,
-            self.stride
-        );
-    }
-
-    /// Returns the results that [`Output::put`] wrote.
-    ///
-    /// # Safety
-    /// As for [`Output::put`], which has been called for this group.
-    #[inline(always)]
-    unsafe fn get(&self, row: usize, group: usize, outputs: usize) -> [f32; LANES] {
-        let first = group * LANES;
-        // SAFETY: as for `put`.
-        unsafe {
-            let from = self.start.add(row * self.stride + first);
-            if first + LANES <= outputs {
-                return from.cast::<[f32; LANES]>().read_unaligned();
-            }
-            let mut lanes = [0.0; LANES];
-            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), outputs - first);
-            lanes
-        }
-    }
-
-    /// Writes outputs `16 * group ..` of `row`, as many as exist below `outputs`.
-    ///
-    /// # Safety
-    /// [`Output::check`] has passed for `outputs` and more rows than `row`, and `16 * group < outputs`.
-    #[inline(always)]
-    unsafe fn put(&self, row: usize, group: usize, outputs: usize, lanes: &[f32; LANES]) {
-        let first = group * LANES;
-        // SAFETY: `check` compared the end of the last row with the length of the memory, which the constructors'
-        // callers gave us to write.
-        unsafe {
-            let to = self.start.add(row * self.stride + first);
-            if first + LANES <= outputs {
-                // Stores of a known size, where the other is a call.
-                to.cast::<[f32; LANES]>().write_unaligned(*lanes);
-            } else {
-                std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, outputs - first);
-            }
-        }
-    }
-}
-
 /// Working memory of one thread: unpacked weights and running sums.
 #[derive(Default)]
 pub struct Scratch {
-    strip: strip::Strip,
-    float: float::Strip,
+    panel: panel::Panel,
+    float: float::Panel,
 }
 
 /// A packed matrix or stack of matrices. Each matrix of a stack begins with a new group.
@@ -257,7 +181,7 @@ impl PackedMatrix {
         self.format
     }
 
-    /// Groups of 16 outputs of each matrix: the unit in which threads share a product.
+    /// Groups of 16 outputs of each matrix: the unit in which threads share a matmul.
     pub fn groups(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
@@ -267,7 +191,7 @@ impl PackedMatrix {
         self.parts * self.groups()
     }
 
-    /// Bytes that a product with one matrix reads.
+    /// Bytes that a matmul with one matrix reads.
     pub fn bytes(&self) -> usize {
         self.groups() * self.group_bytes
     }
@@ -303,7 +227,7 @@ impl PackedMatrix {
         rows: Rows<'_>,
         count: usize,
         groups: Range<usize>,
-        out: &Output<'_>,
+        out: &Destination<'_>,
         scratch: &mut Scratch,
     ) {
         assert!(part < self.parts && groups.end <= self.groups());

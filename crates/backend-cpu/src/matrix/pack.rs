@@ -14,13 +14,13 @@ use crate::simd::LANES;
 pub fn pack_group<F: Format>(rows: &[u8], row_bytes: usize, out: &mut [u8]) {
     let layout = const { &F::LAYOUT };
     let (block_len, block_bytes) = const { (F::FORMAT.block_len(), F::FORMAT.block_bytes()) };
-    // A brick holds several of a file's blocks, or one that is a super-block.
+    // A packed block holds several of a file's blocks, or one that is a super-block.
     let parts = const { F::LAYOUT.inputs / F::FORMAT.block_len() };
     let rows: [&[u8]; LANES] = std::array::from_fn(|lane| {
         rows.get(lane * row_bytes..).and_then(|rest| rest.get(..row_bytes)).unwrap_or_default()
     });
     let mut decoded = Decoded::ZERO;
-    for (b, brick) in out.chunks_exact_mut(layout.bytes()).enumerate() {
+    for (b, packed) in out.chunks_exact_mut(layout.bytes()).enumerate() {
         for (lane, row) in rows.iter().enumerate() {
             for part in 0..parts {
                 // Past the row's end, or the last row: zeros, whose scales make nothing of them.
@@ -30,58 +30,58 @@ pub fn pack_group<F: Format>(rows: &[u8], row_bytes: usize, out: &mut [u8]) {
                     break;
                 };
                 F::decode(block, &mut decoded);
-                put_scales(layout, &decoded, lane, part, block_len / BLOCK, brick);
+                put_scales(layout, &decoded, lane, part, block_len / BLOCK, packed);
                 for i in 0..block_len / BLOCK {
-                    put_quants(layout, &decoded, lane, i * BLOCK, part * (block_len / BLOCK) + i, brick);
+                    put_quants(layout, &decoded, lane, i * BLOCK, part * (block_len / BLOCK) + i, packed);
                 }
             }
         }
     }
 }
 
-/// Writes a lane's scales and minimums of the file's block number `part` of a brick, which has `blocks` blocks of 32.
+/// Writes a lane's scales and minimums of the file's block number `part` of a packed block, which has `blocks` blocks of 32.
 #[inline(always)]
-fn put_scales(layout: &Layout, row: &Decoded, lane: usize, part: usize, blocks: usize, brick: &mut [u8]) {
-    fn put_half(brick: &mut [u8], at: usize, half: u16) {
-        brick[at..at + 2].copy_from_slice(&half.to_le_bytes());
+fn put_scales(layout: &Layout, row: &Decoded, lane: usize, part: usize, blocks: usize, packed: &mut [u8]) {
+    fn put_half(packed: &mut [u8], at: usize, half: u16) {
+        packed[at..at + 2].copy_from_slice(&half.to_le_bytes());
     }
     match layout.scales {
         Scales::Half => {
             // Blocks of more than 32 inputs have their scale once for each 32.
             for block in part * blocks..(part + 1) * blocks {
-                put_half(brick, layout.scales_at() + 32 * block + 2 * lane, row.d);
+                put_half(packed, layout.scales_at() + 32 * block + 2 * lane, row.d);
                 if layout.minimums {
-                    put_half(brick, layout.minimums_at() + 32 * block + 2 * lane, row.dmin);
+                    put_half(packed, layout.minimums_at() + 32 * block + 2 * lane, row.dmin);
                 }
             }
         }
         Scales::E4m3 => {
-            brick[4 * lane..][..4].copy_from_slice(&row.whole.to_le_bytes());
+            packed[4 * lane..][..4].copy_from_slice(&row.whole.to_le_bytes());
             let subs = blocks * BLOCK / layout.sub_block;
             for s in 0..subs {
-                brick[layout.scales_at() + LANES * (part * subs + s) + lane] = row.scales[s];
+                packed[layout.scales_at() + LANES * (part * subs + s) + lane] = row.scales[s];
             }
         }
-        Scales::Exponent => brick[layout.scales_at() + LANES * part + lane] = row.scales[0],
+        Scales::Exponent => packed[layout.scales_at() + LANES * part + lane] = row.scales[0],
         Scales::Bytes | Scales::SignedBytes | Scales::Nibbles => {
-            put_half(brick, 2 * lane, row.d);
-            put_half(brick, 32 + 2 * lane, row.dmin);
+            put_half(packed, 2 * lane, row.d);
+            put_half(packed, 32 + 2 * lane, row.dmin);
         }
     }
     if layout.has_super() && layout.whole_scales() {
         for s in 0..layout.sub_blocks() {
-            brick[layout.scales_at() + LANES * s + lane] = row.scales[s];
+            packed[layout.scales_at() + LANES * s + lane] = row.scales[s];
             if layout.scales == Scales::Bytes {
-                brick[layout.minimums_at() + LANES * s + lane] = row.minimums[s];
+                packed[layout.minimums_at() + LANES * s + lane] = row.minimums[s];
             }
         }
     }
 }
 
-/// Writes 32 quants of a lane, from `from` in its row, as block `block` of a brick.
+/// Writes 32 quants of a lane, from `from` in its row, as block `block` of a packed block.
 #[inline(always)]
-fn put_quants(layout: &Layout, row: &Decoded, lane: usize, from: usize, block: usize, brick: &mut [u8]) {
-    let (low, high) = brick.split_at_mut(layout.high_at());
+fn put_quants(layout: &Layout, row: &Decoded, lane: usize, from: usize, block: usize, packed: &mut [u8]) {
+    let (low, high) = packed.split_at_mut(layout.high_at());
     let low =
         &mut low[layout.low_at() + block * BLOCK * 2 * layout.low_bits..][..BLOCK * 2 * layout.low_bits];
     let high = &mut high[block * BLOCK * 2 * layout.high_bits..][..BLOCK * 2 * layout.high_bits];
@@ -106,15 +106,15 @@ fn put_quants(layout: &Layout, row: &Decoded, lane: usize, from: usize, block: u
     }
 }
 
-/// Decodes one lane of a packed group to the same bits as the file's own decoder. `group` is one group's bricks, `out`
+/// Decodes one lane of a packed group to the same bits as the file's own decoder. `group` is one group's packed blocks, `out`
 /// is `[cols]`.
 pub fn unpack_lane(layout: &Layout, group: &[u8], lane: usize, out: &mut [f32]) {
     for (sub, out) in out.chunks_mut(layout.sub_block).enumerate() {
-        let (brick, sub) = (sub / layout.sub_blocks(), sub % layout.sub_blocks());
-        let brick = &group[brick * layout.bytes()..][..layout.bytes()];
-        let (scale, minimum) = scale_of(layout, brick, lane, sub);
+        let (packed, sub) = (sub / layout.sub_blocks(), sub % layout.sub_blocks());
+        let packed = &group[packed * layout.bytes()..][..layout.bytes()];
+        let (scale, minimum) = scale_of(layout, packed, lane, sub);
         for (i, out) in out.iter_mut().enumerate() {
-            let quant = quant_of(layout, brick, lane, sub * layout.sub_block + i);
+            let quant = quant_of(layout, packed, lane, sub * layout.sub_block + i);
             let number = if layout.ranged { i32::from(quant as i8) } else { i32::from(quant) - layout.zero };
             *out = scale * number as f32;
             if layout.minimums && !layout.ranged {
@@ -129,35 +129,37 @@ fn half_at(bytes: &[u8], at: usize) -> f32 {
 }
 
 /// Scale and minimum of sub-block `sub`.
-fn scale_of(layout: &Layout, brick: &[u8], lane: usize, sub: usize) -> (f32, f32) {
+fn scale_of(layout: &Layout, packed: &[u8], lane: usize, sub: usize) -> (f32, f32) {
     let scale_at = layout.scales_at() + sub * layout.scale_bytes();
     let minimum_at = layout.minimums_at() + sub * layout.scale_bytes();
-    let (d, dmin) = (half_at(brick, 2 * lane) * layout.unit, half_at(brick, 32 + 2 * lane));
+    let (d, dmin) = (half_at(packed, 2 * lane) * layout.unit, half_at(packed, 32 + 2 * lane));
     match layout.scales {
         Scales::Half if layout.minimums => {
-            (half_at(brick, scale_at + 2 * lane), half_at(brick, minimum_at + 2 * lane))
+            (half_at(packed, scale_at + 2 * lane), half_at(packed, minimum_at + 2 * lane))
         }
-        Scales::Half => (half_at(brick, scale_at + 2 * lane), 0.0),
-        Scales::Exponent => (e8m0_half(brick[scale_at + lane]), 0.0),
-        Scales::Bytes => (d * f32::from(brick[scale_at + lane]), dmin * f32::from(brick[minimum_at + lane])),
-        Scales::SignedBytes => (d * f32::from(brick[scale_at + lane] as i8), 0.0),
+        Scales::Half => (half_at(packed, scale_at + 2 * lane), 0.0),
+        Scales::Exponent => (e8m0_half(packed[scale_at + lane]), 0.0),
+        Scales::Bytes => {
+            (d * f32::from(packed[scale_at + lane]), dmin * f32::from(packed[minimum_at + lane]))
+        }
+        Scales::SignedBytes => (d * f32::from(packed[scale_at + lane] as i8), 0.0),
         Scales::E4m3 => {
-            let d = f32::from_le_bytes(std::array::from_fn(|i| brick[4 * lane + i]));
-            (d * e4m3_half(brick[scale_at + lane]), 0.0)
+            let d = f32::from_le_bytes(std::array::from_fn(|i| packed[4 * lane + i]));
+            (d * e4m3_half(packed[scale_at + lane]), 0.0)
         }
         Scales::Nibbles => {
-            let both = brick[scale_at + lane];
+            let both = packed[scale_at + lane];
             (d * f32::from(both & 15), dmin * f32::from(both >> 4))
         }
     }
 }
 
-/// Returns the quant of input `i` of a brick, through the codebook if there is one.
-fn quant_of(layout: &Layout, brick: &[u8], lane: usize, i: usize) -> u8 {
+/// Returns the quant of input `i` of a packed block, through the codebook if there is one.
+fn quant_of(layout: &Layout, packed: &[u8], lane: usize, i: usize) -> u8 {
     let (step, byte) = (i / 4, 4 * lane + i % 4);
     let plane = |at: usize, bits: usize| {
         let steps = 8 / bits;
-        (u32::from(brick[at + step / steps * 64 + byte]) >> (step % steps * bits)) & ((1 << bits) - 1)
+        (u32::from(packed[at + step / steps * 64 + byte]) >> (step % steps * bits)) & ((1 << bits) - 1)
     };
     let mut quant = plane(layout.low_at(), layout.low_bits);
     if layout.high_bits > 0 {

@@ -119,13 +119,13 @@ impl Input {
 
 const UNTOUCHED: f32 = -7.25e20;
 
-/// The product of the first `count` rows, `[count][outputs]`, made in two calls with half of the groups each, into
+/// Multiplies the first `count` rows, `[count][outputs]`, in two calls with half of the groups each, into
 /// a larger field of which nothing else may change.
-fn product(isa: Isa, matrix: &PackedMatrix, input: &Input, count: usize, scratch: &mut Scratch) -> Vec<u32> {
+fn multiply(isa: Isa, matrix: &PackedMatrix, input: &Input, count: usize, scratch: &mut Scratch) -> Vec<u32> {
     let (outputs, stride) = (matrix.rows(), matrix.rows() + 3);
     let mut out = vec![UNTOUCHED; count * stride];
     let kernels = MatrixKernels::new(isa, matrix.activations());
-    let target = Output::new(&mut out, stride);
+    let target = Destination::new(&mut out, stride);
     let middle = matrix.groups() / 2;
     for groups in [0..middle, middle..matrix.groups()] {
         matrix.multiply(&kernels, 0, input.rows(matrix.row_kind()), count, groups, &target, scratch);
@@ -163,13 +163,13 @@ fn check_format_with(format: WeightFormat, activations: Activations) {
         let most = if outputs == 100 || cols == wide { 257 } else { 13 };
         let case = format!("{format} [{outputs}, {cols}]");
 
-        let best = product(Isa::detect(), &matrix, &input, most, &mut scratch);
+        let best = multiply(Isa::detect(), &matrix, &input, most, &mut scratch);
         check_reference(&source, &matrix, &input, &best, most, &case);
         for isa in Isa::supported() {
-            let all = product(isa, &matrix, &input, most, &mut scratch);
+            let all = multiply(isa, &matrix, &input, most, &mut scratch);
             assert!(all == best, "{case}: {isa} differs from {}", Isa::detect());
             for count in (1..=13).chain([64, 241]).filter(|&count| count < most) {
-                let some = product(isa, &matrix, &input, count, &mut scratch);
+                let some = multiply(isa, &matrix, &input, count, &mut scratch);
                 assert!(some == best[..some.len()], "{case}: {isa} differs with {count} rows");
             }
         }
@@ -275,7 +275,7 @@ fn sums_of_weights_are_rounded_by_one_at_most() {
         let mut input = Input::new(isa, Activations::Ranged, 1, 32);
         MatrixKernels::new(isa, Activations::Ranged)
             .quantize_row(&[3.0; 32], &mut input.blocks[..row_blocks(32)]);
-        let out = product(isa, &matrix, &input, 1, &mut Scratch::default());
+        let out = multiply(isa, &matrix, &input, 1, &mut Scratch::default());
         for (row, out) in rows.iter().zip(out) {
             let sum: i32 = row.iter().map(|&quant| i32::from(quant)).sum();
             let got = f64::from(f32::from_bits(out)) / (3.0 * f64::from(scale.to_f32()));
@@ -316,7 +316,7 @@ fn every_exponent_of_mxfp4_counts() {
     let mut input = Input::new(Isa::detect(), Activations::Signed, 1, 32);
     MatrixKernels::new(Isa::detect(), Activations::Signed).quantize_row(&[127.0; 32], &mut input.blocks);
     for isa in Isa::supported() {
-        let out = product(isa, &matrix, &input, 1, &mut Scratch::default());
+        let out = multiply(isa, &matrix, &input, 1, &mut Scratch::default());
         for (e, out) in out.into_iter().enumerate() {
             let want = 32.0 * 127.0 * 2f64.powi(e as i32 - 127);
             assert!((f64::from(f32::from_bits(out)) / want - 1.0).abs() < 1e-6, "{isa}: exponent {e}");
@@ -336,7 +336,7 @@ fn not_a_number_is_not_hidden() {
                 x[300] = bad;
                 let mut input = Input::new(isa, activations, 1, 512);
                 MatrixKernels::new(isa, activations).quantize_row(&x, &mut input.blocks[..row_blocks(512)]);
-                let out = product(isa, &matrix, &input, 1, &mut Scratch::default());
+                let out = multiply(isa, &matrix, &input, 1, &mut Scratch::default());
                 assert!(
                     out.into_iter().all(|x| !f32::from_bits(x).is_finite()),
                     "{isa}: {bad} vanished in {format}"

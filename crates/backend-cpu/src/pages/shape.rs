@@ -15,7 +15,7 @@ pub struct PageShape {
     /// K/V heads of a layer.
     pub kv_heads: usize,
     /// Layers of a page.
-    pub slots: usize,
+    pub layer_slots: usize,
     /// Type of stored K and V.
     pub dtype: KvDtype,
 }
@@ -44,7 +44,7 @@ impl PageShape {
             return Err(LoadError::BadProgram("no groups of K and V".into()));
         }
         let shape = |group: &KvGroup| {
-            let KvGroup { slots, kv_heads, head_dim, .. } = *group;
+            let KvGroup { layer_slots, kv_heads, head_dim, .. } = *group;
             if !head_dim.is_multiple_of(2) {
                 return Err(LoadError::Unsupported {
                     device: "cpu".into(),
@@ -52,7 +52,7 @@ impl PageShape {
                     supported: "even sizes work".into(),
                 });
             }
-            Ok(Self { block_size, head_dim, kv_heads, slots, dtype })
+            Ok(Self { block_size, head_dim, kv_heads, layer_slots, dtype })
         };
         kv.groups.iter().map(shape).collect()
     }
@@ -93,7 +93,7 @@ impl PageShape {
 
     /// Returns the number of bytes that the group needs of a page.
     fn used_bytes(&self) -> usize {
-        self.slots * self.kv_heads * 2 * self.half_bytes()
+        self.layer_slots * self.kv_heads * 2 * self.half_bytes()
     }
 
     /// Returns the number of bytes of a page that any of the groups may use. The pages of a sequence are read at one

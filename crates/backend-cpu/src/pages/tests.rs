@@ -10,7 +10,7 @@ use crate::{isa::Isa, ops::RowKernels};
 const DTYPES: [KvDtype; 3] = KvDtype::ALL;
 
 fn shape(block_size: usize, head_dim: usize, dtype: KvDtype) -> PageShape {
-    let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 3, kv_heads: 2, head_dim }] };
+    let kv = KvLayout { groups: vec![KvGroup { window: None, layer_slots: 3, kv_heads: 2, head_dim }] };
     PageShape::of_groups(&kv, block_size, dtype).unwrap()[0]
 }
 
@@ -53,14 +53,14 @@ fn written_heads_are_read_and_nothing_else_changes() {
         arena.poison();
         let all = |arena: &Arena| {
             let mut numbers = Vec::new();
-            for (page, slot, kv_head) in
+            for (page, layer_slot, kv_head) in
                 (0..4).flat_map(|page| (0..6).map(move |head| (PageId(page), head / 2, head % 2)))
             {
                 for token in 0..32 {
                     let (mut k, mut v) = ([0.0; 48], [0.0; 48]);
                     // SAFETY: nobody writes.
                     unsafe { arena.pages(0) }.token(
-                        Place { group: 0, page, slot, kv_head, token },
+                        Place { group: 0, page, layer_slot, kv_head, token },
                         &mut k,
                         &mut v,
                     );
@@ -74,7 +74,7 @@ fn written_heads_are_read_and_nothing_else_changes() {
 
         let k: Vec<f32> = (0..48).map(|i| 127.0 - i as f32).collect();
         let v: Vec<f32> = (0..48).map(|i| 120.0 - i as f32).collect();
-        let place = Place { group: 0, page: PageId(2), slot: 1, kv_head: 1, token: 19 };
+        let place = Place { group: 0, page: PageId(2), layer_slot: 1, kv_head: 1, token: 19 };
         for (half, x) in [(Half::K, &k), (Half::V, &v)] {
             let mut stored = StoredHead::new(shape.dtype, shape.head_dim);
             stored.set(&kernels, &mut x.clone());
@@ -109,7 +109,7 @@ fn written_heads_are_read_and_nothing_else_changes() {
 #[test]
 fn pages_do_not_share_cache_sets() {
     // TinyLlama: 22 layers of 4 heads of 64 would make pages of f16 a multiple of 64 KiB.
-    let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 22, kv_heads: 4, head_dim: 64 }] };
+    let kv = KvLayout { groups: vec![KvGroup { window: None, layer_slots: 22, kv_heads: 4, head_dim: 64 }] };
     for dtype in DTYPES {
         let bytes = PageShape::page_bytes(&PageShape::of_groups(&kv, 32, dtype).unwrap());
         assert!(bytes >= kv.page_bytes(32, dtype));
@@ -129,7 +129,8 @@ fn eight_bits_take_about_half_the_bytes_and_four_a_quarter() {
 
 #[test]
 fn sizes_that_do_not_fit_are_refused_by_name() {
-    let kv = |head_dim| KvLayout { groups: vec![KvGroup { window: None, slots: 1, kv_heads: 1, head_dim }] };
+    let kv =
+        |head_dim| KvLayout { groups: vec![KvGroup { window: None, layer_slots: 1, kv_heads: 1, head_dim }] };
     let error = |kv: &KvLayout, block_size| {
         PageShape::of_groups(kv, block_size, KvDtype::F16).unwrap_err().to_string()
     };

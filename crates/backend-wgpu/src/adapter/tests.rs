@@ -55,7 +55,7 @@ fn macs_lend_most_of_their_memory() {
         assert!((0.6..0.9).contains(&share), "{name} with {main} GiB lends {share}");
         assert_eq!((rules.not_automatic, rules.refused), (None, None), "{name}");
         assert_eq!((rules.subgroup, rules.has_one_subgroup, rules.most_threads), (32, true, 256));
-        assert!(!rules.hands_over && !rules.keeps_order && rules.submission.is_some());
+        assert!(!rules.handoff && !rules.keeps_order && rules.submission.is_some());
         assert!(rules.binding_limit < 4 * GIB, "kernels index with 32 bits");
     }
     // The share of `serve` holds an 8B model of four bits with its pages on 16 GB, and 70B models of 40 GB on 64 GB.
@@ -131,13 +131,13 @@ fn automatic_choices() {
         assert_eq!(rules.not_automatic.is_none(), automatic, "{}: {rules:?}", facts.name);
         assert_eq!(rules.refused.is_some(), refused, "{}", facts.name);
         assert_eq!(rules.submission.is_some(), short, "{}", facts.name);
-        assert!(!rules.hands_over && rules.most_threads == 256, "{}", facts.name);
+        assert!(!rules.handoff && rules.most_threads == 256, "{}", facts.name);
         assert_eq!(rules.keeps_order, facts.backend != Backend::Metal);
     }
 }
 
 #[test]
-fn only_nvidias_own_driver_hands_over() {
+fn only_nvidias_own_driver_uses_handoff() {
     let gpu = |device: u32, driver: &str, os: &'static str| {
         let facts = facts(
             "",
@@ -149,7 +149,7 @@ fn only_nvidias_own_driver_hands_over() {
         );
         let rules = facts.rules();
         assert_eq!(rules.most_threads, 1024);
-        rules.hands_over
+        rules.handoff
     };
     // H200, H100, RTX 2080 (Turing), RTX 4090.
     for device in [0x2335, 0x2330, 0x1e82, 0x2684] {

@@ -10,9 +10,9 @@ use super::{
     Grid, Launch, Lowering, Place,
     Value::{F, I, U},
     coop_attention::Named,
-    hands::Parts,
+    handoff::Bindings,
     kernels::FEW_ROWS,
-    launch::Way,
+    launch::LaunchVariant,
     wgsl,
 };
 use crate::{
@@ -43,7 +43,7 @@ impl Lowering<'_> {
             ("TOGETHER", U(u32::from(is_together))),
         ];
         constants.extend(self.stored(op.kv));
-        let (rotates, turns) = self.rotation(op.rope, op.position_scale);
+        let (rotates, rope_tables) = self.rotation(op.rope, op.position_scale);
         constants.extend(rotates);
         let [k_pages, v_pages] = self.pages_of(op.kv);
         let (step, queries) = (self.step.clone(), self.queries.clone());
@@ -56,7 +56,7 @@ impl Lowering<'_> {
             ("k_pages", &k_pages),
             ("v_pages", &v_pages),
         ];
-        buffers.extend(turns.iter().map(|(name, buffer)| (*name, buffer)));
+        buffers.extend(rope_tables.iter().map(|(name, buffer)| (*name, buffer)));
         let norms;
         if let Some(QkNorm { q, k, kind }) = op.qk_norm {
             // The norm of keys has no meaning where there are none.
@@ -78,7 +78,7 @@ impl Lowering<'_> {
             constants.extend([("V_NORM", U(1)), ("V_EPS", F(norm.eps))]);
         }
         constants.push(("HEAD_NORMS", U(u32::from(op.qk_norm.is_some() || op.v_norm.is_some()))));
-        // Layers that read another one's K and V make queries only.
+        // Layers that read the K and V of another layer compute queries only.
         let own = if op.k.is_some() { 2 * group.kv_heads } else { 0 };
         self.launch_store(constants, &buffers, (group.heads + own) as u32, op.kv)
     }
@@ -104,7 +104,7 @@ impl Lowering<'_> {
     }
 
     /// Constants and tables of a rotation, and of a scale of queries by their position.
-    pub(super) fn rotation(&self, rope: Option<usize>, scale: Option<PositionScale>) -> Parts {
+    pub(super) fn rotation(&self, rope: Option<usize>, scale: Option<PositionScale>) -> Bindings {
         let of = rope.map(|rope| &self.program.ropes[rope]);
         let pairs = of.map_or(0, |rope| rope.frequencies.len());
         let is_interleaved = of.is_some_and(|rope| rope.style == RopeStyle::Interleaved);
@@ -112,8 +112,8 @@ impl Lowering<'_> {
         if let Some(PositionScale { beta, original }) = scale {
             constants.extend([("BY_POSITION", U(1)), ("SLOPE", F(beta)), ("ORIGINAL", U(original))]);
         }
-        let turns = rope.map(|rope| self.ropes[rope].clone()).into_iter();
-        (constants, turns.flat_map(|[far, near]| [("far", far), ("near", near)]).collect())
+        let rope_tables = rope.map(|rope| self.ropes[rope].clone()).into_iter();
+        (constants, rope_tables.flat_map(|[far, near]| [("far", far), ("near", near)]).collect())
     }
 
     pub(super) fn attend(
@@ -127,7 +127,7 @@ impl Lowering<'_> {
         let (group, window) = (kv.queries_per_kv(), kv.window);
         let log2_e = std::f32::consts::LOG2_E;
         let mut shared = vec![
-            ("GROUP_HEADS", U(group as u32)),
+            ("QUERIES_PER_KV", U(group as u32)),
             ("SCALE", F(if op.soft_cap.is_some() { op.scale } else { op.scale * log2_e })),
         ];
         if let Some(window) = window {
@@ -158,14 +158,14 @@ impl Lowering<'_> {
         }
         let [k_pages, v_pages] = pages;
         let (step, queries) = (self.step.clone(), self.queries.clone());
-        let (part_sums, part_tops) = (self.part_sums.clone(), self.part_tops.clone());
+        let (partial_sums, partial_tops) = (self.partial_sums.clone(), self.partial_tops.clone());
         let buffers = [
             ("step", &step),
             ("queries", &queries),
             ("k_pages", &k_pages),
             ("v_pages", &v_pages),
-            ("part_sums", &part_sums),
-            ("part_tops", &part_tops),
+            ("partial_sums", &partial_sums),
+            ("partial_tops", &partial_tops),
         ];
         let workgroups = tiling.workgroups as u32;
         for (tile, rows) in [(Tile::Row, 1), (Tile::Rows, tiling.rows)] {
@@ -184,9 +184,9 @@ impl Lowering<'_> {
                 emits = wgsl!("quantize", "emit");
             }
             let grid = Grid::Attention(tile, workgroups);
-            let ways = self.attention_ways(tile == Tile::Row);
+            let variants = self.attention_variants(tile == Tile::Row);
             if let Some(kernel) = self.attend_few(name, &constants, emits, kv.head_dim) {
-                self.push_ways(ways, kernel, &buffers, grid, op.kv.group, body)?;
+                self.push_variants(variants, kernel, &buffers, grid, op.kv.group, body)?;
                 continue;
             }
             constants.extend(self::constants(self.device, kv.head_dim, queries, self.limits.kv_dtype));
@@ -199,33 +199,33 @@ impl Lowering<'_> {
             }
             let name = format!("{name}{rows}{}", self.suffix());
             let files = match self.limits.kv_dtype {
-                KvDtype::F16 => wgsl!("args", "fold", "parts", "splits", "kv_f16", "attend"),
-                KvDtype::Q8 => wgsl!("args", "fold", "parts", "splits", "kv_q8", "attend"),
-                KvDtype::Q4 => wgsl!("args", "fold", "parts", "splits", "kv_q4", "attend"),
+                KvDtype::F16 => wgsl!("args", "fold", "partials", "splits", "kv_f16", "attend"),
+                KvDtype::Q8 => wgsl!("args", "fold", "partials", "splits", "kv_q8", "attend"),
+                KvDtype::Q4 => wgsl!("args", "fold", "partials", "splits", "kv_q4", "attend"),
             };
             let mut files = [files, emits].concat();
             if tiling.emits && self.limits.kv_dtype.is_quantized() {
                 files.extend(wgsl!("hadamard"));
             }
-            self.push_ways(ways, (name, files, constants), &buffers, grid, op.kv.group, body)?;
+            self.push_variants(variants, (name, files, constants), &buffers, grid, op.kv.group, body)?;
         }
         self.attend_wide(name, &shared, &buffers, op.kv.group, body)?;
         Ok(())
     }
 
-    /// Adds attention or its merge, once for each way of writing its results.
-    fn push_ways(
+    /// Adds attention or its merge, once for each variant of writing its results.
+    fn push_variants(
         &mut self,
-        ways: Vec<Way>,
+        variants: Vec<LaunchVariant>,
         (name, files, constants): Named,
         buffers: &[(&str, &wgpu::Buffer)],
         grid: Grid,
         kv_group: usize,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        for way in ways {
+        for variant in variants {
             let launch =
-                self.launch_way(way, (&name, &files, &constants), buffers, grid.clone(), kv_group)?;
+                self.launch_variant(variant, (&name, &files, &constants), buffers, grid.clone(), kv_group)?;
             body.push(launch);
         }
         Ok(())
@@ -259,9 +259,10 @@ impl Lowering<'_> {
             None => constants.extend(self.halves(FEW_ROWS + 1)),
         }
         constants.extend(self.heads(attend.kv));
-        let (step, part_sums, part_tops) =
-            (self.step.clone(), self.part_sums.clone(), self.part_tops.clone());
-        let mut buffers = vec![("step", &step), ("part_sums", &part_sums), ("part_tops", &part_tops)];
+        let (step, partial_sums, partial_tops) =
+            (self.step.clone(), self.partial_sums.clone(), self.partial_tops.clone());
+        let mut buffers =
+            vec![("step", &step), ("partial_sums", &partial_sums), ("partial_tops", &partial_tops)];
         let sinks = attend.sinks.map(|sinks| self.vector(sinks)).transpose()?;
         if let Some(sinks) = &sinks {
             buffers.push(("sinks", sinks));
@@ -272,7 +273,7 @@ impl Lowering<'_> {
             buffers.push(("gates", gates));
             constants.push(("GATED", U(1)));
         }
-        let mut files = wgsl!("args", "fold", "parts", "quantize", "emit", "attend_merge").to_vec();
+        let mut files = wgsl!("args", "fold", "partials", "quantize", "emit", "attend_merge").to_vec();
         let mut name = "attend_merge".to_owned();
         if self.limits.kv_dtype.is_quantized() {
             constants.push(("HADAMARD", U(1)));
@@ -280,17 +281,17 @@ impl Lowering<'_> {
             name += "_hadamard";
         }
         let grid = Grid::Merge(group.heads.div_ceil(heads) as u32);
-        let ways = self.merge_ways(attend.kv.group);
+        let variants = self.merge_variants(attend.kv.group);
         let kernel = (name, files, constants);
-        self.push_ways(ways, kernel, &buffers, grid, attend.kv.group, body)?;
+        self.push_variants(variants, kernel, &buffers, grid, attend.kv.group, body)?;
         self.timed_with = None;
         Ok(())
     }
 
-    /// Shapes of heads and pages, and a layer's place in these.
-    pub(super) fn heads(&self, slot: KvSlot) -> Constants {
+    /// Returns the constants for the shapes of heads and pages, and the layer's place in pages.
+    pub(super) fn heads(&self, kv_slot: KvSlot) -> Constants {
         let (kv, Limits { block_size, kv_dtype, .. }) = (&self.program.kv, *self.limits);
-        let group = kv.groups[slot.group];
+        let group = kv.groups[kv_slot.group];
         vec![
             ("HEADS", U(group.heads as u32)),
             ("KV_HEADS", U(group.kv_heads as u32)),
@@ -298,17 +299,17 @@ impl Lowering<'_> {
             ("HEAD", U(group.unpadded_dim as u32)),
             ("PAGE", U(block_size as u32)),
             ("PAGE_WORDS", U(page_words(kv, block_size, kv_dtype) as u32)),
-            ("SLOT_AT", U(pages::place(kv, slot, block_size, kv_dtype).1 as u32)),
+            ("LAYER_SLOT_AT", U(pages::place(kv, kv_slot, block_size, kv_dtype).1 as u32)),
             ("SIXTEENS", U(u32::from(self.few.is_some()))),
-            ("GROUP", U(slot.group as u32)),
+            ("KV_GROUP", U(kv_slot.group as u32)),
         ]
     }
 
-    /// Returns the constants for the pages of a slot.
-    pub(super) fn stored(&self, slot: KvSlot) -> Constants {
+    /// Returns the constants for the pages of a layer.
+    pub(super) fn stored(&self, kv_slot: KvSlot) -> Constants {
         let dtype = self.limits.kv_dtype;
-        let words = head_words(self.program.kv.groups[slot.group].head_dim, dtype);
-        let mut constants = self.heads(slot);
+        let words = head_words(self.program.kv.groups[kv_slot.group].head_dim, dtype);
+        let mut constants = self.heads(kv_slot);
         constants.extend([
             ("QUANTS", U(u32::from(dtype.is_quantized()))),
             ("Q4", U(u32::from(dtype == KvDtype::Q4))),
@@ -387,7 +388,7 @@ fn constants(device: &Device, dim: usize, queries: u32, kv_dtype: KvDtype) -> Co
 }
 
 /// Cosines and sines of positions 256 i, and of positions below 256 with the rope's magnitude.
-pub(super) fn turns(rope: &Rope, context: usize) -> [Vec<f32>; 2] {
+pub(super) fn rope_tables(rope: &Rope, context: usize) -> [Vec<f32>; 2] {
     let table = |positions: usize, step: usize, magnitude: f64| {
         let position = |index: usize| (index * step) as f64;
         (0..positions)

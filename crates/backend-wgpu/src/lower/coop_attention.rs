@@ -26,7 +26,7 @@ impl Lowering<'_> {
     ) -> Option<Named> {
         let name = format!("{name}_few");
         let files: Vec<&str> =
-            [wgsl!("args", "fold", "parts", "splits", "matrices", "stage", "attend_few"), emits].concat();
+            [wgsl!("args", "fold", "partials", "splits", "matrices", "stage", "attend_few"), emits].concat();
         let all = |side: u32| [for_few(constants), few_constants(dim, side)].concat();
         if self.device.as_hardware && few_works(self.program, self.limits) {
             for side in [16, 8] {
@@ -45,8 +45,17 @@ impl Lowering<'_> {
         kv_group: usize,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let files =
-            wgsl!("args", "fold", "parts", "splits", "quantize", "emit", "matrices", "stage", "attend_coop");
+        let files = wgsl!(
+            "args",
+            "fold",
+            "partials",
+            "splits",
+            "quantize",
+            "emit",
+            "matrices",
+            "stage",
+            "attend_coop"
+        );
         let kv = self.program.kv.groups[kv_group];
         let (dim, page, subgroup) = (kv.head_dim, self.limits.block_size, self.device.subgroup);
         let group = kv.queries_per_kv();
@@ -88,7 +97,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Shows a kernel that works on pages as it is where steps of few rows attend with cooperative matrices.
+    /// Shows the variant of a kernel for the layout of V that `attend_few.wgsl` needs.
     pub(super) fn show_for_few(&self, name: &str, files: &[&str], constants: &Constants) {
         let knows_pages = constants.iter().any(|(name, _)| *name == "SIXTEENS");
         if self.device.as_hardware && knows_pages && few_works(self.program, self.limits) {
@@ -99,7 +108,7 @@ impl Lowering<'_> {
     }
 }
 
-/// V in pages, where threads attend to it, and where cooperative matrices do.
+/// Access to V in pages, in the layout for plain attention and in that for cooperative matrices.
 const V_WORDS: &[&str] = wgsl!("v_words");
 const V_HALVES: &[&str] = wgsl!("v_halves");
 
@@ -110,12 +119,12 @@ fn few_works(program: &Program, limits: &Limits) -> bool {
     limits.kv_dtype == KvDtype::F16 && program.kv.groups.iter().all(works)
 }
 
-/// The side of the matrices that they do so with on this device, if they do.
+/// Returns the side of the matrices of `attend_few.wgsl`, if the device and the program use it.
 pub(super) fn few(device: &Device, program: &Program, limits: &Limits) -> Option<u32> {
     device.cooperative.filter(|_| device.subgroup == 32 && few_works(program, limits))
 }
 
-/// Constants of kernels that share pages with it.
+/// Returns the constants of kernels that access pages in the layout for `attend_few.wgsl`.
 fn for_few(constants: &Constants) -> Constants {
     let is = |name: &str, value| if name == "SIXTEENS" { U(1) } else { value };
     constants.iter().map(|&(name, value)| (name, is(name, value))).collect()
@@ -161,14 +170,15 @@ pub(super) fn wide(device: &Device, program: &Program, of: &KvGroup, limits: &Li
     Some(Wide { from: kernels::wide_rows(device), ..wide })
 }
 
-/// Bytes of its workgroup memory: K and V of a block; and for each query scores, and weights in half precision.
+/// Returns the bytes of workgroup memory of `attend_coop.wgsl`: K and V of a block, and per query its scores, and its weights
+/// in half precision.
 fn wide_bytes(dim: usize, has_few: bool, groups: usize) -> usize {
     let k_tile = TOKENS * (2 * dim + 16);
     let v_tile = if has_few { dim * (2 * TOKENS + 16) } else { k_tile };
     k_tile + v_tile + groups * GROUP_QUERIES * (4 * (TOKENS + 4) + 2 * (TOKENS + 8)) - 16
 }
 
-/// Its tiles, where heads and pages are such that it works.
+/// Returns the tiling with `groups` subgroups, if the shapes of heads and pages permit it.
 fn wide_tiles(kv: &KvGroup, limits: &Limits, subgroup: u32, groups: usize) -> Option<Wide> {
     let group = kv.queries_per_kv();
     let heads = group.min(GROUP_QUERIES);
@@ -198,7 +208,7 @@ fn wide_constants(dim: usize, page: usize, groups: usize, side: u32, subgroup: u
         ("THREADS", U(threads)),
         ("GROUPS", U(groups as u32)),
         // Number of subgroups whose queries fit into the tile.
-        ("TURN_GROUPS", U(groups.min(2 * TOKENS / GROUP_QUERIES) as u32)),
+        ("ROUND_GROUPS", U(groups.min(2 * TOKENS / GROUP_QUERIES) as u32)),
         ("TOKENS", U(tokens)),
         ("ONE_PAGE", U(u32::from(page >= TOKENS))),
         ("LOADS", U(tokens * dim / 8 / threads)),

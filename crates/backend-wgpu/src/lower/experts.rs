@@ -1,4 +1,4 @@
-//! Mixtures of experts: no result leaves the device before the layer is done.
+//! Mixtures of experts. The device routes rows, so the host reads no result within a layer.
 //!
 //! | operation | launches | kernel file | steps |
 //! |-|-|-|-|
@@ -33,14 +33,14 @@ use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
     When, kernels,
-    products::{Inputs, NO_EXPERT, Places, decoder, planes},
+    matmuls::{Inputs, NO_EXPERT, Places, decoder, planes},
     wgsl,
 };
 pub(super) use room::{Buffers, Room};
 use room::{Shares, row_width};
 
 /// A matmul of experts, with the rows of activations that it reads.
-struct Product<'l> {
+struct Matmul<'l> {
     linears: Vec<&'l Linear>,
     acts: Acts,
     /// True if activations are those of rows, and not those of places.
@@ -94,27 +94,28 @@ impl Lowering<'_> {
         }
         if let Some(latent) = &experts.latent {
             let narrow = self.buffers().narrow.clone();
-            self.normed_product(&latent.down, &narrow, body)?;
+            self.normed_matmul(&latent.down, &narrow, body)?;
             let linears: Vec<&Linear> = [&experts.up].into_iter().chain(&experts.gate).collect();
             self.activations_of(&narrow, latent.width, None, &linears, body)?;
         }
-        let gate_up = self.gate_up_products(experts);
+        let gate_up = self.gate_up_matmuls(experts);
         let mut strides = Vec::new();
-        for (index, product) in gate_up.iter().enumerate() {
-            let stride = product.linears.len() * experts.width;
+        for (index, matmul) in gate_up.iter().enumerate() {
+            let stride = matmul.linears.len() * experts.width;
             let place = Place { buffer: self.scratch[index].clone(), stride, first: 0 };
-            self.expert_product(experts, shares, product, &place, body)?;
+            self.expert_matmul(experts, shares, matmul, &place, body)?;
             strides.push(place);
         }
         let (gate, up) = match (&strides[..], experts.gate.is_some()) {
             ([up], false) => (None, up.clone()),
             ([both], true) => (Some(both.clone()), Place { first: experts.width, ..both.clone() }),
             ([gate, up, ..], _) => (Some(gate.clone()), up.clone()),
-            ([], _) => unreachable!("there is a product for gate and up"),
+            ([], _) => unreachable!("there is a matmul for gate and up"),
         };
         let tile_experts = self.buffers().tile_experts.clone();
         let pairs = Places::Pairs { used: experts.router.used as u32 };
-        for (when, places) in shares.ways(pairs, |tiles| Places::Tiles { tiles, tile_experts: &tile_experts })
+        for (when, places) in
+            shares.variants(pairs, |tiles| Places::Tiles { tiles, tile_experts: &tile_experts })
         {
             let launch =
                 self.activate(experts.activation, gate.as_ref(), &up, false, &experts.down, places)?;
@@ -122,8 +123,8 @@ impl Lowering<'_> {
         }
         let stride = row_width(experts, self.program.hidden);
         let results = Place { buffer: self.buffers().results.clone(), stride, first: 0 };
-        let down = Product { linears: vec![&experts.down], acts: Acts::Plain, reads_rows: false };
-        self.expert_product(experts, shares, &down, &results, body)?;
+        let down = Matmul { linears: vec![&experts.down], acts: Acts::Plain, reads_rows: false };
+        self.expert_matmul(experts, shares, &down, &results, body)?;
         self.add_experts(op, shares, body)
     }
 
@@ -138,12 +139,12 @@ impl Lowering<'_> {
             Some(gate) => {
                 let linears = [gate, &shared.up];
                 let groups = self.groups(linears, |_| Order::Joined);
-                let [gate, up] = self.products(linears, &groups, Store::WRITE, When::Always, body)?;
+                let [gate, up] = self.matmuls(linears, &groups, Store::WRITE, When::Always, body)?;
                 (Some(gate), up)
             }
             None => {
                 let groups = self.groups([&shared.up], |_| Order::Joined);
-                let [up] = self.products([&shared.up], &groups, Store::WRITE, When::Always, body)?;
+                let [up] = self.matmuls([&shared.up], &groups, Store::WRITE, When::Always, body)?;
                 (None, up)
             }
         };
@@ -155,7 +156,7 @@ impl Lowering<'_> {
             let (buffer, order) = (self.buffers().output_gate.clone(), Order::Joined);
             let out = Place { buffer, stride: 1, first: 0 };
             let inputs = Inputs { linears: &[gate], order, acts: Acts::Normed, in_order: false };
-            self.product(&inputs, &out, Store::WRITE, When::Always, body)?;
+            self.matmul(&inputs, &out, Store::WRITE, When::Always, body)?;
         }
         Ok(())
     }
@@ -168,12 +169,12 @@ impl Lowering<'_> {
         let (gate, up) = match gate {
             Some(gate) => {
                 let groups = self.groups([gate, up], |_| Order::Joined);
-                let [gate, up] = self.products([gate, up], &groups, Store::WRITE, When::Always, body)?;
+                let [gate, up] = self.matmuls([gate, up], &groups, Store::WRITE, When::Always, body)?;
                 (Some(gate), up)
             }
             None => {
                 let groups = self.groups([up], |_| Order::Joined);
-                let [up] = self.products([up], &groups, Store::WRITE, When::Always, body)?;
+                let [up] = self.matmuls([up], &groups, Store::WRITE, When::Always, body)?;
                 (None, up)
             }
         };
@@ -188,7 +189,7 @@ impl Lowering<'_> {
         let out = Place { buffer, stride: self.program.hidden, first: 0 };
         let order = Order::Joined;
         let inputs = Inputs { linears: &[down], order, acts: Acts::Plain, in_order: false };
-        self.product(&inputs, &out, Store::WRITE, When::Always, body)
+        self.matmul(&inputs, &out, Store::WRITE, When::Always, body)
     }
 
     /// The router: its logits, the choice, and in steps of many rows their order by expert.
@@ -198,7 +199,7 @@ impl Lowering<'_> {
         let place = Place { buffer: logits.clone(), stride: experts.count, first: 0 };
         let inputs =
             Inputs { linears: &[&router.linear], order: Order::Joined, acts: Acts::Normed, in_order: true };
-        self.product(&inputs, &place, Store::WRITE, When::Always, body)?;
+        self.matmul(&inputs, &place, Store::WRITE, When::Always, body)?;
         let selection = router.selection_bias.map(|bias| self.vector(bias)).transpose()?;
         let counts: Constants = vec![("COUNT", U(experts.count as u32)), ("USED", U(router.used as u32))];
         let mut constants = counts.clone();
@@ -229,7 +230,7 @@ impl Lowering<'_> {
             ("sources", &sources),
             ("tile_experts", &tile_experts),
         ];
-        for (when, tiles) in shares.ways(None, Some) {
+        for (when, tiles) in shares.variants(None, Some) {
             let Some(tiles) = tiles else { continue };
             let constants = [&constants[..], &[("TILE", U(tiles.tile))]].concat();
             let files = wgsl!("args", "route_tiles");
@@ -241,53 +242,53 @@ impl Lowering<'_> {
 
     /// Returns gate and up as one matmul if they have one layout and a binding holds an expert of both, otherwise as
     /// two. Without a gate, only up.
-    fn gate_up_products<'l>(&self, experts: &'l Experts) -> Vec<Product<'l>> {
+    fn gate_up_matmuls<'l>(&self, experts: &'l Experts) -> Vec<Matmul<'l>> {
         let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
         let acts = if experts.latent.is_some() { Acts::Plain } else { Acts::Normed };
-        let product = |linears| Product { linears, acts, reads_rows: true };
+        let matmul = |linears| Matmul { linears, acts, reads_rows: true };
         let up = &experts.up;
         match &experts.gate {
-            None => vec![product(vec![up])],
-            Some(gate) if layout(gate) == layout(up) => vec![product(vec![gate, up])],
-            Some(gate) => vec![product(vec![gate]), product(vec![up])],
+            None => vec![matmul(vec![up])],
+            Some(gate) if layout(gate) == layout(up) => vec![matmul(vec![gate, up])],
+            Some(gate) => vec![matmul(vec![gate]), matmul(vec![up])],
         }
     }
 
     /// A matmul of each row with the matrices of its experts.
-    fn expert_product(
+    fn expert_matmul(
         &mut self,
         experts: &Experts,
         shares: Shares,
-        product: &Product<'_>,
+        matmul: &Matmul<'_>,
         place: &Place,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let acts = product.acts;
+        let acts = matmul.acts;
         let inputs =
-            Inputs { linears: &product.linears, order: Order::Stacked(experts.count), acts, in_order: true };
+            Inputs { linears: &matmul.linears, order: Order::Stacked(experts.count), acts, in_order: true };
         let matrix = self.matrix(&inputs)?;
-        let taken: Vec<_> = self.taken(acts).collect();
+        let read_acts: Vec<_> = self.read_acts(acts).collect();
         let (factors, zero) = (self.factors.clone(), self.zero.clone());
-        let outputs = product.linears.iter().map(|linear| self.weights.matrix(linear.matrix).rows);
+        let outputs = matmul.linears.iter().map(|linear| self.weights.matrix(linear.matrix).rows);
         let outputs = outputs.sum::<usize>();
         let Buffers { chosen, sources, tile_experts, .. } = self.buffers();
         let [chosen, sources, tile_experts] = [chosen, sources, tile_experts].map(Clone::clone);
         let side = self.device.cooperative.filter(|_| matrix.layout != Layout::F32);
-        let (halves, halves_at) = self.expert_halves(shares, product, matrix.layout, body)?;
+        let (halves, halves_at) = self.expert_halves(shares, matmul, matrix.layout, body)?;
         let used = experts.router.used as u32;
         for part in &matrix.parts {
             let bias = self.bias(&inputs, part.first..part.first + part.rows)?;
-            let mut ways = shares.ways(kernels::of_pairs(), |tiles| match side {
+            let mut variants = shares.variants(kernels::of_pairs(), |tiles| match side {
                 Some(side) => kernels::of_cooperative_tiles(side, tiles.tile),
                 None => kernels::of_tiles(self.device, tiles.tile),
             });
             if self.device.as_hardware && matrix.layout != Layout::F32 {
                 let shapes = [(16, 16), (16, 32), (8, 16), (8, 32)];
-                ways.extend(
+                variants.extend(
                     shapes.map(|(side, tile)| (When::Never, kernels::of_cooperative_tiles(side, tile))),
                 );
             }
-            for (when, kernel) in ways {
+            for (when, kernel) in variants {
                 let is_tiled = kernel.covers()[0] > 1;
                 let (files, mut constants) =
                     kernel.kernel(self.device, matrix.layout, matrix.blocks, halves_at);
@@ -295,8 +296,8 @@ impl Lowering<'_> {
                     ("EXPERTS", U(1)),
                     ("FIRST_EXPERT", U((part.first / outputs) as u32)),
                     ("HELD_EXPERTS", U((part.rows / outputs) as u32)),
-                    ("PLACES_OF_ROW", U(if product.reads_rows { used } else { 1 })),
-                    ("BY_SOURCE", U(u32::from(product.reads_rows))),
+                    ("PLACES_OF_ROW", U(if matmul.reads_rows { used } else { 1 })),
+                    ("BY_SOURCE", U(u32::from(matmul.reads_rows))),
                     ("FACTORS", U(u32::from(acts == Acts::Normed))),
                     ("BLOCKS", U(matrix.blocks as u32)),
                     ("OUTPUTS", U(outputs as u32)),
@@ -320,7 +321,7 @@ impl Lowering<'_> {
                 ];
                 buffers.extend(halves.iter().map(|halves| ("x_halves", halves)));
                 buffers.extend(planes(part));
-                buffers.extend(taken.iter().map(|(name, buffer)| (*name, buffer)));
+                buffers.extend(read_acts.iter().map(|(name, buffer)| (*name, buffer)));
                 buffers.extend(bias.iter().map(|bias| ("bias", bias)));
                 let kernels = vec![self.kernel(&name, &files, &constants, &buffers)?];
                 let each = (outputs as u32).div_ceil(kernel.covers()[1]);
@@ -342,17 +343,17 @@ impl Lowering<'_> {
     fn expert_halves(
         &mut self,
         shares: Shares,
-        product: &Product<'_>,
+        matmul: &Matmul<'_>,
         layout: Layout,
         body: &mut Vec<Launch>,
     ) -> Result<(Option<wgpu::Buffer>, u32), LoadError> {
         let Some(halves) = self.buffers().halves.clone() else { return Ok((None, 0)) };
-        let (made, at) = (self.half_acts(product.acts, layout), self.halves_at(layout));
-        if !product.reads_rows {
+        let (made, at) = (self.half_acts(matmul.acts, layout), self.halves_at(layout));
+        if !matmul.reads_rows {
             // Activations between up and down are made in this order.
             return Ok((Some(made), at));
         }
-        let width = self.weights.matrix(product.linears[0].matrix).cols;
+        let width = self.weights.matrix(matmul.linears[0].matrix).cols;
         let blocks = width.div_ceil(BLOCK) as u32;
         let Buffers { sources, tile_experts, .. } = self.buffers();
         let [sources, tile_experts] = [sources, tile_experts].map(Clone::clone);
@@ -362,7 +363,7 @@ impl Lowering<'_> {
             ("sources", &sources),
             ("tile_experts", &tile_experts),
         ];
-        for (when, tiles) in shares.ways(None, Some) {
+        for (when, tiles) in shares.variants(None, Some) {
             let Some(tiles) = tiles else { continue };
             let constants =
                 vec![("ACT_BLOCKS", U(blocks)), ("HALVES_AT", U(at)), ("TILE", U(tiles.tile)), NO_EXPERT];
@@ -393,7 +394,7 @@ impl Lowering<'_> {
             (None, None) => to_stream.clone(),
         };
         let width = row_width(experts, self.program.hidden);
-        for (when, is_tiled) in shares.ways(0, |_| 1) {
+        for (when, is_tiled) in shares.variants(0, |_| 1) {
             let constants = vec![("TILED", U(is_tiled)), ("CHOSEN", U(1))];
             let results = self.buffers().results.clone();
             let beside = experts.shared.as_ref().filter(|_| experts.latent.is_none());
@@ -406,7 +407,7 @@ impl Lowering<'_> {
             let place = Place { buffer: sum.clone(), stride: self.program.hidden, first: 0 };
             let inputs =
                 Inputs { linears: &[&latent.up], order: Order::Joined, acts: Acts::Plain, in_order: false };
-            self.product(&inputs, &place, Store::WRITE, When::Always, body)?;
+            self.matmul(&inputs, &place, Store::WRITE, When::Always, body)?;
             let hidden = self.program.hidden;
             let (out, scale) = to_stream;
             let launch = self.add_results(

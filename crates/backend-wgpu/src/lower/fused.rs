@@ -9,9 +9,9 @@ use super::{
     Acts, Before, Gates, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
     When,
-    hands::{self, Parts, Take},
+    handoff::{self, Bindings, HandoffInput},
     kernels,
-    products::{Group, Inputs, Places, activation_constants, decoder, planes},
+    matmuls::{Group, Inputs, Places, activation_constants, decoder, planes},
     wgsl,
 };
 use crate::{
@@ -34,7 +34,7 @@ pub(super) struct Finish {
 
 impl Finish {
     /// Adds the handoff.
-    fn with(mut self, (constants, mut buffers): Parts, hazards: Hazards) -> Self {
+    fn with(mut self, (constants, mut buffers): Bindings, hazards: Hazards) -> Self {
         self.constants.extend(constants);
         // The first of two buffers of a name is bound.
         buffers.append(&mut self.buffers);
@@ -62,13 +62,13 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let places = match (&op.k, &op.v) {
-            (Some(k), Some(v)) => self.products_of_heads(op, [&op.q, k, v], before, body)?,
+            (Some(k), Some(v)) => self.head_matmuls(op, [&op.q, k, v], before, body)?,
             (Some(k), None) => {
-                let [q, k] = self.products_of_heads(op, [&op.q, k], before, body)?;
+                let [q, k] = self.head_matmuls(op, [&op.q, k], before, body)?;
                 [q, k.clone(), k]
             }
             (None, _) => {
-                let [q] = self.products_of_heads(op, [&op.q], before, body)?;
+                let [q] = self.head_matmuls(op, [&op.q], before, body)?;
                 [q.clone(), q.clone(), q]
             }
         };
@@ -78,7 +78,7 @@ impl Lowering<'_> {
     }
 
     /// Matmuls of some of queries, keys and values.
-    fn products_of_heads<const N: usize>(
+    fn head_matmuls<const N: usize>(
         &mut self,
         op: &NormQkvRopeStore,
         linears: [&Linear; N],
@@ -90,12 +90,12 @@ impl Lowering<'_> {
         let mut finishes = vec![];
         for (group, _) in groups.iter().filter(|_| rotates) {
             let mut finish = self.rope_finish(op, &group.linears);
-            if let Some(hands) = self.product_hands() {
-                finish = finish.with(hands.queries(op.kv.slot, finishes.is_empty()), hands::PRODUCT);
+            if let Some(handoff) = self.word_handoff() {
+                finish = finish.with(handoff.queries(op.kv.layer_slot, finishes.is_empty()), handoff::MATMUL);
             }
             finishes.push(finish);
         }
-        self.after_norm(linears, &groups, (before.source(), Store::WRITE), finishes, Take::Down, body)
+        self.after_norm(linears, &groups, (before.source(), Store::WRITE), finishes, HandoffInput::Down, body)
     }
 
     /// Adds matmuls with a norm's activations. In steps of one row, `finishes` replace `store`, if there are any.
@@ -105,7 +105,7 @@ impl Lowering<'_> {
         groups: &[(Group<'_>, Place)],
         (source, store): (Source, Store),
         finishes: Vec<Finish>,
-        take: Take,
+        handoff_input: HandoffInput,
         body: &mut Vec<Launch>,
     ) -> Result<[Place; N], LoadError> {
         let is_own = !finishes.is_empty() || matches!(source, Source::Normed(_));
@@ -119,11 +119,11 @@ impl Lowering<'_> {
                     in_order: false,
                 };
                 let finish = finishes.next().unwrap_or_else(|| store_finish(place, &store));
-                let take = matches!(source, Source::Normed(_)).then_some(take);
-                self.one_row(&inputs, source, finish, take, body)?;
+                let handoff_input = matches!(source, Source::Normed(_)).then_some(handoff_input);
+                self.one_row(&inputs, source, finish, handoff_input, body)?;
             }
         }
-        self.products(linears, groups, store, When::unless_one_row(is_own), body)
+        self.matmuls(linears, groups, store, When::unless_one_row(is_own), body)
     }
 
     /// Returns true if matmuls of a step of one row also apply RoPE and store K and V.
@@ -149,7 +149,7 @@ impl Lowering<'_> {
         op.rope.map_or(0, |rope| self.program.ropes[rope].frequencies.len())
     }
 
-    /// The order of the rows of some of queries (0), keys (1) and values (2).
+    /// Returns the order of the rows of joined matrices: queries (0), keys (1) and values (2).
     fn order_of(&self, op: &NormQkvRopeStore, members: &[usize]) -> Order {
         match self.is_together(op) {
             false => Order::Joined,
@@ -185,15 +185,15 @@ impl Lowering<'_> {
             ("k_pages", k_pages),
             ("v_pages", v_pages),
         ];
-        let turns = op.rope.map(|rope| self.ropes[rope].clone());
-        buffers.extend(turns.into_iter().flat_map(|[far, near]| [("far", far), ("near", near)]));
+        let rope_tables = op.rope.map(|rope| self.ropes[rope].clone());
+        buffers.extend(rope_tables.into_iter().flat_map(|[far, near]| [("far", far), ("near", near)]));
         Finish {
             name: "_rope",
             files: [wgsl!("rotate", "finish_rope"), self.v_store()].concat(),
             constants,
             buffers,
             by_blocks: false,
-            hazards: Hazards::TOLD,
+            hazards: Hazards::DECLARED,
         }
     }
 
@@ -216,7 +216,7 @@ impl Lowering<'_> {
         let store = Store { gates: fused, ..Store::WRITE };
         let source = before.source();
         let [gate, up] =
-            self.after_norm(linears, &groups, (source, store), finishes, Take::Projected, body)?;
+            self.after_norm(linears, &groups, (source, store), finishes, HandoffInput::Projected, body)?;
         let launch = self.activate(op.activation, Some(&gate), &up, gates, down, Places::Rows)?;
         let when = match fused {
             Some(Gates { few, .. }) => When::Between(2, few as usize + 1),
@@ -237,7 +237,7 @@ impl Lowering<'_> {
         let linears = [&op.up];
         let groups = self.groups(linears, |_| Order::Joined);
         let source = (before.source(), Store::WRITE);
-        let [up] = self.after_norm(linears, &groups, source, vec![], Take::Projected, body)?;
+        let [up] = self.after_norm(linears, &groups, source, vec![], HandoffInput::Projected, body)?;
         let launch = self.activate(op.activation, None, &up, false, down, Places::Rows)?;
         body.push(launch);
         Ok(false)
@@ -271,10 +271,10 @@ impl Lowering<'_> {
             constants,
             buffers: vec![("gated", self.acts[2].clone())],
             by_blocks: false,
-            hazards: Hazards::TOLD,
+            hazards: Hazards::DECLARED,
         };
-        match self.product_hands() {
-            Some(hands) => finish.with(hands.gate(), hands::PRODUCT),
+        match self.word_handoff() {
+            Some(handoff) => finish.with(handoff.gate(), handoff::MATMUL),
             None => finish,
         }
     }
@@ -298,17 +298,17 @@ impl Lowering<'_> {
         let hidden = self.program.hidden;
         let place = Place { buffer, stride: hidden, first: 0 };
         let (last, hazards) = match next {
-            Some(Op::NormLogits(_)) => (Some(self.x.clone()), hands::LAST),
-            _ => (None, hands::PRODUCT),
+            Some(Op::NormLogits(_)) => (Some(self.x.clone()), handoff::LAST),
+            _ => (None, handoff::MATMUL),
         };
-        // Only matmuls that are made to it can apply the factor of a norm.
+        // Only matmuls lowered for it can apply the factor of a norm.
         let next = match next {
             Some(Op::NormQkvRopeStore(op)) if op.gate.is_none() => {
                 op.norm.map(|norm| (norm, op.qkv().collect()))
             }
             Some(Op::NormGateUp(op)) => op.norm.map(|norm| (norm, op.gate.iter().chain([&op.up]).collect())),
             // Activations with handoff have eight bits.
-            Some(Op::NormLogits(op)) if self.product_hands().is_none() || self.is_quantized(&op.head) => {
+            Some(Op::NormLogits(op)) if self.word_handoff().is_none() || self.is_quantized(&op.head) => {
                 Some((op.norm, vec![&op.head]))
             }
             _ => None,
@@ -324,21 +324,24 @@ impl Lowering<'_> {
             Some((norm, linears)) => Some(self.add_finish(norm, linears)?),
             None => from_floats.then(|| store_finish(&place, &store)),
         };
-        if let Some(hands) = self.product_hands() {
+        if let Some(handoff) = self.word_handoff() {
             finish = Some(match finish {
-                Some(finish) if !from_floats => finish.with(hands.projection(&self.x), hands::PRODUCT),
-                Some(finish) if next.is_some() => finish.with(hands.down(true, last), hazards),
-                _ => last_finish().with(hands.down(false, last), hazards),
+                Some(finish) if !from_floats => finish.with(handoff.projection(&self.x), handoff::MATMUL),
+                Some(finish) if next.is_some() => finish.with(handoff.down(true, last), hazards),
+                _ => last_finish().with(handoff.down(false, last), hazards),
             });
         }
         let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Plain, in_order: false };
         let when = When::unless_one_row(finish.is_some());
         if let Some(finish) = finish {
-            let (source, take) =
-                if from_floats { (Source::Floats, Take::Gated) } else { (Source::Made, Take::Attended) };
-            self.one_row(&inputs, source, finish, Some(take), body)?;
+            let (source, handoff_input) = if from_floats {
+                (Source::Floats, HandoffInput::Gated)
+            } else {
+                (Source::Made, HandoffInput::Attended)
+            };
+            self.one_row(&inputs, source, finish, Some(handoff_input), body)?;
         }
-        self.product(&inputs, &place, store, when, body)?;
+        self.matmul(&inputs, &place, store, when, body)?;
         if let Some((norm, _)) = next {
             return Ok(Before::Emitted(norm.eps));
         }
@@ -371,14 +374,14 @@ impl Lowering<'_> {
             ("weight", self.vector(norm.weight)?),
             ("out_squares", self.squares.clone()),
         ];
-        buffers.extend(self.made(Acts::Normed));
+        buffers.extend(self.written_acts(Acts::Normed));
         Ok(Finish {
             name: "_add",
             files: wgsl!("emit", "finish_add").to_vec(),
             constants,
             buffers,
             by_blocks: true,
-            hazards: Hazards::TOLD,
+            hazards: Hazards::DECLARED,
         })
     }
 
@@ -392,11 +395,11 @@ impl Lowering<'_> {
         let inputs =
             Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed, in_order: false };
         let mut finish = store_finish(place, store);
-        if self.product_hands().is_some() {
-            finish.hazards = hands::LAST;
+        if self.word_handoff().is_some() {
+            finish.hazards = handoff::LAST;
         }
         let mut head = Vec::new();
-        self.one_row(&inputs, Source::Normed(op.norm.eps), finish, Some(Take::Down), &mut head)?;
+        self.one_row(&inputs, Source::Normed(op.norm.eps), finish, Some(HandoffInput::Down), &mut head)?;
         Ok(head)
     }
 
@@ -406,21 +409,21 @@ impl Lowering<'_> {
         inputs: &Inputs<'_>,
         source: Source,
         finish: Finish,
-        take: Option<Take>,
+        handoff_input: Option<HandoffInput>,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let matrix = self.matrix(inputs)?;
-        let [part] = &matrix.parts[..] else { unreachable!("`is_whole` was asked") };
+        let [part] = &matrix.parts[..] else { unreachable!("the caller has checked `is_whole`") };
         let layout = matrix.layout;
-        let take = take.filter(|_| self.product_hands().is_some());
+        let handoff_input = handoff_input.filter(|_| self.word_handoff().is_some());
         let by_blocks = finish.by_blocks || matches!(source, Source::Floats);
         let tile = by_blocks.then_some(BLOCK as u32);
-        let mut product = kernels::one_row(self.device, layout, part.rows as u32, tile);
-        if take.is_some() && !by_blocks {
+        let mut matmul = kernels::one_row(self.device, layout, part.rows as u32, tile);
+        if handoff_input.is_some() && !by_blocks {
             // Fewer workgroups then wait for the handoff.
-            product = product.with_threads(self.device.most_threads);
+            matmul = matmul.with_threads(self.device.most_threads);
         }
-        let (files, mut constants) = product.kernel(self.device, layout, matrix.blocks, 0);
+        let (files, mut constants) = matmul.kernel(self.device, layout, matrix.blocks, 0);
         let mut files = [wgsl!("args", "quantize"), decoder(layout), wgsl!("factor"), files].concat();
         constants.extend([
             ("BLOCKS", U(matrix.blocks as u32)),
@@ -436,7 +439,7 @@ impl Lowering<'_> {
             }
             Source::Floats if layout.is_quantized() => {
                 let room = matrix.blocks.next_multiple_of(64) as u32;
-                let parts = (2 * room).div_ceil(product.threads(self.device));
+                let parts = (2 * room).div_ceil(matmul.threads(self.device));
                 constants.extend([
                     ("OWN_ACTS", U(room)),
                     ("PARTS", U(parts)),
@@ -451,34 +454,34 @@ impl Lowering<'_> {
         constants.extend(finish.constants);
         files.extend(finish.files);
         let mut own = finish.buffers;
-        if self.product_hands().is_some() {
+        if self.word_handoff().is_some() {
             files.extend(wgsl!("clear"));
-            constants.push(hands::EMPTY_WORD);
+            constants.push(handoff::EMPTY_WORD);
         }
-        if let (Some(hands), Some(take)) = (self.product_hands(), take) {
-            files.extend(wgsl!("hand", "hand_words"));
-            let (takes, buffers) = hands.takes(take, product.threads(self.device));
-            constants.extend(takes);
+        if let (Some(handoff), Some(handoff_input)) = (self.word_handoff(), handoff_input) {
+            files.extend(wgsl!("handoff", "handoff_words"));
+            let (reads, buffers) = handoff.reads(handoff_input, matmul.threads(self.device));
+            constants.extend(reads);
             own.extend(buffers);
             if let Source::Made = source {
                 // The launch starts during attention and prefetches weights.
                 constants.push(("EARLY", U(matrix.blocks.div_ceil(32).min(3) as u32)));
             }
         }
-        own.extend(self.taken(inputs.acts));
+        own.extend(self.read_acts(inputs.acts));
         own.extend([("row_squares", self.squares.clone()), ("row_factors", self.factors.clone())]);
         let mut buffers: Vec<(&str, &wgpu::Buffer)> =
             own.iter().map(|(name, buffer)| (*name, buffer)).collect();
         buffers.extend(planes(part));
         buffers.extend(bias.iter().map(|bias| ("bias", bias)));
-        let name = format!("{}{}", product.name(layout), finish.name);
+        let name = format!("{}{}", matmul.name(layout), finish.name);
         self.show_for_few(&name, &files, &constants);
         let kernels = vec![self.kernel_with(&name, &files, &constants, &buffers, &finish.hazards)?];
         let counter = self.counter(&[format!("{name}[{}x{}]", part.rows, self.inputs(inputs))]);
         body.push(Launch {
             when: When::OneRow,
             kernels,
-            grid: Grid::Product(part.rows as u32, 1, [product].into()),
+            grid: Grid::Matmul(part.rows as u32, 1, [matmul].into()),
             kv_group: 0,
             counter,
             timed_with: None,
@@ -516,7 +519,7 @@ impl Before {
     }
 }
 
-/// Name of the finish that is none.
+/// Name of the epilogue that does nothing.
 const STORE: &str = "";
 
 fn store_finish(place: &Place, store: &Store) -> Finish {
@@ -528,7 +531,7 @@ fn store_finish(place: &Place, store: &Store) -> Finish {
         constants,
         buffers: vec![("out", place.buffer.clone())],
         by_blocks: false,
-        hazards: Hazards::TOLD,
+        hazards: Hazards::DECLARED,
     }
 }
 
@@ -540,6 +543,6 @@ fn last_finish() -> Finish {
         constants: vec![],
         buffers: vec![],
         by_blocks: true,
-        hazards: Hazards::TOLD,
+        hazards: Hazards::DECLARED,
     }
 }

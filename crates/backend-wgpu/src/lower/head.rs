@@ -8,7 +8,7 @@ use super::{
     Acts, Before, Grid, Io, LOGIT_ROWS, Launch, Lowering, Model, Place, Store,
     Value::U,
     When,
-    products::{Inputs, NORM},
+    matmuls::{Inputs, NORM},
     wgsl,
 };
 use crate::{matrix::Order, sampler};
@@ -37,7 +37,7 @@ impl Lowering<'_> {
         constants.extend(self.halves(0));
         let x = self.x.clone();
         let step = self.step.clone();
-        let made: Vec<_> = self.made(Acts::Normed).collect();
+        let made: Vec<_> = self.written_acts(Acts::Normed).collect();
         let factors = self.factors.clone();
         let mut buffers = vec![("x", &x), ("factors", &factors), ("step", &step), ("normed", &normed)];
         buffers.extend(norm_buffers.iter().map(|(name, buffer)| (*name, buffer)));
@@ -48,7 +48,7 @@ impl Lowering<'_> {
         let store = Store { scale: op.scale, cap: op.soft_cap, ..Store::WRITE };
         let inputs =
             Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed, in_order: false };
-        self.product(&inputs, &place, store, When::Always, &mut head)?;
+        self.matmul(&inputs, &place, store, When::Always, &mut head)?;
         // After the others, as it shares a counter with them.
         let one_row_head = match before {
             Before::Emitted(_) => self.one_row_head(op, &place, &store)?,
@@ -90,7 +90,7 @@ impl Lowering<'_> {
             tilings: self.tilings,
             table_rows: self.embeds.map(|embeds| embeds.table_rows),
             counters: self.counters,
-            handed_parts: self.handed_parts,
+            handoff_partials: self.handoff_partials,
         })
     }
 }

@@ -10,8 +10,8 @@ use super::wgsl;
 
 /// A matmul kernel.
 #[derive(Clone, Copy, Debug)]
-pub struct Product {
-    /// Rows of a step that it is for, at most.
+pub struct Matmul {
+    /// Maximum rows of a step that uses it.
     pub most_rows: u32,
     kind: Kind,
 }
@@ -46,7 +46,7 @@ const BUSY_TILES: u32 = 128;
 /// Maximum rows for which no matmul uses cooperative matrices. From the next row on, activations have copies in half
 /// precision.
 pub const FEW_ROWS: u32 = 4;
-/// Blocks of a stage of those.
+/// Blocks of a stage of cooperative matrices.
 const SPLIT_DEEP: u32 = 2;
 /// Maximum rows for which longer tiles would leave too few workgroups.
 const SHORT_ROWS: u32 = 1024;
@@ -65,47 +65,47 @@ fn class_rows(device: &Device) -> [u32; 2] {
 
 /// Kernels of a matmul with the given outputs and blocks of inputs, by number of rows. If `cooperative` is given, steps of
 /// more than `few` and more than [`few_rows`] rows use cooperative matrices with this side.
-pub fn products(
+pub fn matmuls(
     device: &Device,
     (cooperative, few): (Option<u32>, u32),
     layout: Layout,
     outputs: u32,
     blocks: usize,
-) -> Vec<Product> {
-    let of = |most_rows: u32, kind: Kind| Product { most_rows, kind };
+) -> Vec<Matmul> {
+    let of = |most_rows: u32, kind: Kind| Matmul { most_rows, kind };
     let software = device.is_software;
-    // Four bits are little to wait for: two outputs at a time, where that leaves enough workgroups.
+    // Weights of four bits are loaded fast, so a group computes two outputs if enough workgroups remain.
     let both = layout == Layout::Q4 && !software && outputs >= WIDE;
     let one = vectors(1, 1 + u32::from(both));
-    let mut products = vec![of(1, one)];
+    let mut matmuls = vec![of(1, one)];
     if layout.is_quantized() && !software {
-        products.push(of(VECTOR_ROWS, FEW));
+        matmuls.push(of(VECTOR_ROWS, FEW));
     }
-    // With less of everything written out, software compiles kernels in a fraction of the time.
+    // With less unrolled code, software drivers compile kernels in a fraction of the time.
     let several = if software { vectors(2, 1) } else { vectors(VECTOR_ROWS, 4) };
     match cooperative.filter(|_| layout != Layout::F32) {
         None if software => {
             let tiles = Tiles { rows: 1, outputs: 2, threads: 256 };
-            products.extend([of(3, several), of(u32::MAX, tiles)]);
+            matmuls.extend([of(3, several), of(u32::MAX, tiles)]);
         }
         None => {
             let tiles = Tiles { rows: 8, outputs: 4, threads: 128 };
-            // Few outputs, as routers have, are few tiles: they would leave most of a device idle.
+            // Matmuls with few outputs, such as those of routers, have few tiles, which would leave most of a device idle.
             let most_rows = (BUSY_TILES * 64 * 64 / outputs.max(1)).max(128);
-            products.extend([of(most_rows, several), of(u32::MAX, tiles)]);
+            matmuls.extend([of(most_rows, several), of(u32::MAX, tiles)]);
         }
         Some(side) => {
             let few = few_rows(layout).max(few);
             let [split_rows, team_rows] = class_rows(device);
-            products.push(of(few, several));
+            matmuls.push(of(few, several));
             let splits = split(side, device, [few, split_rows], outputs, blocks as u32);
-            products.extend(splits);
+            matmuls.extend(splits);
             let teams = tall_teams(side, outputs);
             let tall = tall(side, team_rows, teams);
-            products.extend(if fits(device, &tall[0]) && teams > 1 { &tall[..] } else { &tall[1..] });
+            matmuls.extend(if fits(device, &tall[0]) && teams > 1 { &tall[..] } else { &tall[1..] });
         }
     }
-    products
+    matmuls
 }
 
 fn vectors(rows: u32, outputs: u32) -> Kind {
@@ -113,10 +113,10 @@ fn vectors(rows: u32, outputs: u32) -> Kind {
 }
 
 /// Returns the kernel of a matmul of one row, with `tile` outputs per workgroup if given.
-pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Product {
-    let Some(tile) = tile else { return products(device, (None, 0), layout, outputs, 1)[0] };
+pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Matmul {
+    let Some(tile) = tile else { return matmuls(device, (None, 0), layout, outputs, 1)[0] };
     let threads = (32 * tile).min(device.most_threads);
-    Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads, memory: 0 } }
+    Matmul { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads, memory: 0 } }
 }
 
 /// Returns true if a workgroup of a matmul of one row has room for its own activations beside its sums.
@@ -149,20 +149,20 @@ pub fn few_rows(layout: Layout) -> u32 {
 }
 
 /// Returns true if a workgroup of cooperative matrices has room on the device.
-fn fits(device: &Device, product: &Product) -> bool {
-    product.shared_bytes() <= device.memory_beside_matrices()
-        && product.threads(device) <= device.limits.max_compute_invocations_per_workgroup
+fn fits(device: &Device, matmul: &Matmul) -> bool {
+    matmul.shared_bytes() <= device.memory_beside_matrices()
+        && matmul.threads(device) <= device.limits.max_compute_invocations_per_workgroup
 }
 
 /// Returns the kernels with cooperative matrices whose workgroups split inputs among teams, or have several adjacent
 /// tiles of outputs, with as many subgroups as fit. They are for steps of more than `rows[0]` and up to `rows[1]` rows.
-fn split(side: u32, device: &Device, rows: [u32; 2], outputs: u32, blocks: u32) -> Vec<Product> {
+fn split(side: u32, device: &Device, rows: [u32; 2], outputs: u32, blocks: u32) -> Vec<Matmul> {
     let of = |most: u32| {
         let [columns, teams] = shares(outputs.div_ceil(2 * side), blocks.div_ceil(SPLIT_DEEP), most);
         splits(side, rows, columns, teams)
     };
     let most = of(8);
-    if most.iter().all(|product| fits(device, product)) { most } else { of(4) }
+    if most.iter().all(|matmul| fits(device, matmul)) { most } else { of(4) }
 }
 
 /// Returns the faster split of `most` subgroups of a workgroup: the number of adjacent tiles, and the number of teams
@@ -182,13 +182,13 @@ fn shares(tiles: u32, stages: u32, most: u32) -> [u32; 2] {
 
 /// Returns the kernels with `columns` adjacent tiles and `teams` teams, whose tiles have 16, 32 and 64 rows with matrices
 /// of 16, for more rows than `few` up to `most`.
-fn splits(side: u32, [few, most]: [u32; 2], columns: u32, teams: u32) -> Vec<Product> {
+fn splits(side: u32, [few, most]: [u32; 2], columns: u32, teams: u32) -> Vec<Matmul> {
     let tiles = [(16, 1), (32, 2), (most, 4)].into_iter().filter(|&(most_rows, _)| most_rows > few);
-    let product = |(most_rows, rows)| Product {
+    let matmul = |(most_rows, rows)| Matmul {
         most_rows,
         kind: Cooperative { side, columns, teams, groups: 1, matrices: [rows, 2], deep: SPLIT_DEEP },
     };
-    tiles.map(product).collect()
+    tiles.map(matmul).collect()
 }
 
 /// Returns the number of teams of longer tiles in steps of up to two of them: two, if tiles are too few to occupy the
@@ -199,16 +199,16 @@ fn tall_teams(side: u32, outputs: u32) -> u32 {
 
 /// The kernels with cooperative matrices of this side that have four subgroups along rows: of shorter tiles, for up to
 /// `team_rows` rows with `teams` teams, and of shorter and of longer tiles without teams.
-fn tall(side: u32, team_rows: u32, teams: u32) -> [Product; 3] {
-    [(team_rows, 2, teams), (SHORT_ROWS, 2, 1), (u32::MAX, 4, 1)].map(|(most_rows, rows, teams)| Product {
+fn tall(side: u32, team_rows: u32, teams: u32) -> [Matmul; 3] {
+    [(team_rows, 2, teams), (SHORT_ROWS, 2, 1), (u32::MAX, 4, 1)].map(|(most_rows, rows, teams)| Matmul {
         most_rows,
         kind: Cooperative { side, columns: 1, teams, groups: 4, matrices: [rows, 4], deep: 2 },
     })
 }
 
 /// Returns the kernel for one expert and one row.
-pub fn of_pairs() -> Product {
-    Product { most_rows: 1, kind: vectors(1, 1) }
+pub fn of_pairs() -> Matmul {
+    Matmul { most_rows: 1, kind: vectors(1, 1) }
 }
 
 /// Rows of a short tile of rows that share an expert.
@@ -222,30 +222,30 @@ pub fn tile_rows(device: &Device, rows_of_expert: usize) -> [u32; 2] {
     }
 }
 
-/// Returns the kernel for such tiles.
-pub fn of_tiles(device: &Device, tile: u32) -> Product {
+/// Returns the kernel for tiles of rows of one expert.
+pub fn of_tiles(device: &Device, tile: u32) -> Matmul {
     let kind = match device.is_software {
         true => Tiles { rows: tile / 16, outputs: 2, threads: 256 },
         false => Tiles { rows: tile / 8, outputs: 4, threads: 128 },
     };
-    Product { most_rows: u32::MAX, kind }
+    Matmul { most_rows: u32::MAX, kind }
 }
 
 /// Returns the kernel with cooperative matrices of this side. All tile heights sum in one order.
-pub fn of_cooperative_tiles(side: u32, tile: u32) -> Product {
+pub fn of_cooperative_tiles(side: u32, tile: u32) -> Matmul {
     let rows = tile / side;
     let kind = if tile == SHORT_TILE {
-        // A subgroup alone has all rows of its outputs.
+        // One subgroup has all rows of its outputs.
         Cooperative { side, columns: 4, teams: 1, groups: 1, matrices: [rows, 2], deep: 2 }
     } else {
         let groups = rows.min(4);
         Cooperative { side, columns: 1, teams: 1, groups, matrices: [rows / groups, 4], deep: 2 }
     };
-    Product { most_rows: u32::MAX, kind }
+    Matmul { most_rows: u32::MAX, kind }
 }
 
 /// All kernels with cooperative matrices of this side.
-pub fn all_cooperative(side: u32) -> Vec<Product> {
+pub fn all_cooperative(side: u32) -> Vec<Matmul> {
     let shared = [[1, 4], [1, 8], [2, 4], [7, 1]].into_iter();
     shared
         .flat_map(|[columns, teams]| splits(side, [FEW_ROWS, 128], columns, teams))
@@ -255,13 +255,13 @@ pub fn all_cooperative(side: u32) -> Vec<Product> {
 
 /// Returns the kernel of a matmul for a step of `all` rows, and its workgroups for `rows` of them. Rows are along x, so
 /// that workgroups that run at the same time share weights.
-pub fn product(products: &[Product], all: u32, rows: u32, outputs: u32) -> (usize, [u32; 2]) {
-    let kernel = products.iter().position(|product| all <= product.most_rows).unwrap_or(0);
-    let covers = products[kernel].covers();
+pub fn matmul(matmuls: &[Matmul], all: u32, rows: u32, outputs: u32) -> (usize, [u32; 2]) {
+    let kernel = matmuls.iter().position(|matmul| all <= matmul.most_rows).unwrap_or(0);
+    let covers = matmuls[kernel].covers();
     (kernel, [rows.div_ceil(covers[0]), outputs.div_ceil(covers[1])])
 }
 
-impl Product {
+impl Matmul {
     /// Rows and outputs of a workgroup.
     pub fn covers(&self) -> [u32; 2] {
         match self.kind {
@@ -329,7 +329,7 @@ impl Product {
         match self.kind {
             Vectors { rows, outputs, threads, memory } => {
                 let constants = vec![
-                    ("PRODUCT", U(1)),
+                    ("MATMUL", U(1)),
                     ("THREADS", U(threads)),
                     ("OUTS", U(outputs)),
                     ("BATCH", U(rows)),
@@ -341,7 +341,7 @@ impl Product {
                 let deep = depth(layout);
                 let items = self.covers().map(|side| side * deep);
                 let constants = vec![
-                    ("PRODUCT", U(1)),
+                    ("MATMUL", U(1)),
                     ("THREADS", U(threads)),
                     ("ROWS", U(rows)),
                     ("OUTS", U(outputs)),

@@ -25,7 +25,7 @@ use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
     When,
-    products::Inputs,
+    matmuls::Inputs,
     wgsl,
 };
 
@@ -40,7 +40,7 @@ pub(super) struct Room {
     keys: usize,
     /// Results of all heads.
     values: usize,
-    /// Widest row that is an input of a product.
+    /// Widest row that is an input of a matmul.
     pub widest: usize,
 }
 
@@ -109,17 +109,17 @@ impl Lowering<'_> {
         let own = self.latents.clone().expect("programs with latent attention have the buffers");
         let first = latent.query.linears().next().expect("there is one matrix or two");
         self.norm(latent.norm, before, &[first, &latent.down], body)?;
-        self.normed_product(&latent.down, &own.keys, body)?;
+        self.normed_matmul(&latent.down, &own.keys, body)?;
         match &latent.query {
-            LatentQuery::Direct(linear) => self.normed_product(linear, &own.queries, body)?,
+            LatentQuery::Direct(linear) => self.normed_matmul(linear, &own.queries, body)?,
             LatentQuery::Down { down, rank, norm, up } => {
-                self.normed_product(down, &own.rank, body)?;
+                self.normed_matmul(down, &own.rank, body)?;
                 self.activations_of(&own.rank, *rank, Some(*norm), &[up], body)?;
                 let place =
                     Place { buffer: own.queries.clone(), stride: latent.shape.query_width(), first: 0 };
                 let order = Order::Joined;
                 let inputs = Inputs { linears: &[up], order, acts: Acts::Plain, in_order: false };
-                self.product(&inputs, &place, Store::WRITE, When::Always, body)?;
+                self.matmul(&inputs, &place, Store::WRITE, When::Always, body)?;
             }
         }
         self.store_latent(op, &own, body)?;
@@ -129,7 +129,7 @@ impl Lowering<'_> {
             stride: self.program.kv.groups[latent.kv.group].head_dim,
             first: 0,
         };
-        self.product_of_heads(&latent.absorb, latent.shape.heads, &queries, body)?;
+        self.head_matmul(&latent.absorb, latent.shape.heads, &queries, body)?;
         if self.limits.kv_dtype.is_quantized() {
             let files = wgsl!("args", "hadamard", "hadamard_queries");
             let (constants, grid) = (self.heads(latent.kv), Grid::Each(latent.shape.heads as u32));
@@ -141,13 +141,13 @@ impl Lowering<'_> {
         self.attend(&attend, &latent.value, body)?;
         self.merge(&latent.value, &attend, Some(width), body)?;
         let values = Place { buffer: own.values.clone(), stride: value, first: 0 };
-        self.product_of_heads(&latent.value, latent.shape.heads, &values, body)?;
+        self.head_matmul(&latent.value, latent.shape.heads, &values, body)?;
         self.activations_of(&own.values, latent.shape.value_width(), None, &[&latent.out], body)?;
         self.add(&latent.out, false, &op.add, next, body)
     }
 
     /// A matmul of each head of each row with its own matrix of a stack.
-    fn product_of_heads(
+    fn head_matmul(
         &mut self,
         linear: &Linear,
         heads: usize,
@@ -156,7 +156,7 @@ impl Lowering<'_> {
     ) -> Result<(), LoadError> {
         let order = Order::Stacked(heads);
         let inputs = Inputs { linears: &[linear], order, acts: Acts::Plain, in_order: true };
-        self.product(&inputs, place, Store::WRITE, When::Always, body)
+        self.matmul(&inputs, place, Store::WRITE, When::Always, body)
     }
 
     /// Norm and rotation of the latent vector, into pages.
@@ -168,7 +168,7 @@ impl Lowering<'_> {
     ) -> Result<(), LoadError> {
         let latent = &op.latent;
         let shape = latent.shape;
-        let (rotates, turns) = self.rotation(Some(latent.rope), None);
+        let (rotates, rope_tables) = self.rotation(Some(latent.rope), None);
         let mut constants = vec![
             ("Q_HEADS", U(0)),
             ("K_STRIDE", U(shape.key_dim() as u32)),
@@ -198,7 +198,7 @@ impl Lowering<'_> {
             ("q_norm", &weight),
             ("k_norm", &weight),
         ];
-        buffers.extend(turns.iter().map(|(name, buffer)| (*name, buffer)));
+        buffers.extend(rope_tables.iter().map(|(name, buffer)| (*name, buffer)));
         body.push(self.launch_store(constants, &buffers, 2, latent.kv)?);
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Lowering<'_> {
     ) -> Result<(), LoadError> {
         let latent = &op.latent;
         let LatentShape { heads, plain, rotated, latent: width, .. } = latent.shape;
-        let (rotates, turns) = self.rotation(Some(latent.rope), latent.position_scale);
+        let (rotates, rope_tables) = self.rotation(Some(latent.rope), latent.position_scale);
         let mut constants = vec![
             ("PLAIN", U(plain as u32)),
             ("ROTATED", U(rotated as u32)),
@@ -224,7 +224,7 @@ impl Lowering<'_> {
         constants.extend(self.emit_for(&[&latent.absorb], plain));
         let (step, queries) = (self.step.clone(), self.queries.clone());
         let mut buffers = vec![("q", &own.queries), ("step", &step), ("queries", &queries)];
-        buffers.extend(turns.iter().map(|(name, buffer)| (*name, buffer)));
+        buffers.extend(rope_tables.iter().map(|(name, buffer)| (*name, buffer)));
         let files = wgsl!("args", "quantize", "emit", "rotate", "latent_queries");
         let grid = Grid::Each(heads as u32);
         body.push(self.launch("latent_queries", files, constants, &buffers, grid, latent.kv.group)?);

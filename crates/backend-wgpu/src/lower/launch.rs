@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{handed_parts::HandedParts, kernels::Product, recurrent::LayerState};
+use super::{handoff_partials::HandoffPartials, kernels::Matmul, recurrent::LayerState};
 use crate::{
     hidden::Hazards,
     pipeline::Pipeline,
@@ -13,25 +13,25 @@ use crate::{
 /// Number of workgroups of a launch.
 #[derive(Clone, Debug)]
 pub enum Grid {
-    /// This many for each row.
+    /// This number of workgroups per row.
     Each(u32),
     /// One workgroup per row, along x.
     Rows,
     /// One workgroup per 256 rows.
     Threads,
-    /// A product: its outputs, the matrices of its stack, and its kernels.
-    Product(u32, u32, Arc<[Product]>),
-    /// The items of a KV group's attention with such a tile, this many for each.
+    /// A matmul: its outputs, the matrices of its stack, and its kernels.
+    Matmul(u32, u32, Arc<[Matmul]>),
+    /// This number of workgroups per item of attention with this kind of tile, in the launch's KV group.
     Attention(Tile, u32),
-    /// This many for each row, if attention has left a row's result in parts.
+    /// This number of workgroups per row, if attention has left the result of a row in partials.
     Merge(u32),
-    /// The pages of all block tables.
+    /// One workgroup per page of the block tables.
     Pages,
     /// Workgroups for each pair of a row and one of its experts: along x if `along_x`, otherwise along y.
     Pairs {
         /// Experts of a row.
         used: u32,
-        /// Workgroups for each.
+        /// Workgroups per pair.
         each: u32,
         /// True if pairs are along x.
         along_x: bool,
@@ -40,12 +40,12 @@ pub enum Grid {
     ExpertTiles {
         /// Division of rows into tiles.
         tiles: ExpertTiles,
-        /// Workgroups for each.
+        /// Workgroups per tile.
         each: u32,
         /// True if tiles are along x; places are along y.
         along_x: bool,
     },
-    /// This many for each sequence.
+    /// This number of workgroups per sequence.
     Sequences(u32),
     /// A single workgroup.
     One,
@@ -70,10 +70,10 @@ impl ExpertTiles {
     }
 }
 
-/// The steps that a launch is for.
+/// Steps that use a launch, by their number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// All.
+    /// All steps.
     Always,
     /// Steps of one row.
     OneRow,
@@ -88,7 +88,7 @@ pub enum When {
 }
 
 impl When {
-    /// All, but those of one row if something else is for these.
+    /// Returns `MoreRows` if another launch handles steps of one row, and `Always` otherwise.
     pub fn unless_one_row(other: bool) -> Self {
         if other { Self::MoreRows } else { Self::Always }
     }
@@ -107,7 +107,7 @@ impl When {
 }
 
 /// A variant of a launch with its own inputs and outputs.
-pub struct Way {
+pub struct LaunchVariant {
     /// Steps that use it.
     pub when: When,
     /// Code beside that of its kernel.
@@ -120,10 +120,10 @@ pub struct Way {
     pub hazards: &'static Hazards,
 }
 
-impl Way {
-    /// With barriers.
-    pub fn told(when: When) -> Self {
-        Self { when, files: vec![], constants: vec![], buffers: vec![], hazards: &Hazards::TOLD }
+impl LaunchVariant {
+    /// Creates a variant without handoff: wgpu places barriers for all its buffers.
+    pub fn with_barriers(when: When) -> Self {
+        Self { when, files: vec![], constants: vec![], buffers: vec![], hazards: &Hazards::DECLARED }
     }
 }
 
@@ -184,7 +184,7 @@ pub struct Model {
     /// Names of the counters.
     pub counters: Vec<String>,
     /// Buffers of the handoff from attention to its merge, if the device uses it.
-    pub handed_parts: Option<HandedParts>,
+    pub handoff_partials: Option<HandoffPartials>,
 }
 
 /// Buffers between host and device.

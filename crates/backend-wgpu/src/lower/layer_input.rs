@@ -20,7 +20,7 @@ use crate::{
 use super::{
     Before, Grid, Launch, Lowering, Place,
     Value::{F, U},
-    products::Places,
+    matmuls::Places,
     wgsl,
 };
 
@@ -81,7 +81,7 @@ impl Lowering<'_> {
     pub(super) fn layer_embeds(&mut self, op: &LayerEmbeds, body: &mut Vec<Launch>) -> Result<(), LoadError> {
         let own = self.embeds();
         self.norm(None, Before::Added, &[&op.projection], body)?;
-        self.normed_product(&op.projection, &own.embeds, body)?;
+        self.normed_matmul(&op.projection, &own.embeds, body)?;
         let constants = vec![
             ("COUNT", U(op.count as u32)),
             ("WIDTH", U(op.width as u32)),
@@ -112,7 +112,7 @@ impl Lowering<'_> {
     ) -> Result<Before, LoadError> {
         let (own, room) = (self.embeds(), Room::of(self.program));
         self.norm(None, before, &[&op.gate], body)?;
-        self.normed_product(&op.gate, &own.gate, body)?;
+        self.normed_matmul(&op.gate, &own.gate, body)?;
         let gate = Place { buffer: own.gate, stride: room.width, first: 0 };
         let embed = Place { buffer: own.embeds, stride: room.all, first: op.index * room.width };
         let launch = self.activate(op.activation, Some(&gate), &embed, false, &op.out, Places::Rows)?;

@@ -31,9 +31,9 @@ use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
     When,
-    hands::Parts,
+    handoff::Bindings,
     kernels::FEW_ROWS,
-    products::Inputs,
+    matmuls::Inputs,
     wgsl,
 };
 
@@ -115,7 +115,7 @@ pub(super) struct Room {
     heads: usize,
     /// Gates of attention's output.
     gates: usize,
-    /// Widest row that is an input of a product.
+    /// Widest row that is an input of a matmul.
     pub widest: usize,
 }
 
@@ -226,7 +226,7 @@ impl Lowering<'_> {
     }
 
     /// Adds a matmul with a norm's activations, to its own buffer.
-    pub(super) fn normed_product(
+    pub(super) fn normed_matmul(
         &mut self,
         linear: &Linear,
         buffer: &wgpu::Buffer,
@@ -235,7 +235,7 @@ impl Lowering<'_> {
         let stride = self.weights.matrix(linear.matrix).rows;
         let place = Place { buffer: buffer.clone(), stride, first: 0 };
         let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Normed, in_order: false };
-        self.product(&inputs, &place, Store::WRITE, When::Always, body)
+        self.matmul(&inputs, &place, Store::WRITE, When::Always, body)
     }
 
     /// A short convolution, from the norm to the residual stream.
@@ -249,7 +249,7 @@ impl Lowering<'_> {
         let conv = &op.conv;
         let own = self.mixers().clone();
         self.norm(conv.norm, before, &[&conv.input], body)?;
-        self.normed_product(&conv.input, &own.mixed, body)?;
+        self.normed_matmul(&conv.input, &own.mixed, body)?;
 
         let (mut constants, vectors) = self.convolution(&conv.convolution, conv.width)?;
         constants.extend([("MIXED_STRIDE", U(3 * conv.width as u32)), ("SHORT", U(1))]);
@@ -285,7 +285,7 @@ impl Lowering<'_> {
         let linears = [&delta.qkv, &delta.gate, &delta.alpha, &delta.beta];
         self.norm(delta.norm, before, &linears, body)?;
         for (linear, to) in linears.into_iter().zip([&own.mixed, &own.z, &own.decays, &own.betas]) {
-            self.normed_product(linear, to, body)?;
+            self.normed_matmul(linear, to, body)?;
         }
         self.delta_inputs(delta, &own, body)?;
         self.delta(&Heads::of(delta), &own, body)?;
@@ -450,7 +450,7 @@ impl Lowering<'_> {
     }
 
     /// Constants of a convolution, and its vectors.
-    pub(super) fn convolution(&mut self, op: &Convolution, channels: usize) -> Result<Parts, LoadError> {
+    pub(super) fn convolution(&mut self, op: &Convolution, channels: usize) -> Result<Bindings, LoadError> {
         let constants = vec![
             ("KEPT", U(op.taps as u32 - 1)),
             ("CHANNELS", U(channels as u32)),

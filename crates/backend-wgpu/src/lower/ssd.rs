@@ -39,7 +39,7 @@ impl Lowering<'_> {
         let linears = [&ssd.cbv, &ssd.gate, &ssd.dt];
         self.norm(ssd.norm, before, &linears, body)?;
         for (linear, to) in linears.into_iter().zip([&own.mixed, &own.z, &own.decays]) {
-            self.normed_product(linear, to, body)?;
+            self.normed_matmul(linear, to, body)?;
         }
         self.ssd_inputs(ssd, &own, body)?;
         let heads = Heads { shape: &ssd.shape, alternating: false, scans: true, state: ssd.state };
@@ -81,7 +81,7 @@ impl Lowering<'_> {
             ("GATE_SCALE", F(op.gate_scale)),
             ("NORM", U(u32::from(norm.is_some()))),
             ("NORM_FIRST", U(u32::from(matches!(op.out_norm, GatedNorm::BeforeGate(_))))),
-            ("GROUP", U(group as u32)),
+            ("NORM_GROUP", U(group as u32)),
             ("FACTORS_HERE", U(256_usize.div_ceil(group) as u32 + 1)),
             ("EPS", F(norm.map_or(0.0, |norm| norm.eps))),
             ("STAGED", U(8 * 33)),

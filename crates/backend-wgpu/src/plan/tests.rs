@@ -11,13 +11,13 @@ const WINDOW: u32 = 700;
 /// A plan of a step with these starts and rows of sequences, two groups and two K/V heads.
 fn plan(
     wide: Option<Wide>,
-    parts: usize,
+    partials: usize,
     busy: usize,
     lengths: &[(usize, usize)],
 ) -> (Plan, Vec<StepSequence>) {
     let group = |window| KvGroup {
         window,
-        slots: 1,
+        layer_slots: 1,
         heads: 8,
         kv_heads: 2,
         head_dim: 64,
@@ -38,7 +38,7 @@ fn plan(
         attention: AttentionMode::Paged,
     };
     let tiling =
-        Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, always_merges: false, parts, busy, wide };
+        Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, always_merges: false, partials, busy, wide };
     let mut plan = Plan::new(&kv, &limits, &[tiling; 2], false);
     let (mut pages, mut sequences, mut first) = (Vec::new(), Vec::new(), 0);
     for &(start, rows) in lengths {
@@ -59,12 +59,12 @@ fn plan(
 }
 
 /// Every row gets each of its splits once, and each of its partials has its own place, for any division.
-fn covers(wide: Option<Wide>, parts: usize, busy: usize, lengths: &[(usize, usize)]) {
+fn covers(wide: Option<Wide>, partials: usize, busy: usize, lengths: &[(usize, usize)]) {
     let rows = lengths.iter().map(|(_, rows)| rows).sum();
     let singles = lengths.iter().filter(|(_, rows)| *rows == 1).count();
-    let (plan, sequences) = plan(wide, parts, busy, lengths);
+    let (plan, sequences) = plan(wide, partials, busy, lengths);
     for (group, window) in [(0, usize::MAX), (1, WINDOW as usize)] {
-        let cut = &plan.cuts[group];
+        let split_plan = &plan.split_plans[group];
         let mut seen = vec![Vec::new(); rows];
         for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
             let is_wide = matches!(tile, Tile::WideRow | Tile::WideRows);
@@ -92,12 +92,12 @@ fn covers(wide: Option<Wide>, parts: usize, busy: usize, lengths: &[(usize, usiz
                     seen[row].len(),
                     "row {row} has a split twice"
                 );
-                let at = cut.parts as usize + 4 * row;
+                let at = split_plan.partials as usize + 4 * row;
                 let [place, count, number, length] = [0, 1, 2, 3].map(|i| plan.words[at + i] as usize);
                 assert_eq!(number, wanted.start() / length);
                 assert_eq!(number + count, wanted.end() / length + 1);
-                assert!((place..place + count).all(|place| place < parts && places.insert(place)));
-                assert!(!cut.whole || count == 1);
+                assert!((place..place + count).all(|place| place < partials && places.insert(place)));
+                assert!(!split_plan.whole || count == 1);
             }
         }
     }
@@ -119,10 +119,10 @@ fn attention_is_cut_without_gaps() {
     ];
     for lengths in steps {
         let rows: usize = lengths.iter().map(|(_, rows)| rows).sum();
-        for parts in [rows, rows + 40, 10 * rows] {
+        for partials in [rows, rows + 40, 10 * rows] {
             for busy in [8, 32, 512] {
-                covers(Some(wide), parts, busy, lengths);
-                covers(None, parts, busy, lengths);
+                covers(Some(wide), partials, busy, lengths);
+                covers(None, partials, busy, lengths);
             }
         }
     }
@@ -132,8 +132,8 @@ fn attention_is_cut_without_gaps() {
 #[test]
 fn arguments_say_what_one_row_has_to_do() {
     for start in [0, 255, 600, 1000, 5000, 16_383] {
-        for (parts, busy) in [(1, 512), (100, 512), (100, 4)] {
-            let (plan, _) = plan(None, parts, busy, &[(start, 1)]);
+        for (partials, busy) in [(1, 512), (100, 512), (100, 4)] {
+            let (plan, _) = plan(None, partials, busy, &[(start, 1)]);
             for group in [0, 1] {
                 let args = plan.args(group as usize);
                 let at = plan.first_item(group as usize, Tile::Row);
@@ -162,7 +162,7 @@ fn workgroups_are_shared_out_evenly() {
         let count = plan.items(0, Tile::Row) as usize;
         let items: Vec<&[u32]> = plan.words[at..at + 8 * count].chunks(8).collect();
         let splits: Vec<u32> = items.iter().map(|item| item[6]).collect();
-        (splits, items[0][7] as usize, plan.cuts[0].whole)
+        (splits, items[0][7] as usize, plan.split_plans[0].whole)
     };
     // 33 splits of 8 sequences for 64 workgroups: runs, nine per K/V head. Short ones are last.
     assert_eq!(items(8, 16_383, 64), ([vec![4; 64], vec![1; 8]].concat(), RUN, false));

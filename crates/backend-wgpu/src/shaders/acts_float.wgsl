@@ -1,5 +1,5 @@
 // Loads activations in single precision, [rows, 8, BLOCKS]: a block of 32 is eight quads.
-//% if PRODUCT
+//% if MATMUL
 @group(0) @binding(3) var<storage, read> x_floats: array<vec4<f32>>; // [rows, 8, BLOCKS]
 //% end
 
@@ -9,7 +9,7 @@ struct Acts {
 //% end
 }
 
-//% if PRODUCT
+//% if MATMUL
 fn load_acts(row: u32, block: u32) -> Acts {
   let at = row * 8u * BLOCKS + block;
   return Acts(

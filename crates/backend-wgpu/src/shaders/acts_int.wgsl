@@ -1,6 +1,6 @@
 // Loads, receives or quantizes activations in eight bits: x[i] = scale * quants[i] for each block of 32.
 //% if OWN_ACTS
-//% if TAKES
+//% if AWAITED
 //% else
 @group(0) @binding(3) var<storage, read> x_floats: array<vec4<f32>>; // [8, BLOCKS]
 //% end
@@ -15,7 +15,7 @@ fn make_acts(tid: u32) {
   let at_${p} = tid + ${p}u * THREADS;
   let block_${p} = at_${p} % BLOCKS;
   let half_${p} = min(at_${p} / BLOCKS, 1u);
-//% if TAKES
+//% if AWAITED
 //% for j in 0..4
   var word_${p}_${j} = vec4<u32>();
 //% end
@@ -25,13 +25,13 @@ fn make_acts(tid: u32) {
 //% end
 //% end
 //% end
-//% if TAKES
+//% if AWAITED
   var all_there = false;
   for (var n = 0u; n < patience() && !all_there; n++) {
     all_there = true;
 //% for p in 0..PARTS
 //% for j in 0..4
-    word_${p}_${j} = hands[TAKE_AT / 4u + (4u * half_${p} + ${j}u) * BLOCKS + block_${p}];
+    word_${p}_${j} = handoff[AWAIT_AT / 4u + (4u * half_${p} + ${j}u) * BLOCKS + block_${p}];
 //% end
 //% end
 //% for p in 0..PARTS
@@ -83,44 +83,44 @@ fn scale_and_sums(row: u32, block: u32) -> vec2<u32> {
   return vec2<u32>(x_scales[block], x_scales[block + BLOCKS]);
 }
 //% else
-//% if TAKES
+//% if AWAITED
 // Input by handoff: quants [2, BLOCKS] of four words, scales [BLOCKS], sums [BLOCKS], and further values.
-var<workgroup> taken: array<vec4<u32>, TAKES / 4u>;
+var<workgroup> received: array<vec4<u32>, AWAITED / 4u>;
 
 fn take_acts(tid: u32) {
-//% for t in 0..TAKE_ROUNDS
+//% for t in 0..AWAIT_ROUNDS
   var words_${t} = vec4<u32>();
 //% end
   var all_there = false;
   for (var n = 0u; n < patience() && !all_there; n++) {
-//% for t in 0..TAKE_ROUNDS
-    if (tid + ${t}u * THREADS < TAKES / 4u) { words_${t} = hands[TAKE_AT / 4u + tid + ${t}u * THREADS]; }
+//% for t in 0..AWAIT_ROUNDS
+    if (tid + ${t}u * THREADS < AWAITED / 4u) { words_${t} = handoff[AWAIT_AT / 4u + tid + ${t}u * THREADS]; }
 //% end
     all_there = true;
-//% for t in 0..TAKE_ROUNDS
+//% for t in 0..AWAIT_ROUNDS
     all_there = all_there && is_there(words_${t});
 //% end
   }
   if (!all_there) { give_up(); }
-//% for t in 0..TAKE_ROUNDS
-  if (tid + ${t}u * THREADS < TAKES / 4u) { taken[tid + ${t}u * THREADS] = words_${t}; }
+//% for t in 0..AWAIT_ROUNDS
+  if (tid + ${t}u * THREADS < AWAITED / 4u) { received[tid + ${t}u * THREADS] = words_${t}; }
 //% end
   workgroupBarrier();
 }
 
 fn quants_at(i: u32) -> vec4<u32> {
-  return taken[i];
+  return received[i];
 }
 
 fn taken_word(i: u32) -> u32 {
-  return taken[i / 4u][i % 4u];
+  return received[i / 4u][i % 4u];
 }
 
 fn scale_and_sums(row: u32, block: u32) -> vec2<u32> {
   return vec2<u32>(taken_word(8u * BLOCKS + block), taken_word(9u * BLOCKS + block));
 }
 //% else
-//% if PRODUCT
+//% if MATMUL
 @group(0) @binding(3) var<storage, read> x_quants: array<vec4<u32>>; // [rows, 2, BLOCKS]
 @group(0) @binding(4) var<storage, read> x_scales: array<vec2<u32>>; // [rows, BLOCKS] scale; sums of both halves
 
@@ -137,7 +137,7 @@ fn scale_and_sums(row: u32, block: u32) -> vec2<u32> {
 
 struct Acts { lo: vec4<u32>, hi: vec4<u32>, scale: f32, sums: vec2<i32> }
 
-//% if PRODUCT
+//% if MATMUL
 fn load_acts(row: u32, block: u32) -> Acts {
   let s = scale_and_sums(row, block);
   let at = row * 2u * BLOCKS + block;

@@ -4,9 +4,9 @@ struct Args {
   first: u32,     // first output row, if the outputs of a step are divided into slices
   tokens: u32,    // [rows] token of each row
   positions: u32, // [rows] position of each row
-  slots: u32,     // [groups, rows] address of K and V of each row: page * PAGE + position % PAGE
+  token_offsets: u32, // [groups, rows] place of K and V of each row: page * PAGE + position % PAGE
   items: u32,     // [items, 8] work items of attention, see splits.wgsl
-  parts: u32,     // [rows, 4] partials of each row, see parts.wgsl
+  partials: u32,  // [rows, 4] partials of each row, see partials.wgsl
   outputs: u32,   // [outputs] row of each output
   sequences: u32, // [rows] sequence of each row; then [sequences, 5], see sequences.wgsl
   whole: u32,     // 1 if attention leaves no row's result in partials

@@ -13,10 +13,10 @@
 // dimensions of a token. A read of V has four dimensions of V_TOKENS tokens.
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>; // [rows, HEADS, DIM / 4]
-//% if HANDS_PARTS
+//% if HANDOFF_PARTIALS
 //% else
-@group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
-@group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
+@group(0) @binding(4) var<storage, read_write> partial_sums: array<vec4<f32>>; // [partials, HEADS, DIM / 4]
+@group(0) @binding(5) var<storage, read_write> partial_tops: array<vec2<f32>>; // [partials, HEADS] maximum, sum of weights
 //% end
 
 const QUADS = DIM / 4u;
@@ -82,8 +82,8 @@ fn main(
   let own = tid / SIDE; // index of the thread's four queries
 
   // Page numbers are prefetched; those of the first split are loaded before the wait for queries.
-  let asked = min(tid, COARSE / PAGE - 1u);
-  var page = page_of(item.first_split, asked, item.table, item.position + item.rows);
+  let page_index = min(tid, COARSE / PAGE - 1u);
+  var page = page_of(item.first_split, page_index, item.table, item.position + item.rows);
 //% if CLEARED
   if (work.x == 0u) { clear(work.y * THREADS + tid, KV_HEADS * HEAD_TILES * THREADS); }
 //% end
@@ -127,9 +127,9 @@ fn main(
     let end = min(split_begin(split + 1u) - base, item.position + item.rows - base);
     let begin = max(seen_from, base) - base;
     // Tokens outside of the mask are also read and get the weight zero. All numbers in pages are finite.
-    if (tid < COARSE / PAGE) { places[tid] = (page * PAGE_WORDS + SLOT_AT) / 4u + item.kv_head * (PAGE / 4u) * HEAD_WORDS; }
+    if (tid < COARSE / PAGE) { places[tid] = (page * PAGE_WORDS + LAYER_SLOT_AT) / 4u + item.kv_head * (PAGE / 4u) * HEAD_WORDS; }
     workgroupBarrier();
-    page = page_of(split + 1u, asked, item.table, item.position + item.rows);
+    page = page_of(split + 1u, page_index, item.table, item.position + item.rows);
 
     // Scores. In short splits, a thread has fewer tokens and reads more of each at once.
     let size = size_of(end);
@@ -339,26 +339,26 @@ fn main(
 //% for o in 0..OUTS
   if (tid + ${o}u * THREADS < QUERIES_${v} * QUADS) {
     let quad = ${v}u * 4u * QUADS + tid + ${o}u * THREADS;
-    let part = part_of(quad / QUADS, work);
+    let partial = partial_of(quad / QUADS, work);
     let head = quad / QUADS % TILE_HEADS;
-    if (part != NO_PART && head < item.heads) {
-//% if HANDS_PARTS
-      give_part(sum_at(part, item.first_head + head) + quad % QUADS, result_${v}_${o}.sum);
+    if (partial != NO_PARTIAL && head < item.heads) {
+//% if HANDOFF_PARTIALS
+      publish_partial(sum_at(partial, item.first_head + head) + quad % QUADS, result_${v}_${o}.sum);
 //% else
-      part_sums[(part * HEADS + item.first_head + head) * QUADS + quad % QUADS] = result_${v}_${o}.sum;
+      partial_sums[(partial * HEADS + item.first_head + head) * QUADS + quad % QUADS] = result_${v}_${o}.sum;
 //% end
     }
   }
 //% end
 //% end
   if (tid < QUERIES) {
-    let part = part_of(tid, work);
+    let partial = partial_of(tid, work);
     let head = tid % TILE_HEADS;
-    if (part != NO_PART && head < item.heads) {
-//% if HANDS_PARTS
-      give_part(top_at(part, item.first_head + head), vec4<f32>(total.top, total.sum.x, 0.0, 0.0));
+    if (partial != NO_PARTIAL && head < item.heads) {
+//% if HANDOFF_PARTIALS
+      publish_partial(top_at(partial, item.first_head + head), vec4<f32>(total.top, total.sum.x, 0.0, 0.0));
 //% else
-      part_tops[part * HEADS + item.first_head + head] = vec2<f32>(total.top, total.sum.x);
+      partial_tops[partial * HEADS + item.first_head + head] = vec2<f32>(total.top, total.sum.x);
 //% end
     }
   }

@@ -11,8 +11,8 @@
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS] of eight f16, see pages.rs
 @group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>;         // like k_pages
-@group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
-@group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
+@group(0) @binding(4) var<storage, read_write> partial_sums: array<vec4<f32>>; // [partials, HEADS, DIM / 4]
+@group(0) @binding(5) var<storage, read_write> partial_tops: array<vec2<f32>>; // [partials, HEADS] maximum, sum of weights
 
 const QUADS = DIM / 4u;
 const EIGHTS = DIM / 8u;
@@ -98,7 +98,7 @@ fn place_of(kv_head: u32, table: u32, block: u32, token: u32, last_token: u32) -
 //% else
   let page = min(block + token, last_token) / PAGE;
 //% end
-  return (step[table + page] * PAGE_WORDS + SLOT_AT) / 4u + kv_head * PAGE * EIGHTS;
+  return (step[table + page] * PAGE_WORDS + LAYER_SLOT_AT) / 4u + kv_head * PAGE * EIGHTS;
 }
 
 fn load_k(kv_head: u32, table: u32, block: u32, token: u32, eight: u32, last_token: u32) -> vec4<u32> {
@@ -142,11 +142,11 @@ fn main(
 //% end
 //% end
 //% end
-  // Queries are loaded through the tile, which has space for those of TURN_GROUPS subgroups.
-  for (var turn = 0u; turn < GROUPS; turn += TURN_GROUPS) {
+  // Queries are loaded through the tile, which has space for those of ROUND_GROUPS subgroups.
+  for (var first_group = 0u; first_group < GROUPS; first_group += ROUND_GROUPS) {
     workgroupBarrier();
-    for (var i = tid; i < 16u * TURN_GROUPS * EIGHTS; i += THREADS) {
-      let query = 16u * turn + i / EIGHTS;
+    for (var i = tid; i < 16u * ROUND_GROUPS * EIGHTS; i += THREADS) {
+      let query = 16u * first_group + i / EIGHTS;
       let row = item.first_row + min(query / TILE_HEADS, item.rows - 1u);
       let head = item.first_head + min(query % TILE_HEADS, item.heads - 1u);
       let at = (row * HEADS + head) * QUADS + i % EIGHTS * 2u;
@@ -160,11 +160,11 @@ fn main(
     workgroupBarrier();
     // This loop replaces an `if`. In control flow that differs between subgroups, the compiler permits matrix
     // operations only in loops.
-    for (var own = group / TURN_GROUPS * TURN_GROUPS == turn; own; own = false) {
+    for (var own = group / ROUND_GROUPS * ROUND_GROUPS == first_group; own; own = false) {
 //% for r in 0..ROWS
 //% for d in 0..DIMS
       query_${r}_${d} = coopLoadT<Rows>(
-        &tile[((16u * (group % TURN_GROUPS) + ${r}u * SIDE) * STRIDE + ${d}u * SIDE / 8u) * EIGHT], STRIDE * EIGHT
+        &tile[((16u * (group % ROUND_GROUPS) + ${r}u * SIDE) * STRIDE + ${d}u * SIDE / 8u) * EIGHT], STRIDE * EIGHT
       );
 //% end
 //% end
@@ -179,15 +179,15 @@ fn main(
   let own_scores = 16u * group * SCORE_STRIDE; // scores of the subgroup
   let last = i32(item.position + min(query / TILE_HEADS, item.rows - 1u)); // last token that the query sees
   let head = item.first_head + query % TILE_HEADS;
-  var part = part_of(query, work);
-  if (query % TILE_HEADS >= item.heads) { part = NO_PART; }
+  var partial = partial_of(query, work);
+  if (query % TILE_HEADS >= item.heads) { partial = NO_PARTIAL; }
   var top = NOTHING;
   var total = vec4<f32>(0.0);
   // Maximum and sum of previous runs.
   var whole_top = NOTHING;
   var whole_total = 0.0;
 
-  // Parts of K and V that this thread reads.
+  // Elements of K and V that this thread reads.
   let k_token = tid % TOKENS;
   let k_eight = tid / TOKENS;
   var from_ = max(split_begin(item.first_split), first_seen(item.position)) / TOKENS * TOKENS;
@@ -368,7 +368,7 @@ fn main(
       total = vec4<f32>(0.0);
       // If no result of this step is in partials, this kernel computes the activations of the next matmul.
       let emits = ends && args.whole != 0u;
-      let at = (part * HEADS + head) * QUADS + lane;
+      let at = (partial * HEADS + head) * QUADS + lane;
 //% for p in 0..PIECES
 //% for r in 0..ROWS
 //% for c in 0..PIECE_MATRICES
@@ -379,14 +379,14 @@ fn main(
 //% end
 //% end
       workgroupBarrier();
-      if (part != NO_PART) {
+      if (partial != NO_PARTIAL) {
 //% for i in 0..PIECE_SHARE
         var sum_${i} = staged(own + ${i}u * LANES) * factor;
-        if (!is_first) { sum_${i} = fma(part_sums[at + 8u * ${p}u + ${i}u * LANES], vec4<f32>(old), sum_${i}); }
+        if (!is_first) { sum_${i} = fma(partial_sums[at + 8u * ${p}u + ${i}u * LANES], vec4<f32>(old), sum_${i}); }
         if (emits) {
           stage(own + ${i}u * LANES, sum_${i} / whole_total);
         } else {
-          part_sums[at + 8u * ${p}u + ${i}u * LANES] = sum_${i};
+          partial_sums[at + 8u * ${p}u + ${i}u * LANES] = sum_${i};
         }
 //% end
       }
@@ -396,8 +396,8 @@ fn main(
       }
       workgroupBarrier();
 //% end
-      if (ends && !emits && part != NO_PART && lane == 0u) {
-        part_tops[part * HEADS + head] = vec2<f32>(whole_top, whole_total);
+      if (ends && !emits && partial != NO_PARTIAL && lane == 0u) {
+        partial_tops[partial * HEADS + head] = vec2<f32>(whole_top, whole_total);
       }
     }
   }

@@ -12,10 +12,10 @@
 // NVIDIA's compiler needs five times as many instructions for columns of B.
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
-//% if HANDS_PARTS
+//% if HANDOFF_PARTIALS
 //% else
-@group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
-@group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
+@group(0) @binding(4) var<storage, read_write> partial_sums: array<vec4<f32>>; // [partials, HEADS, DIM / 4]
+@group(0) @binding(5) var<storage, read_write> partial_tops: array<vec2<f32>>; // [partials, HEADS] maximum, sum of weights
 //% end
 
 const QUADS = DIM / 4u;
@@ -101,8 +101,8 @@ fn main(
   let work = work_of(wid);
   let item = item_of(work);
   let seen_from = first_seen(item.position);
-  let asked = min(tid, COARSE / PAGE - 1u);
-  var page = page_of(item.first_split, asked, item.table, item.position + 1u);
+  let page_index = min(tid, COARSE / PAGE - 1u);
+  var page = page_of(item.first_split, page_index, item.table, item.position + 1u);
 //% if CLEARED
   if (work.x == 0u) { clear(work.y * THREADS + tid, KV_HEADS * HEAD_TILES * THREADS); }
 //% end
@@ -113,7 +113,7 @@ fn main(
     let quad = clamp(queries[(item.first_row * HEADS + head) * QUADS + i % QUADS] * SCALE, -most, most);
     put_quad(i / QUADS * TILE_STRIDE + i % QUADS, vec4<f16>(quad));
   }
-  if (tid < COARSE / PAGE) { places[tid] = (page * PAGE_WORDS + SLOT_AT) / 2u + item.kv_head * PAGE * QUADS; }
+  if (tid < COARSE / PAGE) { places[tid] = (page * PAGE_WORDS + LAYER_SLOT_AT) / 2u + item.kv_head * PAGE * QUADS; }
   workgroupBarrier();
 
   let own_scores = group * SCORES;
@@ -128,7 +128,7 @@ fn main(
     let end = min(split_begin(split + 1u) - base, item.position + 1u - base);
     let begin = max(seen_from, base) - base;
     let here = (split - item.first_split) % 2u * (COARSE / 16u); // offset of this split in `places`
-    page = page_of(split + 1u, asked, item.table, item.position + 1u);
+    page = page_of(split + 1u, page_index, item.table, item.position + 1u);
 
     // Scores. Tokens outside of the mask are also read and get the weight zero. All numbers in pages are finite.
 //% for b in 0..K_BLOCKS
@@ -240,7 +240,7 @@ fn main(
 //% end
     if (lane % 16u == 0u) { totals[own * GROUPS + group] = all; }
     // This part of `places` belongs to the previous split and is no longer read.
-    if (tid < COARSE / PAGE) { places[COARSE / 16u - here + tid] = (page * PAGE_WORDS + SLOT_AT) / 2u + item.kv_head * PAGE * QUADS; }
+    if (tid < COARSE / PAGE) { places[COARSE / 16u - here + tid] = (page * PAGE_WORDS + LAYER_SLOT_AT) / 2u + item.kv_head * PAGE * QUADS; }
     workgroupBarrier();
     var split_total = 0.0;
     for (var i = 0u; i < GROUPS; i++) { split_total += totals[query / 4u * GROUPS + i][query % 4u]; }
@@ -292,17 +292,17 @@ fn main(
     emit_shared(has_block, item.first_row, item.first_head * (DIM / 32u) + block, block, tid % 8u);
     return;
   }
-  let part = part_of(0u, work);
-  if (part != NO_PART && query < item.heads) {
-//% if HANDS_PARTS
-    give_part(sum_at(part, item.first_head + query) + group * 4u + lane % 4u, result.sum);
+  let partial = partial_of(0u, work);
+  if (partial != NO_PARTIAL && query < item.heads) {
+//% if HANDOFF_PARTIALS
+    publish_partial(sum_at(partial, item.first_head + query) + group * 4u + lane % 4u, result.sum);
     if (group == 0u && lane % 4u == 0u) {
-      give_part(top_at(part, item.first_head + query), vec4<f32>(total.top, total.sum.x, 0.0, 0.0));
+      publish_partial(top_at(partial, item.first_head + query), vec4<f32>(total.top, total.sum.x, 0.0, 0.0));
     }
 //% else
-    let to = part * HEADS + item.first_head + query;
-    part_sums[to * QUADS + group * 4u + lane % 4u] = result.sum;
-    if (group == 0u && lane % 4u == 0u) { part_tops[to] = vec2<f32>(total.top, total.sum.x); }
+    let to = partial * HEADS + item.first_head + query;
+    partial_sums[to * QUADS + group * 4u + lane % 4u] = result.sum;
+    if (group == 0u && lane % 4u == 0u) { partial_tops[to] = vec2<f32>(total.top, total.sum.x); }
 //% end
   }
 }

@@ -1,10 +1,10 @@
-// Merges the partials of attention of a row in order, [parts, HEADS, DIM], applies the gate if there is one, and writes
+// Merges the partials of attention of a row in order, [partials, HEADS, DIM], applies the gate if there is one, and writes
 // activations of the next matmul. One workgroup computes MERGE_HEADS heads of a row, so that it has whole blocks.
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
-//% if HANDS_PARTS
+//% if HANDOFF_PARTIALS
 //% else
-@group(0) @binding(1) var<storage, read> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
-@group(0) @binding(2) var<storage, read> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
+@group(0) @binding(1) var<storage, read> partial_sums: array<vec4<f32>>; // [partials, HEADS, DIM / 4]
+@group(0) @binding(2) var<storage, read> partial_tops: array<vec2<f32>>; // [partials, HEADS] maximum, sum of weights
 //% end
 
 //% if SINKS
@@ -16,11 +16,11 @@
 //% end
 
 const QUADS = DIM / 4u;
-const SLOTS = min(256u / QUADS, 51u); // partials that the threads read concurrently
-const CHUNK = 5u * SLOTS;             // partials of a round; with heads of 128, all partials of 16,384 tokens
+const CONCURRENT = min(256u / QUADS, 51u); // partials that the threads read concurrently
+const CHUNK = 5u * CONCURRENT;             // partials of a round; with heads of 128, all partials of 16,384 tokens
 
 var<workgroup> tops: array<f32, 64>;           // maximum of each subgroup, which has at least 4 threads
-var<workgroup> parts: array<vec2<f32>, CHUNK>; // factor, and sum of weights times factor
+var<workgroup> partials: array<vec2<f32>, CHUNK>; // factor, and sum of weights times factor
 var<workgroup> chunk: array<vec4<f32>, CHUNK * QUADS>;
 
 //% if HADAMARD
@@ -34,11 +34,11 @@ fn put_number(i: u32, x: f32) {
 }
 //% end
 
-fn top_of(part: u32, head: u32) -> vec2<f32> {
-//% if HANDS_PARTS
-  return take_part(top_at(part, head)).xy;
+fn top_of(partial: u32, head: u32) -> vec2<f32> {
+//% if HANDOFF_PARTIALS
+  return wait_for_partial(top_at(partial, head)).xy;
 //% else
-  return part_tops[part * HEADS + head];
+  return partial_tops[partial * HEADS + head];
 //% end
 }
 
@@ -51,17 +51,17 @@ fn main(
   @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
   let row = wid.y;
-  let made = parts_of(row);
-  let slot = min(tid / QUADS, SLOTS - 1u);
+  let made = partials_of(row);
+  let lane_partial = min(tid / QUADS, CONCURRENT - 1u);
   for (var h = 0u; h < MERGE_HEADS; h++) {
     // Past the last head, the result of the last head is computed again and omitted.
     let head = min(wid.x * MERGE_HEADS + h, HEADS - 1u);
     let at = (made.first * HEADS + head) * QUADS + tid % QUADS;
-//% if HANDS_PARTS
+//% if HANDOFF_PARTIALS
 //% else
     // Past the last partial, the last partial is read again.
 //% for u in 0..5
-    var next_${u} = part_sums[at + min(${u}u * SLOTS + slot, made.count - 1u) * HEADS * QUADS];
+    var next_${u} = partial_sums[at + min(${u}u * CONCURRENT + lane_partial, made.count - 1u) * HEADS * QUADS];
 //% end
 //% end
     var own = vec2<f32>(NOTHING);
@@ -79,18 +79,18 @@ fn main(
     for (var base = 0u; base < made.count; base += CHUNK) {
       let here = min(CHUNK, made.count - base);
       if (tid < here) {
-        var part = own;
-        if (base > 0u) { part = top_of(made.first + base + tid, head); }
-        let factor = power_of_two(part.x - top);
-        parts[tid] = vec2<f32>(factor, part.y * factor);
+        var partial = own;
+        if (base > 0u) { partial = top_of(made.first + base + tid, head); }
+        let factor = power_of_two(partial.x - top);
+        partials[tid] = vec2<f32>(factor, partial.y * factor);
       }
-//% if HANDS_PARTS
+//% if HANDOFF_PARTIALS
       // The maxima are written, so the sums are probably written as well.
       var all_there = false;
       for (var n = 0u; n < patience() && !all_there; n++) {
 //% for u in 0..5
-        let next_${u} = parts_handed[at + min(base + ${u}u * SLOTS + slot, made.count - 1u) * QUADS * HEADS];
-        if (tid < SLOTS * QUADS) { chunk[${u}u * SLOTS * QUADS + tid] = bitcast<vec4<f32>>(next_${u}); }
+        let next_${u} = handoff_partials[at + min(base + ${u}u * CONCURRENT + lane_partial, made.count - 1u) * QUADS * HEADS];
+        if (tid < CONCURRENT * QUADS) { chunk[${u}u * CONCURRENT * QUADS + tid] = bitcast<vec4<f32>>(next_${u}); }
 //% end
         all_there = true;
 //% for u in 0..5
@@ -100,15 +100,15 @@ fn main(
       if (!all_there) { give_up(); }
       workgroupBarrier();
 //% else
-      if (tid < SLOTS * QUADS) {
+      if (tid < CONCURRENT * QUADS) {
 //% for u in 0..5
-        chunk[${u}u * SLOTS * QUADS + tid] = next_${u};
+        chunk[${u}u * CONCURRENT * QUADS + tid] = next_${u};
 //% end
       }
       workgroupBarrier();
       if (base + CHUNK < made.count) {
 //% for u in 0..5
-        next_${u} = part_sums[at + min(base + CHUNK + ${u}u * SLOTS + slot, made.count - 1u) * HEADS * QUADS];
+        next_${u} = partial_sums[at + min(base + CHUNK + ${u}u * CONCURRENT + lane_partial, made.count - 1u) * HEADS * QUADS];
 //% end
       }
 //% end
@@ -116,14 +116,14 @@ fn main(
       if (tid + ${o}u * 256u < DIM) {
         let d = tid + ${o}u * 256u;
         var value = chunk[d / 4u][d % 4u];
-        var part = parts[0];
+        var partial = partials[0];
         for (var i = 0u; i < here; i++) {
           // The next partial is loaded before this one is added.
           let next_value = chunk[min(i + 1u, CHUNK - 1u) * QUADS + d / 4u][d % 4u];
-          let next_part = parts[min(i + 1u, CHUNK - 1u)];
-          run_${o} += vec2<f32>(value * part.x, part.y);
+          let next_partial = partials[min(i + 1u, CHUNK - 1u)];
+          run_${o} += vec2<f32>(value * partial.x, partial.y);
           value = next_value;
-          part = next_part;
+          partial = next_partial;
           if ((made.number + base + i + 1u) * made.length % RUN == 0u || base + i + 1u == made.count) {
             sum_${o} += run_${o};
             run_${o} = vec2<f32>(0.0);
@@ -183,8 +183,8 @@ fn main(
   let block = wid.x * (MERGE_HEADS * DIM / 32u) + mine;
   emit_shared(mine < MERGE_HEADS * DIM / 32u && block < ACT_BLOCKS, row, block, mine, tid % 8u);
 //% end
-//% if HANDS_PARTS
-  for (var i = tid; i < made.count * QUADS; i += 256u) { empty_part(sum_at(made.first + i / QUADS, wid.x) + i % QUADS); }
-  for (var i = tid; i < made.count; i += 256u) { empty_part(top_at(made.first + i, wid.x)); }
+//% if HANDOFF_PARTIALS
+  for (var i = tid; i < made.count * QUADS; i += 256u) { clear_partial(sum_at(made.first + i / QUADS, wid.x) + i % QUADS); }
+  for (var i = tid; i < made.count; i += 256u) { clear_partial(top_at(made.first + i, wid.x)); }
 //% end
 }

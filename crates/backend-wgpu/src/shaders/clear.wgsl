@@ -1,5 +1,5 @@
 //% if CLEARED
-// Sets the words of the handoff (hand.wgsl) of a later layer to EMPTY, before they are written. A barrier separates
+// Sets the words of the handoff (handoff.wgsl) of a later layer to EMPTY, before they are written. A barrier separates
 // this from readers of the previous values.
 @group(0) @binding(19) var<storage, read_write> cleared: array<vec4<u32>>; // [CLEARED]
 

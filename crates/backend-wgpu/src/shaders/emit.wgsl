@@ -1,7 +1,7 @@
 // Writes activations of the next matmul in blocks of 32, [rows, ACT_BLOCKS]: as floats, in eight bits, or both. With
 // cooperative matrices, they follow in half precision. Only those in half precision include the factor of a norm; other
 // matmuls multiply their results by the factor.
-//% if GIVES
+//% if PUBLISHES
 //% else
 //% if EMIT_Q8
 @group(0) @binding(8) var<storage, read_write> acts_quants: array<vec4<u32>>; // [rows, 2, ACT_BLOCKS]
@@ -33,20 +33,12 @@ fn staged_quad(block: u32, j: u32) -> vec4<f32> {
 }
 //% end
 
-//% if GIVES
+//% if PUBLISHES
 //% else
 //% if HALVES
-// Returns eight elements divided by 8, so that neither small scales of weights nor large activations leave the range of
-// half precision. The elements of a quad are in the order 0, 2, 1, 3, in which the conversion of quants is fastest.
-fn eight_halves(a: vec4<f32>, b: vec4<f32>) -> vec4<u32> {
-  let most = vec4<f32>(65504.0);
-  let x = min(max(a * 0.125, -most), most);
-  let y = min(max(b * 0.125, -most), most);
-  return vec4<u32>(pack2x16float(x.xz), pack2x16float(x.yw), pack2x16float(y.xz), pack2x16float(y.yw));
-}
-
 // Writes elements 8 i to 8 i + 7 of a block in the order of matrices of 16 times 16: [rows / 16, 2 ACT_BLOCKS, 16, 16].
-fn put_halves(row: u32, block: u32, i: u32, eight: vec4<u32>) {
+fn put_halves(row: u32, block: u32, i: u32, a: vec4<f32>, b: vec4<f32>) {
+  let eight = vec4<u32>(four_halves(a), four_halves(b));
   let at = ((row / 16u * ACT_BLOCKS + block) * 32u + row % 16u) * 2u + i / 2u * 32u + i % 2u;
 //% if EMIT_Q8
   acts_quants[QUANTS_END + at] = eight;
@@ -75,7 +67,7 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
 //% if HALVES
   if (args.rows >= HALVES_FROM) {
 //% for j in 0..4
-    put_halves(row, block, ${j}u, eight_halves(v[2 * ${j}] * factor, v[2 * ${j} + 1] * factor));
+    put_halves(row, block, ${j}u, v[2 * ${j}] * factor, v[2 * ${j} + 1] * factor);
 //% end
   }
 //% end
@@ -101,10 +93,10 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
 //% end
     );
     largest = largest_of(v);
-//% if GIVES
+//% if PUBLISHES
     let quants = quants_of(staged_quad(from_, j), largest);
     shared_quants[8u * from_ + j] = quants;
-    give(GIVE_AT + (j / 4u * ACT_BLOCKS + block) * 4u + j % 4u, quants);
+    publish(PUBLISH_AT + (j / 4u * ACT_BLOCKS + block) * 4u + j % 4u, quants);
 //% else
 //% if EMIT_F32
     acts_floats[(row * 8u + j) * ACT_BLOCKS + block] = bitcast<vec4<u32>>(staged_quad(from_, j));
@@ -114,7 +106,7 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
 //% end
 //% if HALVES
     if (args.rows >= HALVES_FROM && j < 4u) {
-      put_halves(row, block, j, eight_halves(staged_quad(from_, 2u * j), staged_quad(from_, 2u * j + 1u)));
+      put_halves(row, block, j, staged_quad(from_, 2u * j), staged_quad(from_, 2u * j + 1u));
     }
 //% end
 //% end
@@ -123,9 +115,9 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
   workgroupBarrier();
   if (has_block && j == 0u) {
     let made = with_sums(shared_half(8u * from_), shared_half(8u * from_ + 4u), largest);
-//% if GIVES
-    give(GIVE_AT + 8u * ACT_BLOCKS + block, bitcast<u32>(made.scale));
-    give(GIVE_AT + 9u * ACT_BLOCKS + block, made.sums);
+//% if PUBLISHES
+    publish(PUBLISH_AT + 8u * ACT_BLOCKS + block, bitcast<u32>(made.scale));
+    publish(PUBLISH_AT + 9u * ACT_BLOCKS + block, made.sums);
 //% else
     put_quants(row, block, made);
 //% end

@@ -1,9 +1,9 @@
 // Returns the factor of a row's results, which is 1 unless its activations are those of a norm.
 //% if NORMED
 // In a step of one row, the factor is computed here from sums of squares of blocks.
-//% if TAKES
+//% if AWAITED
 fn squares_of(four: u32) -> vec4<f32> {
-  return bitcast<vec4<f32>>(taken[5u * BLOCKS / 2u + four]);
+  return bitcast<vec4<f32>>(received[5u * BLOCKS / 2u + four]);
 }
 //% else
 @group(0) @binding(12) var<storage, read> row_squares: array<vec4<f32>>; // [SQUARES]

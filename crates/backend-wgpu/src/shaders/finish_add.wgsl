@@ -4,38 +4,38 @@
 //% if NORMS
 @group(0) @binding(7) var<storage, read> weight: array<f32>; // [OUTPUTS]
 //% end
-//% if HANDS
+//% if HANDOFF
 // The residual stream passes by handoff within a layer. After a barrier it is in memory, from X_FIRST on.
-//% if TAKES_X
+//% if AWAITS_X
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
-fn ask_x(i: u32) -> f32 { return bitcast<f32>(look(X_AT + i)); }
+fn load_x(i: u32) -> f32 { return bitcast<f32>(peek(X_AT + i)); }
 
-fn x_of(i: u32, asked: f32) -> f32 {
-  if (bitcast<u32>(asked) != EMPTY) { return asked; }
-  return bitcast<f32>(take(X_AT + i));
+fn x_of(i: u32, prefetched: f32) -> f32 {
+  if (bitcast<u32>(prefetched) != EMPTY) { return prefetched; }
+  return bitcast<f32>(wait_for(X_AT + i));
 }
 
 fn put_x(i: u32, value: f32) { out[X_FIRST + i] = value; }
 //% else
 @group(0) @binding(5) var<storage, read> x: array<f32>;
 
-fn ask_x(i: u32) -> f32 { return x[X_FIRST + i]; }
+fn load_x(i: u32) -> f32 { return x[X_FIRST + i]; }
 
-fn x_of(i: u32, asked: f32) -> f32 { return asked; }
+fn x_of(i: u32, prefetched: f32) -> f32 { return prefetched; }
 
-fn put_x(i: u32, value: f32) { give(X_AT + i, bitcast<u32>(value)); }
+fn put_x(i: u32, value: f32) { publish(X_AT + i, bitcast<u32>(value)); }
 //% end
 //% if NORMS
-fn put_squares(block: u32, sum: f32) { give(SQUARES_AT + block, bitcast<u32>(sum)); }
+fn put_squares(block: u32, sum: f32) { publish(SQUARES_AT + block, bitcast<u32>(sum)); }
 //% end
 //% else
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;          // [OUTPUTS]
 @group(0) @binding(11) var<storage, read_write> out_squares: array<f32>; // [OUTPUTS / 32]
 
-fn ask_x(i: u32) -> f32 { return out[i]; }
+fn load_x(i: u32) -> f32 { return out[i]; }
 
-fn x_of(i: u32, asked: f32) -> f32 { return asked; }
+fn x_of(i: u32, prefetched: f32) -> f32 { return prefetched; }
 
 fn put_x(i: u32, value: f32) { out[i] = value; }
 
@@ -44,26 +44,26 @@ fn put_squares(block: u32, sum: f32) { out_squares[block] = sum; }
 
 var<workgroup> values: array<f32, 32>;
 
-struct Asked { x: f32, weight: f32 }
+struct Prefetched { x: f32, weight: f32 }
 
-fn ask(tid: u32, first: u32) -> Asked {
-  var asked: Asked;
+fn prefetch(tid: u32, first: u32) -> Prefetched {
+  var prefetched: Prefetched;
   if (tid < 32u) {
-    asked.x = ask_x(first + tid);
+    prefetched.x = load_x(first + tid);
 //% if NORMS
-    asked.weight = weight[first + tid];
+    prefetched.weight = weight[first + tid];
 //% end
   }
-  return asked;
+  return prefetched;
 }
 
-fn finish(tid: u32, first: u32, asked: Asked) {
+fn finish(tid: u32, first: u32, prefetched: Prefetched) {
   if (tid < 32u) {
-    let value = x_of(first + tid, asked.x) + totals[tid];
+    let value = x_of(first + tid, prefetched.x) + totals[tid];
     put_x(first + tid, value);
 //% if NORMS
     values[tid] = value;
-    stage(tid, value * asked.weight);
+    stage(tid, value * prefetched.weight);
 //% end
   }
 //% if NORMS

@@ -9,24 +9,24 @@
 @group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // see pages.rs
 //% end
 
-struct Asked { slot: u32, angles: vec4<f32> }
+struct Prefetched { token_offset: u32, angles: vec4<f32> }
 
-fn ask(tid: u32, first: u32) -> Asked {
-  var asked: Asked;
+fn prefetch(tid: u32, first: u32) -> Prefetched {
+  var prefetched: Prefetched;
 //% if CLEARED
   clear(first / TILE * THREADS + tid, OUTPUTS / TILE * THREADS);
 //% end
-  if (tid >= TILE / 4u) { return asked; }
-  asked.slot = step[args.slots + GROUP * args.rows];
+  if (tid >= TILE / 4u) { return prefetched; }
+  prefetched.token_offset = step[args.token_offsets + KV_GROUP * args.rows];
 //% if PAIRS
   let pair = (first + 4u * tid) % DIM / 2u;
   let position = step[args.positions];
-  asked.angles = vec4<f32>(angle(position, min(pair, PAIRS - 1u)), angle(position, min(pair + 1u, PAIRS - 1u)));
+  prefetched.angles = vec4<f32>(angle(position, min(pair, PAIRS - 1u)), angle(position, min(pair + 1u, PAIRS - 1u)));
 //% end
-  return asked;
+  return prefetched;
 }
 
-fn finish(tid: u32, first: u32, asked: Asked) {
+fn finish(tid: u32, first: u32, prefetched: Prefetched) {
   let output = first + 4u * tid;
   if (tid >= TILE / 4u || output >= OUTPUTS) { return; }
   let at = output % DIM; // index in its head
@@ -34,7 +34,7 @@ fn finish(tid: u32, first: u32, asked: Asked) {
   // `x` has two pairs of neighbouring dimensions, which begin at `ends`.
   var ends = vec2<u32>(at, at + 2u);
   if (output < K_END && at < 2u * PAIRS) {
-    x = vec4<f32>(turned_by(x.xy, asked.angles.xy), turned_by(x.zw, asked.angles.zw));
+    x = vec4<f32>(rotated_by(x.xy, prefetched.angles.xy), rotated_by(x.zw, prefetched.angles.zw));
 //% if TOGETHER
     x = x.xzyw;
     ends = vec2<u32>(at / 2u, at / 2u + PAIRS);
@@ -52,15 +52,15 @@ fn finish(tid: u32, first: u32, asked: Asked) {
 //% if HAS_K
   if (output >= Q_END && output < K_END) {
     let head = (output - Q_END) / DIM;
-    k_pages[k_word(asked.slot, head, ends.x)] = pack(x.xy);
-    k_pages[k_word(asked.slot, head, ends.y)] = pack(x.zw);
+    k_pages[k_word(prefetched.token_offset, head, ends.x)] = pack(x.xy);
+    k_pages[k_word(prefetched.token_offset, head, ends.y)] = pack(x.zw);
   }
 //% end
 //% if HAS_V
   if (output >= K_END) {
     let head = (output - K_END) / DIM;
-    put_v(asked.slot, head, ends.x, x.xy);
-    put_v(asked.slot, head, ends.y, x.zw);
+    put_v(prefetched.token_offset, head, ends.x, x.xy);
+    put_v(prefetched.token_offset, head, ends.y, x.zw);
   }
 //% end
 }

@@ -76,9 +76,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% if FINISHES
   let first = wid.y * TILE;
-  let asked = ask(tid, first);
+  let prefetched = prefetch(tid, first);
 //% end
-//% if TAKES
+//% if AWAITED
   wait_for_some(wid.y, tid);
 //% if OWN_ACTS
 //% else
@@ -150,7 +150,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
   }
   workgroupBarrier();
-  finish(tid, first, asked);
+  finish(tid, first, prefetched);
 //% else
   for (var n = lane; n < OUTS * BATCH; n += 32u) {
     let total = total_of(own + n);

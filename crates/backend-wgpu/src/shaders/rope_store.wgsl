@@ -19,7 +19,7 @@
 //% end
 
 var<workgroup> head: array<f32, DIM>;
-var<workgroup> turned: array<f32, DIM>;
+var<workgroup> rotated: array<f32, DIM>;
 var<workgroup> squares: array<f32, 64u + DIM / 4u>;
 
 //% if HEAD_NORMS
@@ -70,16 +70,16 @@ const QUADS = DIM / 4u;
 const LARGEST = 127.0 * 65504.0;
 
 fn number_at(i: u32) -> f32 {
-  return turned[i];
+  return rotated[i];
 }
 
 fn put_number(i: u32, x: f32) {
-  turned[i] = x;
+  rotated[i] = x;
 }
 
 fn finite_quad(n: u32) -> vec4<f32> {
   var quad = vec4<f32>(0.0);
-  for (var i = 0u; i < 4u; i++) { quad[i] = finite(turned[4u * n + i], LARGEST); }
+  for (var i = 0u; i < 4u; i++) { quad[i] = finite(rotated[4u * n + i], LARGEST); }
   return quad;
 }
 
@@ -123,7 +123,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let row = wid.y;
   // This is loaded early, because dependent loads follow.
   let position = step[args.positions + row];
-  let slot = step[args.slots + GROUP * args.rows + row];
+  let token_offset = step[args.token_offsets + KV_GROUP * args.rows + row];
   let is_q = wid.x < Q_HEADS;
   let is_k = !is_q && wid.x < Q_HEADS + KV_HEADS;
   let kv_head = (wid.x - Q_HEADS) % KV_HEADS;
@@ -156,7 +156,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if NORM_FIRST
   if (is_rotated) { norm_head(tid, row, select(kv_head, wid.x, is_q), is_q); }
 //% end
-  for (var i = tid; i < DIM; i += 64u) { turned[i] = head[i]; }
+  for (var i = tid; i < DIM; i += 64u) { rotated[i] = head[i]; }
   workgroupBarrier();
 //% if PAIRS
   if (is_rotated) {
@@ -168,19 +168,19 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       let first = ROTATE_AT + pair;
       let second = first + PAIRS;
 //% end
-      let both = turned_by(vec2<f32>(head[first], head[second]), angle(position, pair));
-      turned[first] = both.x;
-      turned[second] = both.y;
+      let both = rotated_by(vec2<f32>(head[first], head[second]), angle(position, pair));
+      rotated[first] = both.x;
+      rotated[second] = both.y;
     }
   }
   workgroupBarrier();
 //% end
 //% if NORM_LAST
   if (is_q || is_k) {
-    for (var i = tid; i < DIM; i += 64u) { head[i] = turned[i]; }
+    for (var i = tid; i < DIM; i += 64u) { head[i] = rotated[i]; }
     workgroupBarrier();
     norm_head(tid, row, select(kv_head, wid.x, is_q), is_q);
-    for (var i = tid; i < DIM; i += 64u) { turned[i] = head[i]; }
+    for (var i = tid; i < DIM; i += 64u) { rotated[i] = head[i]; }
     workgroupBarrier();
   }
 //% end
@@ -189,15 +189,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
   if (is_q) {
     let factor = by_position(position);
-    for (var i = tid; i < DIM; i += 64u) { queries[(row * HEADS + wid.x) * DIM + i] = turned[i] * factor; }
+    for (var i = tid; i < DIM; i += 64u) { queries[(row * HEADS + wid.x) * DIM + i] = rotated[i] * factor; }
     return;
   }
 //% if QUANTS
-  let page = slot / PAGE;
-  let token = slot % PAGE;
+  let page = token_offset / PAGE;
+  let token = token_offset % PAGE;
   // The scratch page is not read and stays finite for all groups.
   if (page == 0u) { return; }
-  let at = page * PAGE_WORDS + SLOT_AT + kv_head * PAGE * HEAD_WORDS;
+  let at = page * PAGE_WORDS + LAYER_SLOT_AT + kv_head * PAGE * HEAD_WORDS;
   // `quantize_kv` in crates/backend defines the quants and scales.
   for (var n = tid; n < QUADS; n += 64u) {
     let quad = finite_quad(n);
@@ -236,11 +236,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
 //% else
   for (var i = tid; i < DIM / 2u; i += 64u) {
-    let two = vec2<f32>(turned[2u * i], turned[2u * i + 1u]);
+    let two = vec2<f32>(rotated[2u * i], rotated[2u * i + 1u]);
     if (is_k) {
-      k_pages[k_word(slot, kv_head, 2u * i)] = pack(two);
+      k_pages[k_word(token_offset, kv_head, 2u * i)] = pack(two);
     } else {
-      put_v(slot, kv_head, 2u * i, two);
+      put_v(token_offset, kv_head, 2u * i, two);
     }
   }
 //% end

@@ -14,7 +14,7 @@ fn angle(position: u32, pair: u32) -> vec2<f32> {
 }
 //% end
 
-fn turned_by(x: vec2<f32>, angle: vec2<f32>) -> vec2<f32> {
+fn rotated_by(x: vec2<f32>, angle: vec2<f32>) -> vec2<f32> {
   return vec2<f32>(fma(x.x, angle.x, -(x.y * angle.y)), fma(x.x, angle.y, x.y * angle.x));
 }
 
@@ -64,11 +64,11 @@ fn pack(x: vec2<f32>) -> u32 {
 }
 
 // Returns the offset of two dimensions of K, from `d` on, in half-precision pages.
-fn k_word(slot: u32, kv_head: u32, d: u32) -> u32 {
-  let head = slot / PAGE * PAGE_WORDS + SLOT_AT + kv_head * PAGE * (DIM / 2u);
+fn k_word(token_offset: u32, kv_head: u32, d: u32) -> u32 {
+  let head = token_offset / PAGE * PAGE_WORDS + LAYER_SLOT_AT + kv_head * PAGE * (DIM / 2u);
 //% if SIXTEENS
-  return head + (d / 16u * PAGE + slot % PAGE) * 8u + d % 16u / 2u;
+  return head + (d / 16u * PAGE + token_offset % PAGE) * 8u + d % 16u / 2u;
 //% else
-  return head + (d / 8u * PAGE + slot % PAGE) * 4u + d % 8u / 2u;
+  return head + (d / 8u * PAGE + token_offset % PAGE) * 4u + d % 8u / 2u;
 //% end
 }

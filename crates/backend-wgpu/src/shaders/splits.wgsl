@@ -1,5 +1,5 @@
 // Work items, splits and partials of attention kernels.
-const NO_PART = 0xffffffffu;
+const NO_PARTIAL = 0xffffffffu;
 
 // Returns the first token of a split. Splits have FINE tokens up to COARSE_FROM, so that short contexts are
 // distributed, and COARSE tokens after it.
@@ -41,37 +41,37 @@ fn work_of(wid: vec3<u32>) -> vec2<u32> {
 fn item_of(work: vec2<u32>) -> Item {
   var item: Item;
   if (args.row_length != 0u) {
-    let part = args.row_from / args.row_length + work.x;
-    let first = max(args.row_from, part * args.row_length);
+    let partial = args.row_from / args.row_length + work.x;
+    let first = max(args.row_from, partial * args.row_length);
     item.rows = 1u;
     item.position = args.row_position;
     item.table = args.row_table;
     item.first_split = first;
-    item.splits = min(args.row_to, (part + 1u) * args.row_length) - first;
+    item.splits = min(args.row_to, (partial + 1u) * args.row_length) - first;
   } else {
     let at = args.items + 8u * work.x;
     item.first_row = step[at];
     item.rows = step[at + 1u];
     item.position = step[at + 2u];
-    item.table = step[at + 3u] + GROUP * step[at + 4u];
+    item.table = step[at + 3u] + KV_GROUP * step[at + 4u];
     item.first_split = step[at + 5u];
     item.splits = step[at + 6u];
   }
   item.kv_head = work.y / HEAD_TILES;
-  item.first_head = item.kv_head * GROUP_HEADS + work.y % HEAD_TILES * TILE_HEADS;
-  item.heads = min(TILE_HEADS, (item.kv_head + 1u) * GROUP_HEADS - item.first_head);
+  item.first_head = item.kv_head * QUERIES_PER_KV + work.y % HEAD_TILES * TILE_HEADS;
+  item.heads = min(TILE_HEADS, (item.kv_head + 1u) * QUERIES_PER_KV - item.first_head);
   return item;
 }
 
-// Returns the index of the partial of a query in the tile, or NO_PART if the query does not exist or sees no tokens.
+// Returns the index of the partial of a query in the tile, or NO_PARTIAL if the query does not exist or sees no tokens.
 // The item is loaded again, because it would occupy registers until then.
-fn part_of(query: u32, work: vec2<u32>) -> u32 {
+fn partial_of(query: u32, work: vec2<u32>) -> u32 {
   let item = item_of(work);
   let row = query / TILE_HEADS;
-  let parts = parts_of(item.first_row + min(row, item.rows - 1u));
-  let index = item.first_split / parts.length - parts.number;
-  if (row >= item.rows || index >= parts.count) { return NO_PART; }
-  return parts.first + index;
+  let partials = partials_of(item.first_row + min(row, item.rows - 1u));
+  let index = item.first_split / partials.length - partials.number;
+  if (row >= item.rows || index >= partials.count) { return NO_PARTIAL; }
+  return partials.first + index;
 }
 
 // Returns the number of page `i` of a split. Past the last page with visible tokens, it is the number of that page.

@@ -1,5 +1,5 @@
 // Applies skip connection, gate and norm to the results of a scan of Mamba-2, [rows, WIDTH], and writes activations of
-// the next matmul. Each GROUP of elements has its own norm. One workgroup computes eight blocks of 32 of a row.
+// the next matmul. Each NORM_GROUP of elements has its own norm. One workgroup computes eight blocks of 32 of a row.
 @group(0) @binding(0) var<storage, read> values: array<f32>;    // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> z: array<f32>;         // [rows, WIDTH]
 @group(0) @binding(2) var<storage, read> convolved: array<f32>; // [rows, CHANNELS] values, from FIRST_VALUE on
@@ -31,12 +31,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let row = wid.y;
   let first = wid.x * 256u;
 //% if NORM
-  let from_group = first / GROUP;
-  let to_group = (min(first + 256u, WIDTH) - 1u) / GROUP;
+  let from_group = first / NORM_GROUP;
+  let to_group = (min(first + 256u, WIDTH) - 1u) / NORM_GROUP;
   for (var group = from_group; group <= to_group; group++) {
     var sum = 0.0;
-    for (var i = tid; i < GROUP; i += 64u) {
-      let x = element(row, group * GROUP + i);
+    for (var i = tid; i < NORM_GROUP; i += 64u) {
+      let x = element(row, group * NORM_GROUP + i);
       sum = fma(x, x, sum);
     }
     squares[tid] = sum;
@@ -45,7 +45,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       if (tid < n) { squares[tid] += squares[tid + n]; }
       workgroupBarrier();
     }
-    if (tid == 0u) { factors[group - from_group] = 1.0 / sqrt(squares[0] / f32(GROUP) + EPS); }
+    if (tid == 0u) { factors[group - from_group] = 1.0 / sqrt(squares[0] / f32(NORM_GROUP) + EPS); }
     workgroupBarrier();
   }
 //% end
@@ -53,7 +53,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     let at = min(first + i, WIDTH - 1u);
     var x = element(row, at);
 //% if NORM
-    x *= factors[at / GROUP - from_group] * weight[at];
+    x *= factors[at / NORM_GROUP - from_group] * weight[at];
 //% end
 //% if NORM_FIRST
     x *= gate_of(row, at);

@@ -14,9 +14,7 @@ fn store_activations(row: u32, output: u32, gates: vec4<f32>, ups: vec4<f32>) {
   x[${j}] = activated(gates[${j}], ups[${j}]);
 //% end
 //% end
-  let most = vec4<f32>(65504.0);
-  let scaled = min(max(x * 0.125, -most), most);
   let input = output / 2u;
   let at = (row / 16u * 2u * ACT_BLOCKS + input / 16u) * 64u + row % 16u * 4u + input % 16u / 4u;
-  to_halves[GATED_AT + at] = vec2<u32>(pack2x16float(scaled.xz), pack2x16float(scaled.yw));
+  to_halves[GATED_AT + at] = four_halves(x);
 }

@@ -86,7 +86,7 @@ macro_rules! formats {
 }
 
 /// Number of the formats that no file has: models are converted to them while they are read.
-const OWN: u32 = u32::MAX;
+const NOT_IN_FILES: u32 = u32::MAX;
 
 formats! {
     F32: 0, 1, 4, [], plain::f32;
@@ -117,7 +117,7 @@ formats! {
     Q2_0: 42, 64, 18, [0], blocks(lattice::q2_0);
     MXFP4: 39, 32, 17, [], blocks(codebook::mxfp4);
     NVFP4: 40, 64, 36, [], blocks(codebook::nvfp4);
-    NVFP4_SCALED: OWN, 64, 40, [], blocks(codebook::nvfp4_scaled);
+    NVFP4_SCALED: NOT_IN_FILES, 64, 40, [], blocks(codebook::nvfp4_scaled);
 }
 
 impl WeightFormat {
@@ -133,7 +133,7 @@ impl WeightFormat {
 
     /// Returns the format with this `enum ggml_type` number, if it is one of ours.
     pub fn from_ggml_type(number: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| format.ggml_type() == number && number != OWN)
+        Self::ALL.into_iter().find(|format| format.ggml_type() == number && number != NOT_IN_FILES)
     }
 
     /// Decodes one row or a part of it that starts at a block.

@@ -40,7 +40,7 @@ pub struct Attention {
     pub soft_cap: Option<f32>,
     /// Added to scores by the distance of query and key (ALiBi, MPNet).
     pub distance_bias: Option<DistanceBias>,
-    /// One additional score per head, `[heads]`, which takes part in the softmax and has no value (gpt-oss).
+    /// One additional score per head, `[heads]`, which is a term of the softmax and has no value (gpt-oss).
     pub sinks: Option<VectorId>,
     /// Slot of K and V; the group has their shape and the window.
     pub kv: KvSlot,
@@ -111,7 +111,7 @@ pub struct KvGroup {
     /// [bidirectional](crate::Program::bidirectional) program, `< p + window`; `None` to all.
     pub window: Option<u32>,
     /// Layer slots in a page.
-    pub slots: usize,
+    pub layer_slots: usize,
     /// K/V heads of each layer.
     pub kv_heads: usize,
     /// Elements of one head, of K and of V.
@@ -123,8 +123,8 @@ pub struct KvGroup {
 pub struct KvSlot {
     /// Index into [`KvLayout::groups`].
     pub group: usize,
-    /// Layer slot inside the group's pages, `< KvGroup::slots`.
-    pub slot: usize,
+    /// Layer slot inside the group's pages, `< KvGroup::layer_slots`.
+    pub layer_slot: usize,
 }
 
 /// A rotary position embedding, reduced to one frequency per rotated pair. Linear, llama3, YaRN and longrope scaling
@@ -151,12 +151,16 @@ pub enum RopeStyle {
 impl KvLayout {
     /// Returns the number of elements of K and V in one page: those of the largest group.
     pub fn page_elements(&self, block_size: usize) -> usize {
-        self.groups.iter().map(|group| group.slots * 2 * group.width() * block_size).max().unwrap_or(0)
+        self.groups.iter().map(|group| group.layer_slots * 2 * group.width() * block_size).max().unwrap_or(0)
     }
 
     /// Returns the number of bytes of K and V in one page, before any padding of the backend's.
     pub fn page_bytes(&self, block_size: usize, dtype: KvDtype) -> usize {
-        self.groups.iter().map(|group| group.slots * group.token_bytes(dtype) * block_size).max().unwrap_or(0)
+        self.groups
+            .iter()
+            .map(|group| group.layer_slots * group.token_bytes(dtype) * block_size)
+            .max()
+            .unwrap_or(0)
     }
 }
 

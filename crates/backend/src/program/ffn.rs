@@ -5,7 +5,7 @@ use super::{Linear, Norm, VectorId};
 /// ```text
 /// h = norm(x)
 /// g = activation(h·Wgateᵀ) ⊙ (h·Wupᵀ)        without a gate: g = activation(h·Wupᵀ)
-/// x += branch_scale * post_norm(g·Wdownᵀ)    each product with its bias, if there is one
+/// x += branch_scale * post_norm(g·Wdownᵀ)    each matmul with its bias, if there is one
 /// ```
 #[derive(Clone, Debug)]
 pub struct Dense {

@@ -99,7 +99,7 @@ impl Arena {
     /// Returns the range of one page's tokens in one layer.
     fn tokens(&self, PageId(page): PageId, kv: KvSlot, half: Half) -> Range<usize> {
         let size = self.block_size * self.groups[kv.group].width();
-        let start = page as usize * self.page + (2 * kv.slot + half as usize) * size;
+        let start = page as usize * self.page + (2 * kv.layer_slot + half as usize) * size;
         start..start + size
     }
 

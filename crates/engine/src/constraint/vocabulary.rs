@@ -44,7 +44,7 @@ impl Vocabulary {
             .map_err(|error| GrammarError::Vocabulary(message(&error)))?;
         factory.quiet();
         let limits = factory.limits_mut();
-        // Limits the memory of a client's grammar: a state takes about a kilobyte.
+        // Limits the memory of a client's grammar: a state needs about a kilobyte.
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.verbose_errors = false;
         Ok(Self { factory, words: vocab.div_ceil(32), cache: Mutex::default() })

@@ -1,4 +1,4 @@
-//! Pages between the runner and other tiers, between two steps.
+//! Copies of pages between the device and the other cache tiers (host memory and disk). They run between two steps.
 
 use std::{
     sync::Arc,
@@ -18,9 +18,9 @@ use crate::{
 const UNITS_PER_STEP: usize = 4;
 /// Bytes of evicted units that are copied out at once, unless a single unit is larger.
 const BATCH_BYTES: usize = 16 << 20;
-/// Time that the engine waits for a load when it has nothing else to do, before it looks for commands.
+/// Time that an engine without other work waits for a load before it polls commands.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Time that a shutdown waits for the disk.
+/// Maximum time that a shutdown waits for writes to the disk.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Units that were loaded for a sequence, with their bytes.
@@ -31,27 +31,27 @@ pub(super) struct Loaded {
     is_last: bool,
 }
 
-/// Origin of what was loaded.
+/// Tier of loaded units.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tier {
     Host,
     Disk,
 }
 
-/// Whether more units can be saved now.
+/// Result of saving some units.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Saving {
-    /// All are saved.
+    /// All units are saved.
     Done,
-    /// The writer has enough for now.
+    /// The queue of the writer is full.
     Full,
-    /// Some were saved.
+    /// Some units were saved, and more may remain.
     Some,
 }
 
 impl Worker {
-    /// Starts the loads that were planned. Pages are written before the next step is planned, because the copies of this one are
-    /// still to be made.
+    /// Starts the planned loads. Their bytes are written to pages before the next step is planned, because the planned copies of
+    /// states have not run yet.
     pub(super) fn start_loads(&mut self) {
         let Self { scheduler, loaded, .. } = self;
         let Some(tiers) = scheduler.tiers() else { return };
@@ -62,21 +62,21 @@ impl Worker {
                 load.from_host.iter().filter_map(|unit| Some((*unit, host.get(unit)?))).collect::<Vec<_>>()
             });
             let (units, is_last) = (from_host.collect(), load.from_disk.is_empty());
-            // This engine has the receiver.
+            // The send cannot fail: this engine owns the receiver.
             let _ = sender.send(Loaded { owner, units, tier: Tier::Host, is_last });
             let Some(disk) = tiers.disk.as_ref().filter(|_| !is_last) else { continue };
             let units: Arc<[Unit]> = load.from_disk.clone().into();
             let deliver = move |chunk: paguro_kv_store::Chunk| {
                 let payloads = chunk.payloads.into_iter().map(Arc::new);
                 let units = units[chunk.first..].iter().copied().zip(payloads).collect();
-                // If the engine is gone, nobody needs them.
+                // Without a receiver, the engine has ended and the units are not needed.
                 drop(sender.send(Loaded { owner, units, tier: Tier::Disk, is_last: chunk.is_last }));
             };
             disk.start(&load, tiers.page_bytes, Box::new(deliver));
         }
     }
 
-    /// The digest of the weights is known; or it cannot be, and there is no disk tier.
+    /// Opens the disk tier when the digest of the weights is known. `None` means that it cannot be computed; the tier is then closed.
     pub(super) fn open_disk(&mut self, weights: Option<&[u8]>) {
         let Some(tiers) = self.scheduler.tiers() else { return };
         match (weights, &mut tiers.disk) {
@@ -91,14 +91,14 @@ impl Worker {
         }
     }
 
-    /// Writes what was loaded into pages of the prefix cache.
+    /// Writes all loaded units into pages of the prefix cache.
     pub(super) fn take_loaded(&mut self) {
         while let Ok(loaded) = self.loaded.1.try_recv() {
             self.place(loaded);
         }
     }
 
-    /// Waits for a load, for a moment.
+    /// Waits for a load for up to [`PAUSE`].
     pub(super) fn wait_for_load(&mut self) {
         if let Ok(loaded) = self.loaded.1.recv_timeout(PAUSE) {
             self.place(loaded);
@@ -106,7 +106,7 @@ impl Worker {
     }
 
     fn place(&mut self, loaded: Loaded) {
-        // Pages that are taken now must not be written by a copy that was planned before.
+        // Planned copies run first, because they may write pages that are allocated below.
         self.make_saves();
         let Loaded { owner, units, tier, is_last } = loaded;
         let keys: Vec<Unit> = units.iter().map(|(unit, _)| *unit).collect();
@@ -141,7 +141,7 @@ impl Worker {
         }
     }
 
-    /// Makes the copies of states that wait for the next step.
+    /// Runs the planned copies of states.
     fn make_saves(&mut self) {
         let (moves, keys) = self.scheduler.take_saves();
         if !moves.is_empty() && self.runner.move_pages(&moves).is_err() {
@@ -149,7 +149,7 @@ impl Worker {
         }
     }
 
-    /// Copies out units that were evicted, before their pages are written.
+    /// Copies evicted units to the other tiers before their pages are overwritten.
     pub(super) fn rescue(&mut self) {
         let mut evicted = self.scheduler.take_evicted();
         let page_bytes = self.scheduler.tiers().map_or(1, |tiers| tiers.page_bytes).max(1);
@@ -168,7 +168,7 @@ impl Worker {
         }
     }
 
-    /// Copies units out at once, and passes them to the tiers that want them.
+    /// Reads the pages of a batch of evicted units, and stores the units in the other tiers.
     fn copy_evicted(&mut self, batch: &[Evicted], page_bytes: usize) {
         let Self { scheduler, runner, .. } = self;
         let (Some(tiers), events) = scheduler.tiers_and_events() else { return };
@@ -185,7 +185,6 @@ impl Worker {
             all = rest;
             let bytes = read.is_ok().then(|| Arc::new(bytes.to_vec()));
             if let Some(disk) = tiers.disk.as_mut().filter(|_| *for_disk) {
-                // An empty queue takes a unit of any size.
                 match &bytes {
                     Some(bytes) if has_room(disk, bytes.len()) => {
                         disk.save(*unit, bytes.clone(), events.as_deref_mut());
@@ -213,7 +212,7 @@ impl Worker {
         }
     }
 
-    /// Copies out some of the units that wait to be saved.
+    /// Queues up to [`UNITS_PER_STEP`] pending units for the disk.
     pub(super) fn save_some(&mut self) -> Saving {
         for count in 0..UNITS_PER_STEP {
             let page_bytes = self.scheduler.tiers().map_or(0, |tiers| tiers.page_bytes);
@@ -221,20 +220,20 @@ impl Worker {
             if !disk.has_saves() {
                 return if count == 0 { Saving::Done } else { Saving::Some };
             }
-            // Pages of a checkpoint are many; half of the queue always has room for one.
+            // A checkpoint has many pages. The queue is filled to half at most, so there is always room for one.
             if disk.room() < page_bytes || disk.pending_bytes() > disk.room() {
                 return Saving::Full;
             }
             match self.scheduler.next_save() {
                 Some((unit, pages)) => self.save(unit, &pages),
-                // A checkpoint waits for the copy of its state.
+                // The next unit is a checkpoint whose state has not been copied yet.
                 None => break,
             }
         }
         Saving::Some
     }
 
-    /// Copies units out while there is nothing else to do.
+    /// Queues pending units for the disk while the engine has no other work.
     pub(super) fn save_in_idle_time(&mut self) -> Saving {
         if self.scheduler.disk().is_none_or(|disk| !disk.has_saves()) {
             return Saving::Done;
@@ -243,7 +242,7 @@ impl Worker {
         self.save_some()
     }
 
-    /// Saves everything that waits, for some seconds at most.
+    /// Saves all pending units, for at most [`PATIENCE`].
     pub(super) fn finish_saves(&mut self) {
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
@@ -284,7 +283,7 @@ impl Worker {
     }
 }
 
-/// Returns true if the writer takes a unit of this size. An empty queue takes any.
+/// Returns true if the queue of the writer accepts a unit of this size. An empty queue accepts any size.
 fn has_room(disk: &Disk, bytes: usize) -> bool {
     disk.room() > 0 && (disk.room() >= bytes || disk.pending_bytes() == 0)
 }

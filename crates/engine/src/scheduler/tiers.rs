@@ -168,7 +168,7 @@ impl Scheduler {
         Some(Ok((found, LoadRequest { owner, from_host, from_disk, budget })))
     }
 
-    /// Seconds that computing these positions of a sequence takes.
+    /// Seconds needed to compute these positions of a sequence.
     fn seconds_of(&self, mut start: usize, end: usize) -> f64 {
         let mut seconds = 0.0;
         while start < end {

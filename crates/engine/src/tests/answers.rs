@@ -90,7 +90,7 @@ fn a_grammar_is_followed_to_its_end_or_to_a_dead_end() {
     let error = heard.failed.expect("no token has an x").to_string();
     assert_eq!(
         error,
-        "the answer cannot go on as its grammar wants: the vocabulary has no token for what must come next, or nothing is allowed there"
+        "the grammar allows no continuation of the answer: the vocabulary has no token for what must come next, or nothing is allowed there"
     );
     assert!(heard.branches.iter().all(|branch| branch.end.is_none() && branch.text.len() == 8));
     assert_clean(&engine);

@@ -31,7 +31,7 @@ pub const VOCAB: usize = 97;
 /// A program with nothing but KV groups of these windows, and perhaps a state.
 pub fn program(windows: &[Option<u32>], states: bool, bidirectional: bool) -> Program {
     let state = StateShape { rows: 1, channels: 1, delta: None };
-    let group = |&window: &Option<u32>| KvGroup { window, slots: 1, kv_heads: 1, head_dim: 1 };
+    let group = |&window: &Option<u32>| KvGroup { window, layer_slots: 1, kv_heads: 1, head_dim: 1 };
     Program {
         hidden: 1,
         vocab: VOCAB,

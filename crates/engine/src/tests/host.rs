@@ -26,8 +26,8 @@ fn expected(parts: &ModelParts, kv_dtype: KvDtype, count: usize) -> Vec<(Vec<u32
     prompts.map(with_answer).collect()
 }
 
-/// All at once: some are displaced.
-fn crowd(engine: &Engine, expected: &[(Vec<u32>, Answer)]) {
+/// Runs all requests concurrently; some sequences are paused and moved out of the pages.
+fn run_together(engine: &Engine, expected: &[(Vec<u32>, Answer)]) {
     thread::scope(|scope| {
         for (prompt, expected) in expected {
             let handle = engine.handle();
@@ -56,7 +56,7 @@ fn evicted_blocks_come_back_with_the_same_bits() {
                 assert!(round == 0 || usage.cached_tokens >= 60, "{what}, round {round}: {usage:?}");
             }
         }
-        crowd(&engine, &expected);
+        run_together(&engine, &expected);
         let stats = handle.stats();
         assert!(stats.host.hit_tokens > 400 && stats.host.dropped == 0, "{what}: {stats:?}");
         assert!(stats.host.saved_nanoseconds > 0 && stats.host.bytes <= PLENTY, "{what}: {stats:?}");
@@ -119,7 +119,7 @@ fn a_prefix_comes_from_both_tiers() {
             wait_until_written(&handle);
         }
     }
-    crowd(&engine, &expected);
+    run_together(&engine, &expected);
     let stats = handle.stats();
     assert!(stats.host.hit_tokens > 0 && stats.disk.hit_tokens > 0, "{stats:?}");
     assert_eq!(handle.check_pages().unwrap(), Ok(()));

@@ -122,7 +122,7 @@ fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
         let solo = Engine::start(&BACKEND, parts.clone(), solo).unwrap();
         let expected: Vec<_> = requests.iter().map(|request| answer(&solo.handle(), request)).collect();
 
-        let crowd = EngineOptions {
+        let crowded = EngineOptions {
             block_size: 4,
             pages: PageBudget::Tokens(120),
             max_batch_tokens: 19,
@@ -130,18 +130,18 @@ fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
             page_order: PageOrder::Scattered { seed: 1 },
             ..EngineOptions::default()
         };
-        let crowd = Engine::start(&BACKEND, parts, crowd).unwrap();
-        let handle = crowd.handle();
+        let crowded = Engine::start(&BACKEND, parts, crowded).unwrap();
+        let handle = crowded.handle();
         let all: Vec<_> = requests.iter().map(|request| handle.generate(request.clone()).unwrap()).collect();
         let got: Vec<_> =
             all.into_iter().zip(&requests).map(|(generation, r)| read(generation, r.branches)).collect();
         assert_eq!(got, expected, "{windows:?} {mixers}");
-        let stats = crowd.handle().stats();
+        let stats = crowded.handle().stats();
         // Models with windows only hold few pages, so preemption may not occur.
         assert!(stats.preemptions > 0 || !windows.contains(&None), "{stats:?}");
         assert!(stats.prefix_hit_tokens > 0, "{stats:?}");
         assert!(stats.page_copies > 0, "{stats:?}");
-        assert_eq!(crowd.handle().check_pages().unwrap(), Ok(()));
+        assert_eq!(crowded.handle().check_pages().unwrap(), Ok(()));
         let states = if mixers.is_empty() { 0 } else { 13 };
         assert_eq!((stats.pages_used, stats.states_used, stats.states_total), (0, 0, states));
     }
@@ -164,10 +164,10 @@ fn sixty_four_sequences_of_a_hybrid_share_memory_for_twenty() {
     let solo = EngineOptions { prefix_cache: false, pages: PageBudget::Pages(40), ..options.clone() };
     let solo = Engine::start(&BACKEND, parts.clone(), solo).unwrap();
     let mut expected: Vec<_> = requests.iter().map(|request| answer(&solo.handle(), request)).collect();
-    let crowd =
+    let crowded =
         EngineOptions { max_sequences: 20, max_batch_tokens: 64, pages: PageBudget::Pages(480), ..options };
-    let crowd = Engine::start(&BACKEND, parts, crowd).unwrap();
-    let handle = crowd.handle();
+    let crowded = Engine::start(&BACKEND, parts, crowded).unwrap();
+    let handle = crowded.handle();
     for round in 0..2 {
         let all: Vec<_> = requests.iter().map(|request| handle.generate(request.clone()).unwrap()).collect();
         let got: Vec<_> = all.into_iter().map(|generation| read(generation, 1)).collect();
@@ -321,7 +321,7 @@ fn scores_of_prompts_are_those_of_the_definition_however_they_are_computed() {
         // One setup with a single step and a single request; the others with chunks, batches, a cache that contains the
         // prompts, and too few pages.
         let alone = EngineOptions { pages: PageBudget::Tokens(400), ..EngineOptions::default() };
-        let crowd = EngineOptions {
+        let crowded = EngineOptions {
             block_size: 4,
             pages: PageBudget::Tokens(100),
             max_batch_tokens: 19,
@@ -335,8 +335,8 @@ fn scores_of_prompts_are_those_of_the_definition_however_they_are_computed() {
             .iter()
             .map(|request| scores(alone.handle().generate(request.clone()).unwrap()))
             .collect();
-        let crowd = Engine::start(&BACKEND, parts.clone(), crowd).unwrap();
-        let handle = crowd.handle();
+        let crowded = Engine::start(&BACKEND, parts.clone(), crowded).unwrap();
+        let handle = crowded.handle();
         let others: Vec<_> = requests
             .iter()
             .map(|request| Request { score_prompt_from: None, ..request.clone() })

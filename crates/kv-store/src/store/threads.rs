@@ -127,7 +127,7 @@ impl Shared {
         models::spaces(&self.dir).into_iter().filter(has_name).collect()
     }
 
-    /// Queues the removal of what other processes have left notes about, behind everything that waits to be written.
+    /// Queues the removals that other processes have requested in files, after all pending writes.
     pub(super) fn obey_notes(&self) {
         for name in models::removals(&self.dir) {
             for space in self.spaces_of(&name) {
@@ -199,7 +199,7 @@ impl Shared {
                 Ok(()) => {}
                 Err(error) => self.turn_off("write to", &error),
             }
-            // The disk is left to others for the rest of the time that these bytes may take.
+            // Limits the rate: the thread sleeps for the rest of the time that these bytes may need.
             let least = Duration::from_secs_f64(bytes as f64 / self.options.write_speed);
             thread::sleep(least.saturating_sub(started.elapsed()));
             let mut queue = self.queue();

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::rope::RopeConfig;
 
-/// EmbeddingGemma: attention in both directions, unless the file says otherwise.
+/// EmbeddingGemma: attention in both directions, unless the file specifies otherwise.
 pub(super) const EMBEDDING: Definition = Definition {
     gguf: "gemma-embedding",
     hf: &["Gemma3TextModel"],

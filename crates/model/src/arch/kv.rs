@@ -43,17 +43,17 @@ pub(super) fn arrange(layers: &[KvKind], context: usize) -> (KvLayout, Vec<KvSlo
     for &(kind, layers) in &kinds {
         first_group.push(groups.len());
         let KvKind { window, kv_heads, head_dim } = kind;
-        let slots = slots(page, &kind);
-        let group = KvGroup { window, slots, kv_heads, head_dim };
-        groups.extend((0..layers.div_ceil(slots)).map(|_| group));
+        let layer_slots = layer_slots(page, &kind);
+        let group = KvGroup { window, layer_slots, kv_heads, head_dim };
+        groups.extend((0..layers.div_ceil(layer_slots)).map(|_| group));
     }
     let mut seen = vec![0; kinds.len()];
     let place = |layer: &KvKind| {
         let kind = kinds.iter().position(|kind| kind.0 == *layer).unwrap_or(0); // every layer made a kind
         let nth = seen[kind];
         seen[kind] += 1;
-        let slots = slots(page, layer);
-        KvSlot { group: first_group[kind] + nth / slots, slot: nth % slots }
+        let layer_slots = layer_slots(page, layer);
+        KvSlot { group: first_group[kind] + nth / layer_slots, layer_slot: nth % layer_slots }
     };
     let places = layers.iter().map(place).collect();
     (KvLayout { groups }, places)
@@ -66,11 +66,11 @@ pub(super) fn without_attention(state_bytes: usize) -> KvLayout {
     const HEAD: usize = 64;
     // K and V of 32 tokens in two bytes each.
     let kv_heads = (state_bytes / PARTS / (2 * 32 * 2 * HEAD)).clamp(1, 8);
-    KvLayout { groups: vec![KvGroup { window: None, slots: 1, kv_heads, head_dim: HEAD }] }
+    KvLayout { groups: vec![KvGroup { window: None, layer_slots: 1, kv_heads, head_dim: HEAD }] }
 }
 
 /// Returns the number of layers of a kind that fit in a page with `page` elements of K for each token.
-fn slots(page: usize, kind: &KvKind) -> usize {
+fn layer_slots(page: usize, kind: &KvKind) -> usize {
     (page / kind.width().max(1)).max(1)
 }
 
@@ -82,12 +82,12 @@ fn choose_page(kinds: &[(KvKind, usize)], context: usize) -> usize {
         .flat_map(|(kind, layers)| (1..=*layers).map(|slots| slots.saturating_mul(kind.width())))
         .filter(|&page| page >= widest);
     let groups = |page: usize| -> usize {
-        kinds.iter().map(|(kind, layers)| layers.div_ceil(slots(page, kind))).sum()
+        kinds.iter().map(|(kind, layers)| layers.div_ceil(layer_slots(page, kind))).sum()
     };
     let memory = |page: usize| -> f64 {
         let kept = |window: Option<u32>| window.map_or(context, |window| context.min(window as usize)) as f64;
         let of_kind = |(kind, layers): &(KvKind, usize)| {
-            layers.div_ceil(slots(page, kind)) as f64 * page as f64 * kept(kind.window)
+            layers.div_ceil(layer_slots(page, kind)) as f64 * page as f64 * kept(kind.window)
         };
         kinds.iter().map(of_kind).sum()
     };
@@ -107,9 +107,9 @@ mod tests {
         let (layout, places) = arrange(layers, context);
         let mut used = std::collections::HashSet::new();
         for (place, layer) in places.iter().zip(layers) {
-            assert!(used.insert((place.group, place.slot)), "two layers at {place:?}");
-            let KvGroup { window, slots, kv_heads, head_dim } = layout.groups[place.group];
-            assert!(place.slot < slots);
+            assert!(used.insert((place.group, place.layer_slot)), "two layers at {place:?}");
+            let KvGroup { window, layer_slots, kv_heads, head_dim } = layout.groups[place.group];
+            assert!(place.layer_slot < layer_slots);
             assert_eq!(KvKind { window, kv_heads, head_dim }, *layer);
         }
         layout
@@ -131,13 +131,13 @@ mod tests {
         let layers: Vec<_> = pattern.chars().map(kind).collect();
         let layout = check_places(&layers, context);
         let kept = |window: Option<u32>| window.map_or(context, |window| window as usize);
-        let page = layout.groups.iter().map(|group| group.slots * group.width()).max().unwrap();
+        let page = layout.groups.iter().map(|group| group.layer_slots * group.width()).max().unwrap();
         let allocated: usize = layout.groups.iter().map(|group| page * kept(group.window)).sum();
         let used: usize = layers.iter().map(|layer| layer.width() * kept(layer.window)).sum();
         let mut groups: Vec<String> = Vec::new();
         for group in &layout.groups {
             let kind = if group.window.is_some() { "local" } else { "full" };
-            groups.push(format!("{kind} with {} slots", group.slots));
+            groups.push(format!("{kind} with {} slots", group.layer_slots));
         }
         groups.dedup();
         let unused = 100 * (allocated - used) / allocated;
@@ -220,7 +220,7 @@ mod tests {
         let kind = |c| KvKind { window: (c == 'l').then_some(window), kv_heads: 1, head_dim: 64 };
         let layout = check_places(&pattern.chars().map(kind).collect::<Vec<_>>(), context);
         let full = layout.groups.iter().filter(|group| group.window.is_none()).count();
-        let slots = layout.groups[0].slots;
+        let slots = layout.groups[0].layer_slots;
         let wasted = layout.groups.len() * slots - pattern.len();
         let local = layout.groups.len() - full;
         expected.assert_eq(&format!("{full} full, {local} local, {slots} slots, {wasted} wasted"));

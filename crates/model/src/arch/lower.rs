@@ -54,7 +54,7 @@ pub(crate) fn lower(
             Some(source) => Some(place_of[source]),
             None => places.next(), // one for each such layer
         };
-        let place = place.unwrap_or(KvSlot { group: 0, slot: 0 });
+        let place = place.unwrap_or(KvSlot { group: 0, layer_slot: 0 });
         place_of.push(place);
         let mixer = match (config.recurrent.filter(|_| kind.recurrent), config.latent) {
             _ if !kind.mixer => Mixer::None,

@@ -1,6 +1,6 @@
 //! Mistral Small 4: DeepSeek's latent attention, with queries that grow with their position, and experts that a softmax chooses.
 //!
-//! Groups of experts are compared by their two largest scores. GGUF files that llama.cpp's converter makes of Hugging Face's folders
+//! Groups of experts are compared by their two largest scores. GGUF files that llama.cpp's converter creates from Hugging Face folders
 //! have no scale of positions, so their texts beyond the original context differ from the model's definition.
 
 use paguro_backend::PositionScale;

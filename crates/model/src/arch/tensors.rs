@@ -9,7 +9,7 @@ use crate::{error::ModelError, rearrange::scale_nvfp4, tensor::Tensor};
 /// The formats of vectors; and of matrices, where the file is safetensors.
 pub(crate) const FLOATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16];
 
-/// The tensors of a file that have not been used yet, and the weights that were made of the others.
+/// The tensors of a file that have not been used yet, and the weights that the others became.
 pub(crate) struct Tensors<'a> {
     architecture: &'static str,
     /// Supported formats of matrices.

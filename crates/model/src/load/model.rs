@@ -48,7 +48,7 @@ pub struct Model {
     pub pooling: Result<Pooling, PoolingError>,
     /// Layers after pooling.
     pub head: TextHead,
-    /// Texts that it wants before texts to embed, by name.
+    /// Prompts that precede the texts to embed, by name.
     pub prompts: Prompts,
     /// The question about a document, if the files say that the model is a [`Judge`].
     pub judge_template: Option<String>,

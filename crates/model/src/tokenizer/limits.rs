@@ -1,4 +1,4 @@
-//! Bounds of a file's tokenizer, so that loading and encoding take bounded time and memory.
+//! Bounds of a file's tokenizer, so that loading and encoding need bounded time and memory.
 //!
 //! All bounds are far beyond known tokenizers. The pure-Rust regular expressions of a `tokenizer.json` can backtrack,
 //! so each is tried on texts that provoke backtracking; its own limit of a million steps per match also applies.
@@ -57,7 +57,7 @@ pub(super) fn check_added(what: &str, bytes: usize) -> Result<(), TokenizerError
     }
 }
 
-/// The parts of a `tokenizer.json` that are checked before anything is made of it.
+/// The parts of a `tokenizer.json` that are checked before the tokenizer is built.
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]

@@ -169,7 +169,7 @@ impl Tokenizer {
         ids
     }
 
-    /// Returns the tokens of a pair of texts with what the model wants around them, at most `limit`, and the type of
+    /// Returns the tokens of a pair of texts with the tokens that the model adds, at most `limit`, and the type of
     /// each: 0 or 1. If there are too many, the longer text loses its end. `None` if `limit` has no room for any.
     pub fn encode_pair(&self, first: &str, second: &str, limit: usize) -> Option<Vec<(u32, u32)>> {
         if let Encoder::Hf(hf) = &self.encoder {

@@ -18,14 +18,14 @@ const MARGIN: usize = 64;
 
 impl Tokenizer {
     /// Returns the tokens of a whole prompt as [`Tokenizer::encode_prompt`] does, at most `most`. A longer text is cut; the tokens
-    /// that the model wants around a text stay.
+    /// that the model adds around a text stay.
     pub fn encode_within(&self, text: &str, special: SpecialTokens, most: usize, cut: Cut) -> Vec<u32> {
         let mut ids = self.encode_prompt(self.part(text, most, cut), special);
         self.cut(&mut ids, most, cut);
         ids
     }
 
-    /// Cuts the tokens of a whole prompt to at most `most`. The tokens that the model wants around a text stay.
+    /// Cuts the tokens of a whole prompt to at most `most`. The tokens that the model adds around a text stay.
     pub fn cut(&self, ids: &mut Vec<u32>, most: usize, cut: Cut) {
         let Some(excess) = ids.len().checked_sub(most).filter(|&excess| excess > 0) else { return };
         let prefix = if ids.starts_with(&self.prefix) { self.prefix.len() } else { 0 };

@@ -53,7 +53,7 @@ fn describe(model: &Model) -> String {
     let program = &model.program;
     let mut lines = Vec::new();
     let windows: Vec<_> = program.kv.groups.iter().map(|group| group.window.unwrap_or(0)).collect();
-    lines.push(format!("windows of groups {windows:?}, {} slots", program.kv.groups[0].slots));
+    lines.push(format!("windows of groups {windows:?}, {} slots", program.kv.groups[0].layer_slots));
     for rope in &program.ropes {
         let (first, last) = (rope.frequencies[0], rope.frequencies[rope.frequencies.len() - 1]);
         let pairs = rope.frequencies.len();
@@ -75,7 +75,7 @@ fn describe(model: &Model) -> String {
             op.qk_norm.is_some(),
             op.rope,
             op.kv.group,
-            op.kv.slot,
+            op.kv.layer_slot,
         ));
         // Of the other layers only what differs.
         if index == 0 {

@@ -5,7 +5,7 @@ use paguro_model::gguf::Metadata;
 
 use super::Mixture;
 
-/// The part of a tensor in a model, as far as the rules tell parts apart.
+/// The part of a tensor in a model, as far as the rules distinguish parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Embedding,

@@ -145,7 +145,7 @@ fn a_verification_finds_every_kind_of_damage_and_repairs_what_it_can() {
         assert!(findings.iter().all(|finding| is_it(&finding.problem)), "{index}: {findings:?}");
         // The models are refused from now on, with the way out.
         let error = f.registry().resolve("m").unwrap_err().to_string();
-        assert!(error.ends_with("`paguro verify o/m:latest --repair` gets it again"), "{error}");
+        assert!(error.ends_with("`paguro verify o/m:latest --repair` downloads it again"), "{error}");
         let of_first = findings.iter().find(|finding| finding.digest == Digest::of(&bytes[0])).unwrap();
         assert_eq!(of_first.models, ["o/m", "second"]);
         let findings = f.verify(true);
@@ -180,7 +180,7 @@ fn a_repair_that_fails_says_why_and_loses_nothing() {
     let failures = failed(&f.verify(true));
     assert_eq!(failures.len(), 4, "{failures:?}");
     assert!(failures["o/m second"].contains("has no file of sha256:"), "{failures:?}");
-    assert!(failures["copied"].starts_with("/copied.gguf: /copied.gguf is not what it should be"));
+    assert!(failures["copied"].starts_with("/copied.gguf: the SHA-256 of /copied.gguf is "));
     assert!(failures["there"].starts_with("it lies outside of the library; put the old file back"));
     assert_eq!(failures[""], "it belongs to no model; `paguro prune` deletes it");
     assert_eq!(fs::read(f.blob(&bytes[0])).unwrap(), rotten, "it is all that there is");

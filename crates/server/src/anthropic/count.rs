@@ -46,7 +46,7 @@ const OTHERS: &[Other] = &[
     no_effect("max_tokens", "nothing is computed"),
     no_effect("stream", "nothing is computed"),
     no_effect("temperature", "nothing is computed"),
-    no_effect("metadata", "nobody is told about users"),
+    no_effect("metadata", "users are not reported"),
     no_effect("mcp_servers", "tools are called by the client"),
     no_effect("context_management", "all of `messages` is read"),
 ];

@@ -108,7 +108,7 @@ impl History {
                 None => self.push(role, unreadable("search_result")?),
             },
             Block::RedactedThinking(_) => tolerance.leave_out(path, "redacted thinking is encrypted")?,
-            Block::Other => tolerance.leave_out(path, "blocks of this type are not supported")?,
+            Block::Other => tolerance.leave_out(path, "the type of the block is unknown")?,
         }
         Ok(())
     }

@@ -60,7 +60,7 @@ pub struct MessagesRequest {
 
 /// Known fields of this endpoint.
 const OTHERS: &[Other] = &[
-    no_effect("metadata", "nobody is told about users"),
+    no_effect("metadata", "users are not reported"),
     left_out("service_tier", &["\"auto\"", "\"standard_only\""], "there is one tier, `auto`"),
     left_out("container", &[], "this server has no containers"),
     left_out("context_management", &KEEPS_ALL, "all of `messages` is always used"),

@@ -315,7 +315,7 @@ impl Generating {
                 self.metrics.failed();
                 return Err(error.into());
             }
-            // Events that requests here never ask for.
+            // Requests of this module never enable these events.
             _ => {}
         }
         Ok(())

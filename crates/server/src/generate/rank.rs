@@ -54,7 +54,7 @@ pub async fn rank(
     let (received, lease) = (Instant::now(), super::lease(state, &caller, model, None, None).await?);
     if ranker(&lease.model)?.is_none() {
         let message = format!(
-            "the model `{}` is no reranker, so it cannot score documents for a query; name a reranker, such as \
+            "the model `{}` is not a reranker, so it cannot score documents for a query; name a reranker, such as \
              Qwen3-Reranker (embedding models compare texts with /v1/score)",
             lease.entry.name
         );

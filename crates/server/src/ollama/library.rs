@@ -403,7 +403,7 @@ pub async fn delete(State(state): State<AppState>, Json(body): Json<DeleteParams
     refuse_outside(&state, &name)?;
     let removed = library(&state)?.run(move |library| library.registry.remove(&name)).await?;
     let name = removed.record.name.short();
-    // Its engine has prefixes in memory, which nobody shall find again. An engine in use goes on.
+    // Its engine has prefixes in memory, which must not be reused. An engine in use continues.
     state.models.unload(&name).await;
     state.models.forget(name);
     Ok(())

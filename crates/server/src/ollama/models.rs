@@ -129,7 +129,7 @@ pub struct Process {
     name: String,
     /// Equal to `name`.
     model: String,
-    /// Bytes that it takes: weights, K and V, buffers.
+    /// Bytes of its weights, K and V, and buffers.
     size: u64,
     /// Bytes of them on a GPU.
     size_vram: u64,

@@ -42,7 +42,7 @@ pub struct OptionsParam {
 
 const SERVER: &str = "models are loaded with the server's settings";
 const DEVICE: &str = "`paguro serve --device` selects the device";
-const SAMPLER: &str = "this sampler is not supported";
+const SAMPLER: &str = "the samplers are `top_k`, `top_p` and `min_p`";
 
 /// Known options besides those of [`OptionsParam`]. Options of loading do not change answers.
 pub const OTHERS: &[Other] = &[

@@ -72,7 +72,7 @@ pub struct SamplingParams {
     cache_salt: Option<String>,
 }
 
-const NO_SAMPLER: &str = "this sampler is not supported";
+const NO_SAMPLER: &str = "the samplers are `top_k`, `top_p`, `min_p`, `top_n_sigma`, XTC and DRY";
 const NO_GRAMMAR: &str = "use `response_format`";
 
 /// Known fields besides those of [`SamplingParams`].
@@ -111,8 +111,8 @@ pub const OTHERS: &[Other] = &[
     left_out("n_keep", &["0"], "no tokens are dropped from a full context"),
     no_effect("spaces_between_special_tokens", "control tokens are never part of an answer"),
     no_effect("cache_prompt", "prefixes are always cached while memory allows"),
-    no_effect("user", "nobody is told about users"),
-    no_effect("safety_identifier", "nobody is told about users"),
+    no_effect("user", "users are not reported"),
+    no_effect("safety_identifier", "users are not reported"),
     no_effect("prompt_cache_key", "prefixes are found by their content"),
     no_effect("prompt_cache_retention", "prefixes are cached while memory allows"),
     no_effect("prompt_cache_options", "prefixes are found by their content"),

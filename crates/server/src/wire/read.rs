@@ -197,7 +197,10 @@ impl<'r> Reader<'r> {
                 _ if asks_for_nothing => Ok(()),
                 Rule::LeftOut | Rule::LeftOutUnless(_) => self.tolerance.leave_out(&self.path, why),
                 Rule::Refused | Rule::RefusedUnless(_) => {
-                    let message = format!("`{}` is not supported: {why}", self.path);
+                    let mut message = format!("`{}` is not supported: {why}", self.path);
+                    if !rule.neutral().is_empty() {
+                        message += &format!("; omit it, or set it to {}", rule.neutral().join(" or "));
+                    }
                     Err(ApiError::invalid(self.path.as_str(), message))
                 }
             };

@@ -82,7 +82,7 @@ impl Shares {
         // With fewer than two rows for each expert, a tile is mostly empty.
         let tiled_from = (2 * count / used).max(2);
         let tiled_from = match device.cooperative {
-            // All tiles have cooperative matrices, which take more time than few rows save.
+            // All tiles have cooperative matrices. Other kernels for few rows would save less time than they cost.
             Some(_) => tiled_from.max(TILED_ROWS),
             None => tiled_from,
         };
@@ -95,14 +95,14 @@ impl Shares {
     }
 
     /// Returns one value for steps of few rows and one for each kind of tiles.
-    pub(super) fn ways<T>(self, few: T, tiled: impl Fn(ExpertTiles) -> T) -> Vec<(When, T)> {
+    pub(super) fn variants<T>(self, few: T, tiled: impl Fn(ExpertTiles) -> T) -> Vec<(When, T)> {
         let [short, long] = self.tiles;
-        let mut ways = vec![(When::Between(0, self.tiled_from), few)];
+        let mut variants = vec![(When::Between(0, self.tiled_from), few)];
         if self.tiled_from < self.long_from {
-            ways.push((When::Between(self.tiled_from, self.long_from), tiled(short)));
+            variants.push((When::Between(self.tiled_from, self.long_from), tiled(short)));
         }
-        ways.push((When::From(self.long_from), tiled(long)));
-        ways
+        variants.push((When::From(self.long_from), tiled(long)));
+        variants
     }
 
     /// Returns the largest number of tiles in steps of up to `rows` rows, and the largest number of places in tiles.
@@ -164,7 +164,7 @@ impl Room {
         room
     }
 
-    /// Elements of the buffers of products: of queries, keys and values, of gates and inputs.
+    /// Elements of the buffers of matmuls: of queries, keys and values, of gates and inputs.
     pub(in crate::lower) fn scratch(&self, rows: usize, [q, kv, ffn]: [usize; 3]) -> [usize; 3] {
         [
             (rows * (q + 2 * kv).max(2 * ffn)).max(2 * self.gate_up),

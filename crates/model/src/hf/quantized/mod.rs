@@ -50,7 +50,7 @@ struct Found {
     rows: usize,
     cols: usize,
     bytes: Bytes,
-    /// Names of the tensors that it is made of.
+    /// Names of its source tensors.
     used: Vec<String>,
 }
 

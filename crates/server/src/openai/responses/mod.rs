@@ -241,7 +241,7 @@ fn refuse_query(query: &str) -> Result<(), ApiError> {
         match (name, value) {
             ("include", _) | ("stream", "false") => {}
             _ => {
-                let message = format!("`{name}` is not supported: a stored response is shown as a whole");
+                let message = format!("`{name}` is not supported: a stored response is returned as a whole");
                 return Err(ApiError::invalid(name, message));
             }
         }

@@ -429,7 +429,7 @@ impl InputItem {
                 return Err(ApiError::invalid(param, message));
             }
             other => {
-                let why = format_args!("`{other}` items are not supported");
+                let why = format_args!("the type `{other}` is unknown");
                 tolerance.leave_out(path, why)?;
                 return Ok(None);
             }

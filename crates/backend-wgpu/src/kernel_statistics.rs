@@ -5,7 +5,7 @@ use paguro_backend::{KernelCount, LoadError, StepError};
 use crate::device::Device;
 
 /// Counts since load.
-pub struct Tally {
+pub struct KernelStatistics {
     names: Vec<String>,
     launches: Vec<u64>,
     nanoseconds: Vec<u64>,
@@ -22,7 +22,7 @@ struct Clock {
     period: f64,
 }
 
-impl Tally {
+impl KernelStatistics {
     /// Creates the statistics of kernels with these names, with times if requested and supported.
     ///
     /// # Errors

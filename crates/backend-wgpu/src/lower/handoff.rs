@@ -1,49 +1,49 @@
-//! Handoff between launches of a step of one row without barriers (`hand_words.wgsl`).
+//! Handoff between launches of a step of one row without barriers (`handoff_words.wgsl`).
 //!
 //! A layer has one barrier, before attention. All its other launches start as soon as their workgroups fit, prefetch
-//! weights, and wait for words of the previous launch. The words are in one of two slots, which layers use alternately.
-//! Attention clears the slot of the next layer, because the barrier before it has waited for all readers of that slot.
-//! Partials of attention are too many for that: their only reader, the merge, clears them (`handed_parts.rs`). Queries,
-//! and the residual stream between layers, pass a barrier and need no polling. They also alternate between two places,
-//! so that no launch overwrites data that another one still reads.
+//! weights, and wait for words of the previous launch. Layers alternate between two buffers of words. Attention clears the
+//! buffer of the next layer, because the barrier before it has waited for all readers of that buffer. Partials of attention
+//! are too many for that: their only reader, the merge, clears them (`handoff_partials.rs`). Queries, and the residual stream
+//! between layers, pass a barrier and need no polling. They also alternate between two buffers, so that no launch overwrites
+//! data that another one still reads.
 
 use paguro_backend::{Linear, LoadError};
 
 use crate::ops::{self, Op, Program};
 
-use super::{Lowering, Value::U, handed_parts::HandedParts};
+use super::{Lowering, Value::U, handoff_partials::HandoffPartials};
 use crate::{
     hidden::{Hazards, second_name},
     layout::BLOCK,
     template::{Constants, Value},
 };
 
-/// Matmuls: all their outputs are read by launches that wait for them, or after a barrier.
-pub(super) const PRODUCT: Hazards =
-    Hazards { hidden: &["hands", "gave_up", "cleared", "queries", "k_pages", "v_pages", "out"], ends: &[] };
-/// The last matmul onto the stream, and that of the head, whose outputs are ordinary buffers.
-pub(super) const LAST: Hazards = Hazards { hidden: &["hands", "gave_up"], ends: &[] };
+/// Hazards of matmuls whose outputs are all read by launches that wait for them, or after a barrier.
+pub(super) const MATMUL: Hazards =
+    Hazards { hidden: &["handoff", "gave_up", "cleared", "queries", "k_pages", "v_pages", "out"], ends: &[] };
+/// Hazards of the last matmul onto the stream, and of that of the head, whose outputs are ordinary buffers.
+pub(super) const LAST: Hazards = Hazards { hidden: &["handoff", "gave_up"], ends: &[] };
 
-/// Value of a word before it is written. It represents no four quants, which are -127 to 127.
+/// Value of a word before it is written. No four quants have it, because quants are -127 to 127.
 pub(super) const EMPTY: u32 = 0x8080_8080;
-/// The value for kernels.
+/// [`EMPTY`] as a constant of kernels.
 pub(super) const EMPTY_WORD: (&str, Value) = ("EMPTY", U(EMPTY));
 
 /// Buffers of the handoff.
-pub struct Hands {
-    slots: [wgpu::Buffer; 2],
+pub struct Handoff {
+    buffers: [wgpu::Buffer; 2],
     /// Queries, and behind them the stream that a layer begins with.
     between: [wgpu::Buffer; 2],
-    /// Second names for their writers.
+    /// Second names of `between`, for its writers.
     hidden_between: [wgpu::Buffer; 2],
     hidden_pages: Vec<[wgpu::Buffer; 2]>,
     hidden_tokens: wgpu::Buffer,
     words: Words,
-    /// Layer that is being lowered.
+    /// Index of the layer that is being lowered.
     pub(super) layer: usize,
 }
 
-/// Offsets of words in a slot.
+/// Offsets of words in a buffer.
 struct Words {
     /// Output of attention; see `acts_int.wgsl`.
     attended: usize,
@@ -62,7 +62,7 @@ struct Words {
 
 /// Input of a matmul.
 #[derive(Clone, Copy)]
-pub(super) enum Take {
+pub(super) enum HandoffInput {
     Attended,
     Projected,
     Gated,
@@ -71,7 +71,7 @@ pub(super) enum Take {
 }
 
 /// A kernel's constants and buffers.
-pub(super) type Parts = (Constants, Vec<(&'static str, wgpu::Buffer)>);
+pub(super) type Bindings = (Constants, Vec<(&'static str, wgpu::Buffer)>);
 
 impl Lowering<'_> {
     /// Creates the buffers of the handoff, if the device supports it and every layer of the model has the five
@@ -79,10 +79,10 @@ impl Lowering<'_> {
     ///
     /// # Errors
     /// Not enough memory.
-    pub(super) fn hands(&self) -> Result<Option<Hands>, LoadError> {
+    pub(super) fn create_handoff(&self) -> Result<Option<Handoff>, LoadError> {
         let Self { device, program, pages, .. } = self;
-        let Some(HandedParts { hidden_tokens, .. }) =
-            self.handed_parts.as_ref().filter(|_| self.all_hand_over())
+        let Some(HandoffPartials { hidden_tokens, .. }) =
+            self.handoff_partials.as_ref().filter(|_| self.supports_word_handoff())
         else {
             return Ok(None);
         };
@@ -94,14 +94,14 @@ impl Lowering<'_> {
         let down = gated + program.ffn;
         let all = down + 11 * blocks;
         let words = Words { attended: 0, projected, stream, gated, down, all, queries, blocks };
-        let slot = || device.buffer(all, "what launches hand over");
+        let buffer = || device.buffer(all, "handoff between launches");
         let room = || device.buffer(queries + program.hidden, "queries and the residual stream");
         let between = [room()?, room()?];
         // wgpu clears a buffer before its first use, but does not see uses under second names.
         self.empty(pages.iter().flatten().chain(&between));
         let second = |buffer: &wgpu::Buffer| second_name(&device.inner, buffer);
-        Ok(Some(Hands {
-            slots: [slot()?, slot()?],
+        Ok(Some(Handoff {
+            buffers: [buffer()?, buffer()?],
             hidden_between: [second(&between[0]), second(&between[1])],
             between,
             hidden_pages: pages.iter().map(|[k, v]| [second(k), second(v)]).collect(),
@@ -121,7 +121,7 @@ impl Lowering<'_> {
     }
 
     /// Returns true if every layer has the five launches, with activations of eight bits in whole groups of four words.
-    fn all_hand_over(&self) -> bool {
+    fn supports_word_handoff(&self) -> bool {
         let Program { hidden, ffn, ref kv, ref ops, .. } = *self.program;
         let quantized = |linear: &Linear| self.is_quantized(linear);
         let adds =
@@ -152,98 +152,98 @@ impl Lowering<'_> {
     }
 }
 
-impl Hands {
-    fn slot(&self) -> (&'static str, wgpu::Buffer) {
-        ("hands", self.slots[self.layer % 2].clone())
+impl Handoff {
+    fn buffer(&self) -> (&'static str, wgpu::Buffer) {
+        ("handoff", self.buffers[self.layer % 2].clone())
     }
 
     /// Returns the constants and buffers of a matmul with `threads` threads that reads words.
-    pub(super) fn takes(&self, take: Take, threads: u32) -> Parts {
+    pub(super) fn reads(&self, input: HandoffInput, threads: u32) -> Bindings {
         let Words { attended, projected, gated, down, blocks, .. } = self.words;
-        let (at, words) = match take {
-            Take::Attended => (attended, projected - attended),
-            Take::Projected => (projected, 11 * blocks),
-            Take::Gated => (gated, down - gated),
-            Take::Down => (down, 11 * blocks),
+        let (at, words) = match input {
+            HandoffInput::Attended => (attended, projected - attended),
+            HandoffInput::Projected => (projected, 11 * blocks),
+            HandoffInput::Gated => (gated, down - gated),
+            HandoffInput::Down => (down, 11 * blocks),
         };
-        let slot = match take {
-            Take::Down => ("hands", self.slots[(self.layer + 1) % 2].clone()),
-            _ => self.slot(),
+        let buffer = match input {
+            HandoffInput::Down => ("handoff", self.buffers[(self.layer + 1) % 2].clone()),
+            _ => self.buffer(),
         };
         let constants = vec![
-            ("TAKES", U(words as u32)),
-            ("TAKE_ROUNDS", U((words as u32 / 4).div_ceil(threads))),
-            ("TAKE_AT", U(at as u32)),
+            ("AWAITED", U(words as u32)),
+            ("AWAIT_ROUNDS", U((words as u32 / 4).div_ceil(threads))),
+            ("AWAIT_AT", U(at as u32)),
         ];
-        (constants, vec![slot, ("gave_up", self.hidden_tokens.clone())])
+        (constants, vec![buffer, ("gave_up", self.hidden_tokens.clone())])
     }
 
-    /// For attention of a layer.
-    pub(super) fn attention(&self) -> Parts {
-        let mut constants = self.gives_attended();
+    /// Returns the bindings of a layer's attention.
+    pub(super) fn attention(&self) -> Bindings {
+        let mut constants = self.publishes_attended();
         constants.push(("CLEARED", U(self.words.all.div_ceil(4) as u32)));
-        let cleared = self.slots[(self.layer + 1) % 2].clone();
+        let cleared = self.buffers[(self.layer + 1) % 2].clone();
         let between = self.between[self.layer % 2].clone();
-        (constants, vec![self.slot(), ("cleared", cleared), ("queries", between)])
+        (constants, vec![self.buffer(), ("cleared", cleared), ("queries", between)])
     }
 
-    /// For its merge.
-    pub(super) fn merge(&self) -> Parts {
-        (self.gives_attended(), vec![self.slot()])
+    /// Returns the bindings of the merge.
+    pub(super) fn merge(&self) -> Bindings {
+        (self.publishes_attended(), vec![self.buffer()])
     }
 
-    fn gives_attended(&self) -> Constants {
-        vec![("GIVES", U(1)), ("GIVE_AT", U(self.words.attended as u32))]
+    fn publishes_attended(&self) -> Constants {
+        vec![("PUBLISHES", U(1)), ("PUBLISH_AT", U(self.words.attended as u32))]
     }
 
-    /// Returns those of queries, keys and values of a layer, whose pages are in `kv_slot`. Those of the first layer
-    /// clear its words, because no layer precedes it.
-    pub(super) fn queries(&self, kv_slot: usize, is_first_product: bool) -> Parts {
+    /// Returns the bindings of the matmuls of queries, keys and values of a layer, whose pages are in `kv_slot`. In the first
+    /// layer, they clear the words, because no layer precedes it.
+    pub(super) fn queries(&self, kv_slot: usize, is_first_matmul: bool) -> Bindings {
         let [k_pages, v_pages] = self.hidden_pages[kv_slot].clone();
         let queries = self.hidden_between[self.layer % 2].clone();
         let mut buffers = vec![("queries", queries), ("k_pages", k_pages), ("v_pages", v_pages)];
         let mut constants = vec![];
-        if self.layer == 0 && is_first_product {
+        if self.layer == 0 && is_first_matmul {
             constants.push(("CLEARED", U(self.words.all.div_ceil(4) as u32)));
-            buffers.push(("cleared", self.slots[0].clone()));
+            buffers.push(("cleared", self.buffers[0].clone()));
         }
         (constants, buffers)
     }
 
-    /// Returns those of the projection, which adds to the stream: `x` in the first layer.
-    pub(super) fn projection(&self, x: &wgpu::Buffer) -> Parts {
+    /// Returns the bindings of the projection, which adds to the stream (`x` in the first layer).
+    pub(super) fn projection(&self, x: &wgpu::Buffer) -> Bindings {
         let (stream, first) = match self.layer {
             0 => (x.clone(), 0),
             layer => (self.hidden_between[layer % 2].clone(), self.words.queries),
         };
         let mut constants = self.stream(first);
-        constants.extend(self.gives_acts(self.words.projected));
-        (constants, vec![self.slot(), ("x", stream)])
+        constants.extend(self.publishes_acts(self.words.projected));
+        (constants, vec![self.buffer(), ("x", stream)])
     }
 
-    /// For gate and up.
-    pub(super) fn gate(&self) -> Parts {
-        (vec![("HANDS", U(1)), ("GATED_AT", U(self.words.gated as u32))], vec![self.slot()])
+    /// Returns the bindings of gate and up.
+    pub(super) fn gate(&self) -> Bindings {
+        (vec![("HANDOFF", U(1)), ("GATED_AT", U(self.words.gated as u32))], vec![self.buffer()])
     }
 
-    /// Returns those of down, which adds to the stream and may write the input of the next matmul; after the last
-    /// layer, the stream is in `x`.
-    pub(super) fn down(&self, gives: bool, last: Option<wgpu::Buffer>) -> Parts {
+    /// Returns the bindings of down, which adds to the stream, and publishes the input of the next matmul if `publishes` is
+    /// true. After the last layer, the stream is in `last`.
+    pub(super) fn down(&self, publishes: bool, last: Option<wgpu::Buffer>) -> Bindings {
         let mut constants = self.stream(if last.is_some() { 0 } else { self.words.queries });
-        constants.push(("TAKES_X", U(1)));
-        if gives {
-            constants.extend(self.gives_acts(self.words.down));
+        constants.push(("AWAITS_X", U(1)));
+        if publishes {
+            constants.extend(self.publishes_acts(self.words.down));
         }
         let next = || self.hidden_between[(self.layer + 1) % 2].clone();
-        (constants, vec![self.slot(), ("out", last.unwrap_or_else(next))])
+        (constants, vec![self.buffer(), ("out", last.unwrap_or_else(next))])
     }
 
     fn stream(&self, first: usize) -> Constants {
-        vec![("HANDS", U(1)), ("X_AT", U(self.words.stream as u32)), ("X_FIRST", U(first as u32))]
+        vec![("HANDOFF", U(1)), ("X_AT", U(self.words.stream as u32)), ("X_FIRST", U(first as u32))]
     }
 
-    fn gives_acts(&self, at: usize) -> Constants {
+    fn publishes_acts(&self, at: usize) -> Constants {
         let squares = at + 10 * self.words.blocks;
-        vec![("GIVES", U(1)), ("GIVE_AT", U(at as u32)), ("SQUARES_AT", U(squares as u32))]
+        vec![("PUBLISHES", U(1)), ("PUBLISH_AT", U(at as u32)), ("SQUARES_AT", U(squares as u32))]
     }
 }

@@ -1,7 +1,6 @@
-//! A crowd on the real engine, the real CPU backend and the embedded model: 64 sequences of different lengths share
-//! pages that hold about 20 of them. Everybody finishes with the text and the log-probabilities (some with their
-//! prompt's), bit for bit, of a
-//! solo run on an engine that has nothing else to do, and no page is lost.
+//! 64 sequences of different lengths on the real engine, the CPU backend and the embedded model. The pages hold about 20 of
+//! them. Text and log-probabilities of each sequence, some with those of the prompt, are equal bit for bit to a run alone,
+//! and no page is lost.
 
 use std::{
     path::Path,
@@ -14,7 +13,7 @@ use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_engine::{Engine, EngineOptions, Event, Generation, PageBudget, Request, Score};
 use paguro_model::{LoadOptions, Model, tokenizer::SpecialTokens};
 
-const CROWD: u64 = 64;
+const SEQUENCES: u64 = 64;
 const PAGES_FOR: usize = 20;
 const BLOCK: usize = 16;
 
@@ -82,7 +81,7 @@ fn read(mut generation: Generation) -> Answer {
 fn a_crowd_with_too_few_pages_gets_what_each_would_get_alone() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tales/tales-Q8_0.gguf");
     let model = Model::open(&file, &LoadOptions::default()).unwrap();
-    let requests: Vec<Request> = (0..CROWD).map(|i| request(&model, i)).collect();
+    let requests: Vec<Request> = (0..SEQUENCES).map(|i| request(&model, i)).collect();
     let total: usize =
         requests.iter().map(|request| request.prompt.len() + request.max_tokens.unwrap()).sum();
     let backend =
@@ -102,7 +101,7 @@ fn a_crowd_with_too_few_pages_gets_what_each_would_get_alone() {
 
     let together = EngineOptions {
         block_size: BLOCK,
-        pages: PageBudget::Tokens(total * PAGES_FOR / CROWD as usize),
+        pages: PageBudget::Tokens(total * PAGES_FOR / SEQUENCES as usize),
         max_context: Some(512),
         max_batch_tokens: 96,
         step_time: Duration::from_millis(20),

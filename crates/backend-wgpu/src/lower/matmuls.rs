@@ -1,4 +1,4 @@
-//! Embedding, norms and products.
+//! Embedding, norms and matmuls.
 
 use std::{iter, ops::Range};
 
@@ -7,11 +7,11 @@ use paguro_backend::{Activation, Linear, LoadError, MatrixId, Norm, NormKind};
 use crate::ops::{Add, Embed, is_plain};
 
 use super::{
-    Acts, Before, Gates, Grid, Launch, Lowering, Place, Product, Store,
+    Acts, Before, Gates, Grid, Launch, Lowering, Matmul, Place, Store,
     Value::{self, F, U},
     When,
     fused::row_scale,
-    hands::Parts,
+    handoff::Bindings,
     kernels::{self, FEW_ROWS},
     launch::ExpertTiles,
     wgsl,
@@ -34,7 +34,7 @@ pub(super) struct Inputs<'a> {
     pub in_order: bool,
 }
 
-/// Matrices that are one on the device.
+/// Matrices that are joined to one on the device.
 pub(super) struct Group<'a> {
     pub linears: Vec<&'a Linear>,
     pub order: Order,
@@ -99,7 +99,7 @@ impl Lowering<'_> {
         constants.extend(self.emit_for(linears, hidden));
         constants.extend(self.halves(FEW_ROWS + 1));
         let (x, y, factors) = (self.x.clone(), self.y.clone(), self.factors.clone());
-        let made: Vec<_> = self.made(Acts::Normed).collect();
+        let made: Vec<_> = self.written_acts(Acts::Normed).collect();
         let mut buffers = vec![("x", &x), ("factors", &factors)];
         buffers.extend(norm_buffers.iter().map(|(name, buffer)| (*name, buffer)));
         buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
@@ -140,7 +140,7 @@ impl Lowering<'_> {
         norm: Option<Norm>,
         width: usize,
         is_complete: bool,
-    ) -> Result<Parts, LoadError> {
+    ) -> Result<Bindings, LoadError> {
         let slices = width.next_multiple_of(BLOCK).div_ceil(256);
         // The staging memory of a round fits into half of every device's workgroup memory.
         let rounds = slices.div_ceil(16);
@@ -165,7 +165,7 @@ impl Lowering<'_> {
     }
 
     /// The kind of a norm, and its vectors.
-    fn norm_vectors(&mut self, norm: Option<Norm>) -> Result<Parts, LoadError> {
+    fn norm_vectors(&mut self, norm: Option<Norm>) -> Result<Bindings, LoadError> {
         let Some(Norm { kind, weight, bias, .. }) = norm else { return Ok((vec![], vec![])) };
         let constants = vec![
             ("NORMS", U(1)),
@@ -244,8 +244,8 @@ impl Lowering<'_> {
         iter::zip(joined, &self.scratch).map(group).collect()
     }
 
-    /// Matmuls of the activations of a norm. Says where each result begins.
-    pub(super) fn products<const N: usize>(
+    /// Adds matmuls of the activations of a norm. Returns the place of each result.
+    pub(super) fn matmuls<const N: usize>(
         &mut self,
         linears: [&Linear; N],
         groups: &[(Group<'_>, Place)],
@@ -265,9 +265,9 @@ impl Lowering<'_> {
             }
             let inputs =
                 Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed, in_order: false };
-            self.product(&inputs, place, store, when, body)?;
+            self.matmul(&inputs, place, store, when, body)?;
         }
-        Ok(places.map(|place| place.expect("every product is in a group")))
+        Ok(places.map(|place| place.expect("every matmul is in a group")))
     }
 
     /// Biases of some rows.
@@ -288,12 +288,12 @@ impl Lowering<'_> {
         self.device.upload(&biases, "biases").map(Some)
     }
 
-    /// Inputs of a product.
+    /// Inputs of a matmul.
     pub(super) fn inputs(&self, inputs: &Inputs<'_>) -> usize {
         self.weights.matrix(inputs.linears[0].matrix).cols
     }
 
-    pub(super) fn product(
+    pub(super) fn matmul(
         &mut self,
         inputs: &Inputs<'_>,
         place: &Place,
@@ -302,7 +302,7 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let matrix = self.matrix(inputs)?;
-        let taken: Vec<_> = self.taken(inputs.acts).collect();
+        let read_acts: Vec<_> = self.read_acts(inputs.acts).collect();
         let halves = self.half_acts(inputs.acts, matrix.layout);
         let (factors, zero) = (self.factors.clone(), self.zero.clone());
         let stack = match inputs.order {
@@ -327,7 +327,7 @@ impl Lowering<'_> {
             }
             let mut buffers = vec![("out", &place.buffer), ("row_factors", &factors), ("zero", &zero)];
             buffers.extend(planes(part));
-            buffers.extend(taken.iter().map(|(name, buffer)| (*name, buffer)));
+            buffers.extend(read_acts.iter().map(|(name, buffer)| (*name, buffer)));
             buffers.push(("x_halves", &halves));
             let bias = self.bias(inputs, part.first..part.first + part.rows)?;
             buffers.extend(bias.iter().map(|bias| ("bias", bias)));
@@ -339,13 +339,13 @@ impl Lowering<'_> {
             if let Some((_, to_halves)) = &gates {
                 buffers.push(("to_halves", to_halves));
             }
-            let kernel = |product: &Product| {
+            let kernel = |matmul: &Matmul| {
                 let (files, mut constants) =
-                    product.kernel(self.device, matrix.layout, matrix.blocks, self.halves_at(matrix.layout));
+                    matmul.kernel(self.device, matrix.layout, matrix.blocks, self.halves_at(matrix.layout));
                 constants.extend(common.iter().copied());
-                let (mut name, mut finish) = (product.name(matrix.layout), &wgsl!("store")[..]);
-                if let Some((gates, _)) = gates.as_ref().filter(|_| product.is_cooperative()) {
-                    (name, finish) = (name + "_gate", wgsl!("activation", "store_activations"));
+                let (mut name, mut finish) = (matmul.name(matrix.layout), &wgsl!("store")[..]);
+                if let Some((gates, _)) = gates.as_ref().filter(|_| matmul.is_cooperative()) {
+                    (name, finish) = (name + "_gate", wgsl!("quantize", "activation", "store_activations"));
                     constants.extend(gates.iter().copied());
                 }
                 let files = [wgsl!("args"), decoder(matrix.layout), wgsl!("factor"), finish, files].concat();
@@ -354,21 +354,21 @@ impl Lowering<'_> {
             let cooperative = self.device.cooperative.filter(|_| !inputs.in_order);
             let few = store.gates.map_or(0, |gates| gates.few);
             let from = (cooperative, few);
-            let mut products =
-                kernels::products(self.device, from, matrix.layout, outputs as u32, matrix.blocks);
-            products.retain(|product| when == When::Always || product.most_rows > 1);
-            for product in &products {
-                let (name, files, constants) = kernel(product);
+            let mut matmuls =
+                kernels::matmuls(self.device, from, matrix.layout, outputs as u32, matrix.blocks);
+            matmuls.retain(|matmul| when == When::Always || matmul.most_rows > 1);
+            for matmul in &matmuls {
+                let (name, files, constants) = kernel(matmul);
                 compiled.push(self.kernel(&name, &files, &constants, &buffers)?);
                 counters.push(format!("{name}[{}x{}]", part.rows, self.inputs(inputs)));
             }
             if self.device.as_hardware && matrix.layout != Layout::F32 && stack.is_none() {
-                for product in [16, 8].into_iter().flat_map(kernels::all_cooperative) {
-                    let (name, files, constants) = kernel(&product);
+                for matmul in [16, 8].into_iter().flat_map(kernels::all_cooperative) {
+                    let (name, files, constants) = kernel(&matmul);
                     self.device.show(&name, &files, &constants);
                 }
             }
-            let grid = Grid::Product(outputs as u32, numbers, products.into());
+            let grid = Grid::Matmul(outputs as u32, numbers, matmuls.into());
             let counter = self.counter(&counters);
             body.push(Launch { when, kernels: compiled, grid, kv_group: 0, counter, timed_with: None });
         }

@@ -10,12 +10,12 @@ use paguro_backend::{
 use paguro_backend_conformance::{Biases, Draw, ModelShape, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
 
-fn open(hand_over: bool, starvable: bool) -> Result<Gpu, String> {
+fn open(handoff: bool, starvable: bool) -> Result<Gpu, String> {
     // With cooperative matrices, where there are some: steps of one row have them in attention only, of many heads that share K and V.
     let notice: fn(&str) = |_| _ = NOTICES.fetch_add(1, Ordering::Relaxed);
     let options =
         GpuOptions { cooperative: true, poison: true, notice: Some(notice), ..GpuOptions::default() };
-    Gpu::open(0, GpuOptions { hand_over: Some(hand_over), starvable, ..options })
+    Gpu::open(0, GpuOptions { handoff: Some(handoff), starvable, ..options })
 }
 
 /// Notices that handoff was turned off.
@@ -24,13 +24,13 @@ static NOTICES: AtomicUsize = AtomicUsize::new(0);
 /// A GPU with handoff.
 fn open_with(starvable: bool) -> Result<Gpu, String> {
     let gpu = open(true, starvable)?;
-    match hands_over(&gpu) {
+    match uses_handoff(&gpu) {
         true => Ok(gpu),
         false => Err("this one has none".to_owned()),
     }
 }
 
-fn hands_over(gpu: &Gpu) -> bool {
+fn uses_handoff(gpu: &Gpu) -> bool {
     gpu.capacity().features.iter().any(|feature| feature.contains("handoff"))
 }
 
@@ -120,7 +120,7 @@ fn same_bits_with_and_without_barriers() {
                 ..shape.clone()
             },
         ),
-        // Parts of two sequences; and, with norms of heads, of one whose other launches do not hand over.
+        // Parts of two sequences; and, with norms of heads, of one whose other launches do not use handoff.
         ((1100, 2), ModelShape { format: WeightFormat::Q8_0, windows: layers(2), ..shape.clone() }),
         (
             (1100, 1),
@@ -266,7 +266,7 @@ fn a_step_that_gives_up_is_repeated_without_handoff() {
             "{repeated} steps are repeated with step {step}"
         );
         assert_eq!(found, expected, "after step {step} was repeated");
-        assert_eq!(hands_over(&gpu), repeated == 0, "handoff stays off after step {step}");
+        assert_eq!(uses_handoff(&gpu), repeated == 0, "handoff stays off after step {step}");
         notices += usize::from(repeated > 0);
     }
     assert_eq!(NOTICES.load(Ordering::Relaxed) - before, notices, "one notice each");

@@ -1,4 +1,4 @@
-//! Reads packed bricks into registers.
+//! Reads packed blocks into registers.
 
 use super::layout::{Format, Scales};
 use crate::simd::Simd;
@@ -11,10 +11,10 @@ pub unsafe fn array<'a, T, const N: usize>(at: *const T) -> &'a [T; N] {
     unsafe { &*at.cast() }
 }
 
-/// A brick's scales. Reading is unsafe in all methods: `brick` points at a whole brick of format `F`, sub-blocks
+/// A packed block's scales. Reading is unsafe in all methods: `start` points at a whole packed block of format `F`, sub-blocks
 /// and halves are inside.
-pub struct Brick<S: Simd> {
-    brick: *const u8,
+pub struct PackedBlock<S: Simd> {
+    start: *const u8,
     d: S::F32,
     dmin: S::F32,
 }
@@ -25,34 +25,34 @@ const fn scales_are<F: Format>(scales: Scales) -> bool {
     F::LAYOUT.scales as u8 == scales as u8
 }
 
-impl<S: Simd> Brick<S> {
+impl<S: Simd> PackedBlock<S> {
     /// # Safety
-    /// See [`Brick`].
+    /// See [`PackedBlock`].
     #[inline(always)]
-    pub unsafe fn at<F: Format>(s: S, brick: *const u8) -> Self {
+    pub unsafe fn at<F: Format>(s: S, start: *const u8) -> Self {
         let (mut d, mut dmin) = (s.zero(), s.zero());
-        // SAFETY: with super-blocks, a brick starts with 16 f16 of d and 16 of dmin, or with 16 f32 of d. Bricks are
+        // SAFETY: with super-blocks, a packed block starts with 16 f16 of d and 16 of dmin, or with 16 f32 of d. Packed blocks are
         // aligned to cache lines.
         unsafe {
             if const { !F::LAYOUT.whole_scales() } {
-                d = s.load(array(brick.cast()));
+                d = s.load(array(start.cast()));
             } else if const { F::LAYOUT.has_super() } {
-                d = s.from_f16(array(brick.cast()));
+                d = s.from_f16(array(start.cast()));
                 if const { F::LAYOUT.unit != 1.0 } {
                     d = s.mul(d, s.splat(const { F::LAYOUT.unit }));
                 }
                 if const { F::LAYOUT.minimums } {
-                    dmin = s.from_f16(array(brick.add(32).cast()));
+                    dmin = s.from_f16(array(start.add(32).cast()));
                 }
             }
         }
-        Self { brick, d, dmin }
+        Self { start, d, dmin }
     }
 
     /// Scales and minimums (zero if there are none) of sub-block `sub` of the 16 rows.
     ///
     /// # Safety
-    /// See [`Brick`].
+    /// See [`PackedBlock`].
     #[inline(always)]
     pub unsafe fn scales<F: Format>(&self, s: S, sub: usize) -> (S::F32, S::F32) {
         // SAFETY: passed on to the caller.
@@ -60,19 +60,19 @@ impl<S: Simd> Brick<S> {
         (if const { F::LAYOUT.has_super() } { s.mul(self.d, scales) } else { scales }, minimums)
     }
 
-    /// Like [`Brick::scales`], without the factor [`Brick::d`] of formats with super-blocks. Such scales are integers, except
+    /// Like [`PackedBlock::scales`], without the factor [`PackedBlock::d`] of formats with super-blocks. Such scales are integers, except
     /// with [`Scales::E4m3`].
     ///
     /// # Safety
-    /// See [`Brick`].
+    /// See [`PackedBlock`].
     #[inline(always)]
     pub unsafe fn own_scales<F: Format>(&self, s: S, sub: usize) -> (S::F32, S::F32) {
         let layout = const { &F::LAYOUT };
         let step = layout.scale_bytes();
-        // SAFETY: the layout says that these arrays are in the brick.
+        // SAFETY: the layout says that these arrays are in the packed block.
         unsafe {
-            let scales = self.brick.add(layout.scales_at() + sub * step);
-            let minimums = self.brick.add(layout.minimums_at() + sub * step);
+            let scales = self.start.add(layout.scales_at() + sub * step);
+            let minimums = self.start.add(layout.minimums_at() + sub * step);
             if const { scales_are::<F>(Scales::Half) } {
                 let scales = s.from_f16(array(scales.cast()));
                 if const { !F::LAYOUT.minimums } {
@@ -106,7 +106,7 @@ impl<S: Simd> Brick<S> {
         }
     }
 
-    /// Returns the factor of all scales of the brick; zero in formats without super-blocks.
+    /// Returns the factor of all scales of the packed block; zero in formats without super-blocks.
     #[inline(always)]
     pub fn d(&self) -> S::F32 {
         self.d
@@ -115,7 +115,7 @@ impl<S: Simd> Brick<S> {
     /// The quants of 16 inputs, four steps: the first or second half (`HALF`) of block `block`.
     ///
     /// # Safety
-    /// See [`Brick`].
+    /// See [`PackedBlock`].
     #[inline(always)]
     pub unsafe fn quants<F: Format, const HALF: usize>(&self, s: S, block: usize) -> [S::U8; 4] {
         let layout = const { &F::LAYOUT };
@@ -123,7 +123,7 @@ impl<S: Simd> Brick<S> {
         // SAFETY: the planes hold `2 * bits` bytes an input, and this half's vectors start at these places. The one-bit
         // plane has one vector for both halves.
         unsafe {
-            let low = self.brick.add(layout.low_at() + half * 32 * layout.low_bits);
+            let low = self.start.add(layout.low_at() + half * 32 * layout.low_bits);
             let mut quants = match const { F::LAYOUT.low_bits } {
                 2 => {
                     let v = s.load_u8(array(low));
@@ -143,7 +143,7 @@ impl<S: Simd> Brick<S> {
             if const { F::LAYOUT.high_bits > 0 } {
                 let bits = layout.high_bits as i32;
                 let high_at = if bits == 1 { block * 64 } else { half * 64 };
-                let v = s.load_u8(array(self.brick.add(layout.high_at() + high_at)));
+                let v = s.load_u8(array(self.start.add(layout.high_at() + high_at)));
                 // Shift from the position in the plane to above the low bits.
                 let first = if bits == 1 { 4 * HALF as i32 } else { 0 } - layout.low_bits as i32;
                 let mask = ((1 << bits) - 1) << layout.low_bits;

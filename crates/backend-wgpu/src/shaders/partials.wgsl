@@ -1,5 +1,5 @@
 // Partials of attention of a row.
-struct Parts {
+struct Partials {
   first: u32,  // index of the first partial
   count: u32,
   number: u32, // number of the first partial, in order of position
@@ -7,12 +7,12 @@ struct Parts {
 }
 
 // Returns the partials of a row. In a step of one row, they are derived from the arguments.
-fn parts_of(row: u32) -> Parts {
+fn partials_of(row: u32) -> Partials {
   let length = args.row_length;
   if (length != 0u) {
     let number = args.row_from / length;
-    return Parts(0u, (args.row_to - 1u) / length + 1u - number, number, length);
+    return Partials(0u, (args.row_to - 1u) / length + 1u - number, number, length);
   }
-  let at = args.parts + 4u * row;
-  return Parts(step[at], step[at + 1u], step[at + 2u], step[at + 3u]);
+  let at = args.partials + 4u * row;
+  return Partials(step[at], step[at + 1u], step[at + 2u], step[at + 3u]);
 }

@@ -16,7 +16,7 @@ fn patience() -> u32 {
 }
 
 // Replaces words that equal EMPTY by the next larger word.
-fn handed(words: vec4<u32>) -> vec4<u32> {
+fn without_empty(words: vec4<u32>) -> vec4<u32> {
   return select(words, vec4<u32>(EMPTY + 1u), words == vec4<u32>(EMPTY));
 }
 
@@ -24,7 +24,7 @@ fn is_there(words: vec4<u32>) -> bool {
   return all(words != vec4<u32>(EMPTY));
 }
 
-//% if TAKES
+//% if AWAITED
 @group(0) @binding(18) var<storage, read_write> gave_up: array<atomic<u32>>; // its last word is the flag
 
 fn give_up() {

@@ -5,22 +5,22 @@ use crate::simd::Simd;
 /// Prefetch distance of weights that are loaded directly into registers, in bytes.
 pub const DISTANCE: usize = 8192;
 
-/// The weights of `G` groups after a strip, prefetched a few lines at a time while tiles are computed.
-pub struct Ahead<const G: usize> {
+/// The weights of `G` groups after a panel, prefetched a few lines at a time while tiles are computed.
+pub struct Prefetch<const G: usize> {
     at: [*const u8; G],
     lines: usize,
 }
 
-impl<const G: usize> Ahead<G> {
-    /// Prefetches `bytes` bytes at each of `at`, in `turns` calls.
+impl<const G: usize> Prefetch<G> {
+    /// Prefetches `bytes` bytes at each of `at`, in `calls` calls.
     #[inline(always)]
-    pub fn new(at: [*const u8; G], bytes: usize, turns: usize) -> Self {
-        Self { at, lines: bytes.div_ceil(64 * turns) }
+    pub fn new(at: [*const u8; G], bytes: usize, calls: usize) -> Self {
+        Self { at, lines: bytes.div_ceil(64 * calls) }
     }
 
     /// Prefetches the next lines.
     #[inline(always)]
-    pub fn fetch<S: Simd>(&mut self, s: S) {
+    pub fn advance<S: Simd>(&mut self, s: S) {
         for _ in 0..self.lines {
             for at in &mut self.at {
                 s.prefetch(*at);
@@ -33,7 +33,7 @@ impl<const G: usize> Ahead<G> {
 /// Bytes of a row that are processed before sums are stored and the next rows follow. As many rows as kernels keep sums
 /// of then fit into the second-level cache for any number of inputs, so that weights are read a few times instead of
 /// dozens of times.
-pub const PANEL: usize = 4096;
+pub const CHUNK_BYTES: usize = 4096;
 
 /// Returns the number of rows of `row_bytes` to multiply with all groups before the next ones: they stay in the
 /// second-level cache (half of a megabyte of it) while weights are streamed. Whole tiles, at most `most`.

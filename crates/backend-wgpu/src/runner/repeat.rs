@@ -1,0 +1,72 @@
+//! Repeats steps without handoff after a kernel gave up waiting.
+
+use std::sync::atomic::Ordering;
+
+use bytemuck::cast_slice;
+use paguro_backend::StepError;
+
+use super::{GpuRunner, flight_index};
+use crate::{
+    flight::{Encoding, Flight, gave_up_at},
+    planned::launches,
+};
+
+impl GpuRunner {
+    /// Repeats the steps from `first` to `last`, which are on the device, without handoff, because one of their kernels
+    /// gave up waiting. All later steps on this device run without handoff.
+    pub(super) fn repeat(&mut self, first: u64, last: u64) -> Result<(), StepError> {
+        let tokens = &self.model.io.tokens;
+        self.device.queue.write_buffer(tokens, gave_up_at(tokens), &[0; 4]);
+        // Later steps must not read results that were not read in time.
+        if let Some(partials) = &self.model.handoff_partials {
+            partials.empty(&self.device);
+        }
+        if !self.device.in_doubt.swap(true, Ordering::Relaxed)
+            && let Some(notice) = self.device.notice
+        {
+            notice(&format!(
+                "handoff between kernels is off from now on: kernels on {} waited in vain for each other; the step is repeated without \
+                 it, and steps are slower until the model is loaded again",
+                self.device.name
+            ));
+        }
+        let is_apart = (first..=last).any(|step| self.flights[flight_index(step)].is_apart);
+        if is_apart || (first + 1..=self.submitted + 1).contains(&self.moved_before) {
+            return Err(self.gave_up());
+        }
+        for step in first..=last {
+            self.repeat_step(step, step == first)?;
+        }
+        Ok(())
+    }
+
+    /// Submits a step again, with one launch per submission. If it `is_first`, its carried tokens are those that were
+    /// collected.
+    fn repeat_step(&mut self, step: u64, is_first: bool) -> Result<(), StepError> {
+        self.canaries.forget(step);
+        self.repeated += 1;
+        let Self { device, model, canaries, kernel_statistics, flights, .. } = self;
+        let Flight { plan, slices, sampled, submission, timed, is_apart, .. } =
+            &mut flights[flight_index(step)];
+        if is_first {
+            plan.uncarry(&self.tokens);
+        }
+        (*is_apart, *timed) = (true, None);
+        device.queue.write_buffer(&model.io.step, 0, cast_slice(&plan.words));
+        let mut encoding = Encoding { device, model, canaries, kernel_statistics, step };
+        for slice in slices.iter() {
+            let mut commands = encoding.launch(&launches(model, plan, slice.first, slice.count), || 1)?;
+            encoding.sample(&mut commands, plan, slice);
+            *submission = Some(encoding.finish(commands, sampled.len())?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn gave_up(&self) -> StepError {
+        StepError::Device(format!(
+            "kernels on {} waited in vain for each other, and the step cannot be repeated; later steps run without handoff, so try \
+             again",
+            self.device.name
+        ))
+    }
+}
