@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Embeds 256 texts of mixed length alternately with Paguro, sentence-transformers, onnxruntime and llama.cpp.
 
-    bench/embeddings.py target/release/paguro --folder all-MiniLM-L6-v2 --model minilm-q8_0.gguf [--llama-server llama-server --gguf minilm-f16.gguf]
+    bench/embeddings.py target/release/paguro --folder all-MiniLM-L6-v2 --model minilm-q8_0.gguf [--llama-server llama-server --llama-embedding llama-embedding --gguf minilm-f16.gguf]
 
 Every engine embeds the same texts of 8 to 400 tokens, and then one short text, in each round; the ratios are of neighbouring runs.
 Paguro and llama-server are measured over HTTP. The others run in this process: sentence-transformers in F32 and with dynamic
 quantization to eight bits, onnxruntime in F32 and eight bits, with batches sorted by length as sentence-transformers does it, of the
-sizes that are fastest on two cores. An engine counts if each text's cosine to F32 is at least 0.999.
+sizes that are fastest on two cores. llama-embedding is a new process for each run; the time of one with a single short text, which
+mostly loads the model, is subtracted. An engine counts if each text's cosine to F32 is at least 0.999.
 
 Needs torch, transformers, sentence-transformers, onnx and onnxruntime.
 """
@@ -87,6 +88,36 @@ class Http:
     def stop(self):
         self.process.terminate()
         self.process.wait()
+
+
+class LlamaEmbedding:
+    """llama.cpp's `llama-embedding`, which reads a file with a text per line."""
+
+    def __init__(self, name, binary, gguf, threads, batch):
+        self.name = name
+        # It makes batches of the size of the context.
+        self.command = [binary, "-m", gguf, "-t", str(threads), "-c", str(batch), "-b", str(batch), "--embd-output-format", "json"]
+        self.seconds_to_load = 0.0
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            self(["ready?"])
+            times.append(time.perf_counter() - begin)
+        self.seconds_to_load = statistics.median(times)
+
+    def __call__(self, texts):
+        assert not any("\n" in text or "\\" in text for text in texts), "a text per line, without escapes"
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
+            file.write("\n".join(texts))
+            file.flush()
+            ran = subprocess.run([*self.command, "-f", file.name], capture_output=True, check=False, text=True)
+        if ran.returncode != 0:
+            sys.exit(f"{self.name}: {ran.stderr[-2000:]}")
+        answer = json.loads(ran.stdout[ran.stdout.index("{") : ran.stdout.rindex("}") + 1])
+        return np.array([item["embedding"] for item in answer["data"]], dtype=np.float32)
+
+    def stop(self):
+        pass
 
 
 class Torch:
@@ -186,7 +217,9 @@ def main():
     parser.add_argument("--folder", required=True)
     parser.add_argument("--model", action="append", default=[], help="a file or folder for Paguro, also several times; the folder if absent")
     parser.add_argument("--llama-server")
-    parser.add_argument("--gguf", action="append", default=[], help="a file for llama-server, also several times")
+    parser.add_argument("--llama-embedding")
+    parser.add_argument("--llama-batch", type=int, default=2048, help="tokens of a batch of llama-embedding")
+    parser.add_argument("--gguf", action="append", default=[], help="a file for llama.cpp, also several times")
     parser.add_argument("--without", default="", help="engines to leave out: torch-int8,onnx,...")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--torch-batch", type=int, default=8, help="texts of a batch; padding makes larger ones slower on few cores")
@@ -212,6 +245,9 @@ def main():
         command = [options.llama_server, "-m", gguf, "--embedding", "--port", str(port), "-c", "8192", "-b", "2048", "-ub", "2048",
                    "-t", str(options.threads), "-np", "16"]
         engines.append(Http(f"llama.cpp {pathlib.Path(gguf).stem}", command, port, "x"))
+    for gguf in options.gguf if options.llama_embedding else []:
+        name = f"llama-embedding {pathlib.Path(gguf).stem}"
+        engines.append(LlamaEmbedding(name, options.llama_embedding, gguf, options.threads, options.llama_batch))
     without = options.without.split(",")
     reference = Torch("torch", options.folder, options.torch_batch, False)
     makers = {
@@ -235,8 +271,8 @@ def main():
         for engine in engines:
             begin = time.perf_counter()
             engine(texts)
-            many[engine.name].append(time.perf_counter() - begin)
-            for _ in range(20):
+            many[engine.name].append(time.perf_counter() - begin - getattr(engine, "seconds_to_load", 0.0))
+            for _ in range(0 if hasattr(engine, "seconds_to_load") else 20):
                 begin = time.perf_counter()
                 engine(short)
                 one[engine.name].append(time.perf_counter() - begin)
@@ -248,8 +284,9 @@ def main():
     for engine in engines:
         times = many[engine.name]
         ratios = [own / other for own, other in zip(times, first)]
+        alone = f"{1e3 * statistics.median(one[engine.name]):.1f}" if one[engine.name] else "–"
         print(f"| {engine.name} | {likeness[engine.name]:.6f} | {statistics.median(times):.2f} | {options.texts / statistics.median(times):.0f} "
-              f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {1e3 * statistics.median(one[engine.name]):.1f} |")
+              f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {alone} |")
 
 
 main()

@@ -9,10 +9,10 @@ use std::{
 
 use paguro_engine::{Batch, EngineOptions, PageBudget, Request, normalize};
 use paguro_model::{
-    Model,
+    Model, Pooling,
     tokenizer::{Cut, SpecialTokens},
 };
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::{
     cli::{CutAt, EmbedArgs},
@@ -26,6 +26,9 @@ use crate::{
 
 /// Texts whose vectors are held at the same time. Those of a part are written before the next part is computed.
 const PART: usize = 1024;
+
+/// Tokens of these texts, at most, if each has a vector: 128 MiB of bge-m3's.
+const PART_TOKENS: usize = 1 << 15;
 
 /// Logits of the rows embedded in one step may take this much memory.
 const LOGIT_BYTES: usize = 64 << 20;
@@ -46,6 +49,7 @@ pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) ->
             "--dimensions is {dimensions}, but the model's vectors have {width} values"
         )));
     }
+    check_kinds(args, &model, &source)?;
     let before = prompt(&model, args.prompt_name.as_deref())?;
     let prompts = texts.iter().map(|text| tokens(&model, &before, text, args.texts.truncate));
     let prompts = prompts.collect::<Outcome<Vec<_>>>()?;
@@ -68,33 +72,54 @@ pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) ->
     let mut writer = Writer::new(args.output.as_deref(), dimensions)?;
     let bar = terminal.bar(texts.len(), "embedding");
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-    let (mut prompts, mut texts) = (prompts.into_iter(), texts.iter());
+    let has_rows = args.sparse || args.multi_vector;
+    let template = Request {
+        embedding: Some(if has_rows { Pooling::All } else { pooling }),
+        max_tokens: Some(0),
+        ..Request::default()
+    };
+    let (mut prompts, mut texts) = (prompts.into_iter().peekable(), texts.iter());
     let count = texts.len();
     loop {
-        let part: Vec<Vec<u32>> = prompts.by_ref().take(PART).collect();
+        let (mut part, mut left) = (Vec::new(), if args.multi_vector { PART_TOKENS } else { usize::MAX });
+        while part.len() < PART
+            && let Some(prompt) = prompts.next_if(|prompt: &Vec<u32>| part.is_empty() || prompt.len() <= left)
+        {
+            left = left.saturating_sub(prompt.len());
+            part.push(prompt);
+        }
         if part.is_empty() {
             break;
         }
-        let lengths: Vec<usize> = part.iter().map(Vec::len).collect();
-        let mut vectors: Vec<Vec<f32>> = vec![Vec::new(); part.len()];
-        let template = Request { embedding: Some(pooling), max_tokens: Some(0), ..Request::default() };
-        let mut batch = Batch::new(loaded.handle.clone(), template, part);
+        let mut vectors: Vec<Vectors> = part.iter().map(|_| Vectors::default()).collect();
+        let mut batch = Batch::new(loaded.handle.clone(), template.clone(), part.clone());
         let names = texts.clone();
         while let Some(outcome) = runtime.block_on(batch.next()) {
             let embedded = outcome.map_err(|(index, error)| {
                 let place = names.clone().nth(index).map(Text::place).unwrap_or_default();
                 Failure::new(format!("{place}: {error}"))
             })?;
-            let mut vector = model.head.embedding(embedded.values);
-            vector.truncate(dimensions);
-            if !args.no_normalize {
-                normalize(&mut vector);
+            let rows = embedded.values;
+            let tokens = &part[embedded.index];
+            let mut of_text = Vectors::default();
+            if let Some(head) = model.head.sparse.as_ref().filter(|_| args.sparse) {
+                of_text.sparse = Some(head.weights(tokens, &rows));
             }
-            vectors[embedded.index] = vector;
+            if let Some(head) = model.head.multi_vector.as_ref().filter(|_| args.multi_vector) {
+                of_text.multi = Some(head.vectors(&rows));
+            }
+            let pooled = if has_rows { pooling.pool(&rows, model.program.hidden) } else { rows };
+            of_text.dense = model.head.embedding(pooled);
+            of_text.dense.truncate(dimensions);
+            if !args.no_normalize {
+                normalize(&mut of_text.dense);
+                of_text.multi.iter_mut().flatten().for_each(|vector| normalize(vector));
+            }
+            vectors[embedded.index] = of_text;
             bar.inc(1);
         }
-        for ((vector, length), text) in vectors.iter().zip(lengths).zip(texts.by_ref()) {
-            writer.write(text, length, vector)?;
+        for ((vectors, prompt), text) in vectors.iter().zip(&part).zip(texts.by_ref()) {
+            writer.write(text, prompt.len(), vectors)?;
         }
     }
     bar.finish_and_clear();
@@ -106,6 +131,41 @@ pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) ->
         units::rate(tokens as f64 / seconds)
     ));
     Ok(())
+}
+
+/// Vectors of one text.
+#[derive(Default)]
+struct Vectors {
+    dense: Vec<f32>,
+    /// Weights of its tokens.
+    sparse: Option<Vec<(u32, f32)>>,
+    /// Vectors of its tokens.
+    multi: Option<Vec<Vec<f32>>>,
+}
+
+/// Refuses vectors that the model does not compute, or the output does not hold.
+fn check_kinds(args: &EmbedArgs, model: &Model, source: &Source) -> Outcome<()> {
+    let has = [
+        (args.sparse, "--sparse", model.head.sparse.is_some(), "sparse_linear.pt"),
+        (args.multi_vector, "--multi-vector", model.head.multi_vector.is_some(), "colbert_linear.pt"),
+    ];
+    for (is_asked, flag, exists, file) in has {
+        if is_asked && !exists {
+            let message = format!("{flag}: the model `{}` has no such vectors", source.short_name());
+            return Err(Failure::usage(message)
+                .hint(format!("name a folder like that of bge-m3, which has `{file}` beside its weights")));
+        }
+        if is_asked && args.output.as_deref().is_some_and(is_matrix) {
+            return Err(Failure::usage(format!("{flag}: a NumPy array has no place for these vectors"))
+                .hint("write JSON lines: --output FILE.jsonl"));
+        }
+    }
+    Ok(())
+}
+
+/// True for the name of a NumPy array.
+fn is_matrix(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"))
 }
 
 /// A text with its place.
@@ -231,28 +291,33 @@ impl Writer {
         let file = File::create(path)
             .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
         let mut file = BufWriter::new(file);
-        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy")) {
+        if is_matrix(path) {
             file.write_all(&header(0, columns))?;
             return Ok(Self::Matrix { file, rows: 0, columns });
         }
         Ok(Self::LinesTo(file))
     }
 
-    fn write(&mut self, text: &Text, tokens: usize, vector: &[f32]) -> Outcome<()> {
+    fn write(&mut self, text: &Text, tokens: usize, vectors: &Vectors) -> Outcome<()> {
+        let Vectors { dense, sparse, multi } = vectors;
         let object = || {
-            json!({
-                "file": text.file,
-                "line": text.line,
-                "tokens": tokens,
-                "embedding": vector,
-            })
+            let mut object =
+                json!({"file": text.file, "line": text.line, "tokens": tokens, "embedding": dense});
+            if let Some(weights) = sparse {
+                let weights = weights.iter().map(|(id, weight)| (id.to_string(), json!(weight)));
+                object["lexical_weights"] = Value::Object(weights.collect::<Map<_, _>>());
+            }
+            if let Some(vectors) = multi {
+                object["colbert_vecs"] = json!(vectors);
+            }
+            object
         };
         match self {
             Self::Lines(out) => out.json(&object()),
             Self::LinesTo(file) => Ok(writeln!(file, "{}", object())?),
             Self::Matrix { file, rows, .. } => {
                 *rows += 1;
-                vector.iter().try_for_each(|value| file.write_all(&value.to_le_bytes()))?;
+                dense.iter().try_for_each(|value| file.write_all(&value.to_le_bytes()))?;
                 Ok(())
             }
         }

@@ -58,7 +58,13 @@ fn write(
     terminal: Terminal,
 ) -> Outcome<()> {
     check_output(out, args.replace)?;
-    let contents = load::file(source)?.contents().map_err(|error| Failure::from_error(&error))?;
+    let file = load::file(source)?;
+    let contents = file.contents().map_err(|error| Failure::from_error(&error))?;
+    for name in file.lost_in_gguf() {
+        terminal.note(&format!(
+            "note: a GGUF file has no place for `{name}`, so the new file lacks these vectors"
+        ));
+    }
     let started = Instant::now();
     let report = run(&contents, mixture, importance, out, args, terminal)?;
     let seconds = started.elapsed().as_secs_f64();

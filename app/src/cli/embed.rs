@@ -11,7 +11,8 @@ use super::{RunOnArgs, ThreadsArg, choices};
 #[command(after_long_help = "\
 Each line is a text, unless --whole-files is given. The output has one JSON object per text, in the order of the input, \
 with the file, the line, the number of tokens and the vector. --output writes a file instead: a NumPy array if its name \
-ends with .npy, otherwise JSON lines.
+ends with .npy, otherwise JSON lines. --sparse adds `lexical_weights`, the weights of tokens by their ids, and \
+--multi-vector adds `colbert_vecs`.
 
 Examples:
   paguro embed Qwen/Qwen3-Embedding-0.6B-GGUF notes.txt > vectors.jsonl
@@ -37,6 +38,14 @@ pub struct EmbedArgs {
     /// Keep vectors as the model computes them, instead of normalizing their length to 1
     #[arg(long)]
     pub no_normalize: bool,
+
+    /// Add the weights of each text's tokens, of models like bge-m3
+    #[arg(long)]
+    pub sparse: bool,
+
+    /// Add a vector of each token, of models like bge-m3
+    #[arg(long)]
+    pub multi_vector: bool,
 
     /// See [`TextArgs`].
     #[command(flatten)]

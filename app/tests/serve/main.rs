@@ -4,6 +4,7 @@ mod access;
 mod agents;
 mod anthropic;
 mod attacks;
+mod bge_m3;
 mod chat;
 #[path = "../common/mod.rs"]
 mod common;

@@ -49,7 +49,7 @@ fn folder(parent: &Path) -> PathBuf {
 }
 
 /// Writes the random model of a case of the architectures' tests, with a changed configuration and tokenizer.
-fn write_folder(
+pub fn write_folder(
     parent: &Path,
     name: &str,
     case: &str,
@@ -267,7 +267,7 @@ fn a_classifier_ranks_texts_on_the_command_line() {
 }
 
 /// A tokenizer with the tokens `around` each text, and letters and a few words, of the kind WordPiece or Unigram.
-fn encoders_tokenizer(kind: &str) -> Value {
+pub fn encoders_tokenizer(kind: &str) -> Value {
     const SIZE: usize = 301;
     let specials = match kind {
         "WordPiece" => ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],

@@ -39,7 +39,8 @@ struct Running {
 pub struct Embedded {
     /// Position of the prompt in the batch.
     pub index: usize,
-    /// The vector as the model computes it: its length is not made one.
+    /// The vector as the model computes it: its length is not made one. With [`paguro_model::Pooling::All`], the vectors of all
+    /// tokens, one after another.
     pub values: Vec<f32>,
     /// Tokens of the prompt.
     pub usage: Usage,

@@ -38,6 +38,8 @@ pub(crate) struct CheckedRequest {
     pub score_from: Option<usize>,
     /// Prompt positions with requested embeddings.
     pub embedded: Option<Range<usize>>,
+    /// True if all of these embeddings are reported instead of their mean.
+    pub keeps_rows: bool,
     /// True if steps that compute a part of the prompt are reported.
     pub report_prefill: bool,
     /// Number of prompt tokens with which prompts of later turns probably begin.
@@ -93,9 +95,10 @@ impl CheckedRequest {
             prefix_salt: request.prefix_salt.clone(),
             embedded: request.embedding.map(|pooling| match pooling {
                 Pooling::Last => request.prompt.len() - 1..request.prompt.len(),
-                Pooling::Mean => 0..request.prompt.len(),
+                Pooling::Mean | Pooling::All => 0..request.prompt.len(),
                 Pooling::First => 0..1,
             }),
+            keeps_rows: request.embedding == Some(Pooling::All),
         })
     }
 }

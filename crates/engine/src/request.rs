@@ -132,7 +132,7 @@ pub enum Event {
     },
     /// The embedding for [`Request::embedding`], not normalized.
     Embedding {
-        /// `[hidden]`
+        /// `[hidden]`, or `[tokens, hidden]` of [`Pooling::All`].
         values: Vec<f32>,
     },
     /// A branch has a new token.

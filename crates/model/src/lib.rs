@@ -22,6 +22,7 @@ mod rearrange;
 mod rope;
 pub mod tensor;
 mod text_head;
+mod token_heads;
 pub mod tokenizer;
 
 pub use error::ModelError;
@@ -33,3 +34,4 @@ pub use pooling::{Pooling, PoolingError};
 pub use prompts::{Prompts, TextRole};
 pub use ranker::Ranker;
 pub use text_head::{Classifier, DenseLayer, TextHead};
+pub use token_heads::{MultiVectorHead, SparseHead};

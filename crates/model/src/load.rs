@@ -25,7 +25,7 @@ use crate::{
     chat::ChatTemplate,
     error::ModelError,
     gguf::Gguf,
-    hf::{HfFolder, quantized},
+    hf::{self, HfFolder, quantized},
     tensor::Tensor,
     tokenizer::Tokenizer,
 };
@@ -60,7 +60,8 @@ impl ModelFile {
             },
             _ => ModelError::Io { path: path.to_owned(), source },
         })?;
-        let is_part_of_folder = |name: &str| name.ends_with(".safetensors") || name == "config.json";
+        let is_part_of_folder =
+            |name: &str| name.ends_with(".safetensors") || ["config.json", hf::TORCH_WEIGHTS].contains(&name);
         let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let folder = match path.parent() {
             _ if metadata.is_dir() => Some(path),
@@ -191,8 +192,9 @@ impl ModelFile {
         stop_tokens.retain(|&token| (token as usize) < program.vocab);
         stop_tokens.sort_unstable();
         stop_tokens.dedup();
-        let head = self.text_head()?;
+        let mut head = self.text_head()?;
         head.check(program.hidden)?;
+        head.sparse.iter_mut().for_each(|sparse| sparse.find_unused(&tokenizer));
         let (sources, tokens) = (self.chat_templates()?, self.template_tokens(&tokenizer)?);
         let mut template_problem = None;
         let mut template = |name: &str| {

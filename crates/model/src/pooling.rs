@@ -13,6 +13,8 @@ pub enum Pooling {
     Mean,
     /// The first one.
     First,
+    /// All of them, without pooling: one row after another.
+    All,
 }
 
 /// Number of the pooling of classifiers and rerankers.
@@ -25,6 +27,24 @@ impl Pooling {
             Self::Mean => 1,
             Self::First => 2,
             Self::Last => 3,
+            Self::All => 0,
+        }
+    }
+
+    /// Pools the rows of a text, `[tokens, hidden]`.
+    pub fn pool(self, rows: &[f32], hidden: usize) -> Vec<f32> {
+        match self {
+            Self::All => rows.to_vec(),
+            Self::First => rows[..hidden.min(rows.len())].to_vec(),
+            Self::Last => rows[rows.len().saturating_sub(hidden)..].to_vec(),
+            Self::Mean => {
+                let mut sum = vec![0.0; hidden];
+                for row in rows.chunks_exact(hidden) {
+                    sum.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x));
+                }
+                let count = (rows.len() / hidden) as f64;
+                sum.into_iter().map(|sum| (sum / count) as f32).collect()
+            }
         }
     }
 }

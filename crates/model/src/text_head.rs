@@ -10,6 +10,7 @@ use crate::{
     gguf::{self, Contents, Metadata},
     hf::HfFolder,
     tensor::{DType, Tensor},
+    token_heads::{MultiVectorHead, SparseHead},
 };
 
 /// Names of dense layers in GGUF files.
@@ -24,6 +25,10 @@ pub struct TextHead {
     pub normalize: bool,
     /// Scores of labels, or of a pair of texts.
     pub classifier: Option<Classifier>,
+    /// Weights of a sparse vector.
+    pub sparse: Option<SparseHead>,
+    /// A vector for each token.
+    pub multi_vector: Option<MultiVectorHead>,
 }
 
 /// `y = norm(activation(x·Wᵀ + b))`
@@ -48,7 +53,7 @@ struct DenseNorm {
 
 /// The activation of a [`DenseLayer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DenseActivation {
+pub(crate) enum DenseActivation {
     Identity,
     Tanh,
     Gelu,
@@ -88,6 +93,16 @@ impl TextHead {
             layers.iter().try_fold(hidden, fits)
         };
         chain(&self.dense)?;
+        for inputs in [
+            self.sparse.as_ref().map(SparseHead::inputs),
+            self.multi_vector.as_ref().map(MultiVectorHead::inputs),
+        ] {
+            if let Some(inputs) = inputs.filter(|&inputs| inputs != hidden) {
+                return Err(ModelError::Config(format!(
+                    "a layer for tokens reads {inputs} elements of {hidden}"
+                )));
+            }
+        }
         self.classifier.iter().try_for_each(|classifier| chain(&classifier.layers).map(|_| ()))
     }
 
@@ -113,12 +128,16 @@ impl TextHead {
         layers.extend(file.layer("cls.output", DenseActivation::Identity)?);
         let labels = metadata.strings(&format!("{architecture}.classifier.output_labels"));
         let classifier = Classifier::new(layers, labels.unwrap_or_default().to_vec(), false);
-        Ok(Self { dense, normalize: true, classifier })
+        Ok(Self { dense, normalize: true, classifier, ..Self::default() })
     }
 
     /// From a folder: the modules of sentence-transformers, and the classifier of the model's class.
     pub(crate) fn from_hf(folder: &HfFolder, class: &str, modules: &Value) -> Result<Self, ModelError> {
-        let mut head = Self::default();
+        let mut head = Self {
+            sparse: SparseHead::from_hf(folder)?,
+            multi_vector: MultiVectorHead::from_hf(folder)?,
+            ..Self::default()
+        };
         for module in modules.as_array().into_iter().flatten() {
             match kind_of(module) {
                 "Normalize" => head.normalize = true,
@@ -217,11 +236,21 @@ impl Classifier {
 }
 
 impl DenseLayer {
-    fn outputs(&self) -> usize {
+    pub(crate) fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    pub(crate) fn outputs(&self) -> usize {
         self.weight.len() / self.inputs
     }
 
-    fn apply(&self, x: &[f32]) -> Vec<f32> {
+    /// Returns the weights of each output, with its bias.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&[f32], f32)> {
+        let bias = |row: usize| self.bias.as_ref().map_or(0.0, |bias| bias[row]);
+        self.weight.chunks_exact(self.inputs).enumerate().map(move |(row, weights)| (weights, bias(row)))
+    }
+
+    pub(crate) fn apply(&self, x: &[f32]) -> Vec<f32> {
         let mut y = vec![0.0; self.outputs()];
         ops::linear(x, &self.weight, self.bias.as_deref(), &mut y);
         for y in &mut y {
@@ -261,7 +290,7 @@ impl DenseLayer {
 }
 
 /// Tensors of a file, by name.
-struct Layers<'a>(&'a [Tensor]);
+pub(crate) struct Layers<'a>(pub(crate) &'a [Tensor]);
 
 /// A tensor's shape and values.
 type Values<'a> = (&'a [usize], Vec<f32>);
@@ -287,15 +316,20 @@ impl Layers<'_> {
         }
     }
 
-    /// The layer `name`, if the file has it.
-    fn layer(&self, name: &str, activation: DenseActivation) -> Result<Option<DenseLayer>, ModelError> {
-        let Some((shape, weight)) = self.values(&format!("{name}.weight"))? else { return Ok(None) };
+    /// The layer `name`, if the file has it. The tensors of a layer without a name are `weight` and `bias`.
+    pub(crate) fn layer(
+        &self,
+        name: &str,
+        activation: DenseActivation,
+    ) -> Result<Option<DenseLayer>, ModelError> {
+        let part = |part: &str| if name.is_empty() { part.to_owned() } else { format!("{name}.{part}") };
+        let Some((shape, weight)) = self.values(&part("weight"))? else { return Ok(None) };
         let inputs = shape.last().copied().unwrap_or(0);
         let outputs = weight.len().checked_div(inputs).unwrap_or(0);
         if outputs == 0 {
-            return Err(ModelError::Config(format!("tensor `{name}.weight` has the shape {shape:?}")));
+            return Err(ModelError::Config(format!("tensor `{}` has the shape {shape:?}", part("weight"))));
         }
-        let bias = self.vector(&format!("{name}.bias"), outputs)?;
+        let bias = self.vector(&part("bias"), outputs)?;
         Ok(Some(DenseLayer { inputs, weight, bias, activation, norm: None }))
     }
 

@@ -41,7 +41,7 @@ pub(crate) struct Found {
 
 /// True for files of a Hugging Face folder that are needed to run the model.
 pub(crate) fn belongs_to_folder(name: &str) -> bool {
-    const FILES: [&str; 15] = [
+    const FILES: [&str; 17] = [
         "config.json",
         "generation_config.json",
         "model.safetensors.index.json",
@@ -57,6 +57,8 @@ pub(crate) fn belongs_to_folder(name: &str) -> bool {
         "modules.json",
         "config_sentence_transformers.json",
         "sentence_bert_config.json",
+        "sparse_linear.pt",
+        "colbert_linear.pt",
     ];
     FILES.contains(&name) || is_weights(name) || module_file(name).is_some()
 }
@@ -89,9 +91,17 @@ fn name_in(folder: &Path, file: &Path) -> Option<String> {
     nested.and_then(|nested| module_file(&nested)).or_else(|| Some(file.file_name()?.to_str()?.to_owned()))
 }
 
+/// The weights of folders without safetensors.
+pub(crate) const TORCH_WEIGHTS: &str = "pytorch_model.bin";
+
+/// True for files with weights.
+pub(crate) fn is_weights(name: &str) -> bool {
+    name == TORCH_WEIGHTS || is_safetensors(name)
+}
+
 /// `model.safetensors` or `model-00001-of-00002.safetensors`; other safetensors are other versions of the same, or
 /// adapters.
-pub(crate) fn is_weights(name: &str) -> bool {
+pub(crate) fn is_safetensors(name: &str) -> bool {
     let Some(stem) = name.strip_suffix(".safetensors") else { return false };
     stem == "model" || split(stem).is_some_and(|(prefix, ..)| prefix == "model")
 }
@@ -138,7 +148,8 @@ pub(crate) fn format_of(path: &Path, names: &[&str]) -> Result<Format, RegistryE
         return match names.iter().find(|name| !belongs_to_folder(name)) {
             None if names.iter().any(|name| is_weights(name)) => Ok(Format::Safetensors),
             None => Err(bad(
-                "there is no model.safetensors, and nothing like model-00001-of-00002.safetensors".into(),
+                "there is no model.safetensors, nothing like model-00001-of-00002.safetensors, and no pytorch_model.bin"
+                    .into(),
             )),
             Some(name) => {
                 Err(bad(format!("`{name}` is not a file of a Hugging Face folder with safetensors")))
@@ -189,6 +200,9 @@ pub(crate) fn find(path: &Path) -> Result<Found, RegistryError> {
             .partition(|path| name(path).is_some_and(|name| is_module(&name)));
         let in_module = |folder: &PathBuf| MODULE_FILES.map(|file| folder.join(file));
         files.extend(folders.iter().flat_map(in_module).filter(|file| file.is_file()));
+        if files.iter().filter_map(name).any(|name| is_safetensors(&name)) {
+            files.retain(|file| !file.ends_with(TORCH_WEIGHTS));
+        }
         files.sort();
         files.iter().try_for_each(|file| with_content(file))?;
         let names: Vec<String> = files.iter().filter_map(name).collect();
@@ -332,7 +346,7 @@ mod tests {
         check(
             &["config.json"],
             expect![
-                "cannot import `x`: there is no model.safetensors, and nothing like model-00001-of-00002.safetensors"
+                "cannot import `x`: there is no model.safetensors, nothing like model-00001-of-00002.safetensors, and no pytorch_model.bin"
             ],
         );
     }
@@ -352,16 +366,28 @@ mod tests {
             assert_eq!(module_file(path).as_deref(), name, "{path}");
         }
         let folder = tempfile::tempdir().unwrap();
-        for name in
-            ["config.json", "model.safetensors", "modules.json", "1_Pooling/config.json", "onnx/model.onnx"]
-        {
+        for name in [
+            "config.json",
+            "model.safetensors",
+            "modules.json",
+            "1_Pooling/config.json",
+            "onnx/model.onnx",
+            "sparse_linear.pt",
+            "pytorch_model.bin",
+        ] {
             let path = folder.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "{}").unwrap();
         }
         let found = find(folder.path()).unwrap();
         let names: Vec<_> = found.files.iter().filter_map(|file| name_in(&found.open, file)).collect();
-        assert_eq!(names, ["1_Pooling.config.json", "config.json", "model.safetensors", "modules.json"]);
+        assert_eq!(
+            names,
+            ["1_Pooling.config.json", "config.json", "model.safetensors", "modules.json", "sparse_linear.pt"]
+        );
+        fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+        let found = find(folder.path()).unwrap();
+        assert!(found.files.iter().any(|file| file.ends_with("pytorch_model.bin")), "{:?}", found.files);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::{cmp::Reverse, ops::Range, sync::Arc};
 
 use paguro_backend::{PageId, Score, StateUse, TokenMask};
 
+use self::outputs::Pool;
 use crate::{
     checked_request::CheckedRequest,
     constraint::{Guide, MaskWorkers},
@@ -106,9 +107,8 @@ pub(crate) struct Sequence {
     /// Scores of the prompt so far; empty after delivery.
     pub scores: Vec<Score>,
     scores_delivered: bool,
-    /// Sum of the embeddings so far, in order of position so that the result does not depend on chunks, and their
-    /// number; `None` after delivery.
-    pool: Option<(Vec<f64>, usize)>,
+    /// Embeddings so far; `None` after delivery.
+    pool: Option<Pool>,
     /// Number of cached tokens when it first ran; `None` before.
     pub cached_tokens: Option<usize>,
     /// Number of cached tokens that were loaded from memory of the host.

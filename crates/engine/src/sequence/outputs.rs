@@ -20,6 +20,17 @@ pub(crate) struct SequenceOutputs {
     branches: Range<usize>,
 }
 
+/// Embeddings of a sequence so far, in order of position so that the result does not depend on chunks.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    /// Their sum.
+    sum: Vec<f64>,
+    /// All of them, one after another, if the request keeps them.
+    rows: Vec<f32>,
+    /// Their number.
+    count: usize,
+}
+
 /// One output of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SequenceOutput {
@@ -125,7 +136,7 @@ impl Sequence {
     /// Returns the prompt positions whose embeddings are still missing.
     pub(super) fn unembedded(&self) -> Range<usize> {
         match (&self.request.embedded, &self.pool) {
-            (Some(all), Some((_, done))) => all.start + done..all.end,
+            (Some(all), Some(pool)) => all.start + pool.count..all.end,
             _ => 0..0,
         }
     }
@@ -139,19 +150,25 @@ impl Sequence {
 
     /// Adds the embedding of the next position with a requested embedding.
     pub fn pool(&mut self, embedding: &[f32]) {
-        if let Some((sum, done)) = &mut self.pool {
-            sum.resize(embedding.len(), 0.0);
-            sum.iter_mut().zip(embedding).for_each(|(sum, &x)| *sum += f64::from(x));
-            *done += 1;
+        let Some(pool) = &mut self.pool else { return };
+        pool.count += 1;
+        if self.request.keeps_rows {
+            pool.rows.extend_from_slice(embedding);
+        } else {
+            pool.sum.resize(embedding.len(), 0.0);
+            pool.sum.iter_mut().zip(embedding).for_each(|(sum, &x)| *sum += f64::from(x));
         }
     }
 
-    /// Returns the mean of the embeddings, once, after the last one was computed.
+    /// Returns the mean of the embeddings or all of them, once, after the last one was computed.
     pub fn take_embedding(&mut self) -> Option<Vec<f32>> {
         if !self.unembedded().is_empty() {
             return None;
         }
-        let (sum, count) = self.pool.take()?;
+        let Pool { sum, rows, count } = self.pool.take()?;
+        if self.request.keeps_rows {
+            return Some(rows);
+        }
         Some(sum.into_iter().map(|sum| (sum / count as f64) as f32).collect())
     }
 

@@ -87,9 +87,12 @@ pub fn oracle(
     });
     let embedding = request.embedding.map(|pooling| {
         let prompt = &digests[..request.prompt.len()];
+        if pooling == Pooling::All {
+            return prompt.iter().flat_map(|&digest| embedding(digest)).collect();
+        }
         let pooled = match pooling {
             Pooling::Last => &prompt[prompt.len() - 1..],
-            Pooling::Mean => prompt,
+            Pooling::Mean | Pooling::All => prompt,
             Pooling::First => &prompt[..1],
         };
         let sum = |i: usize| pooled.iter().map(|&digest| f64::from(embedding(digest)[i])).sum::<f64>();

@@ -83,7 +83,7 @@ fn requests() -> impl Strategy<Value = Request> {
     });
     let max_tokens = prop_oneof![8 => (0..24_usize).prop_map(Some), 1 => Just(None)];
     let score = prop::option::weighted(0.2, any::<prop::sample::Index>());
-    let pooling = prop::sample::select(vec![Pooling::Last, Pooling::Mean, Pooling::First]);
+    let pooling = prop::sample::select(vec![Pooling::Last, Pooling::Mean, Pooling::First, Pooling::All]);
     let logprobs = prop::option::weighted(0.3, 0..4_usize);
     let reports = (score, logprobs, prop::option::weighted(0.2, pooling));
     let stops = prop::collection::vec(0..VOCAB as u32, 0..3);

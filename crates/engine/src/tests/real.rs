@@ -439,8 +439,16 @@ fn embeddings_are_pooled_hidden_states_however_they_are_computed() {
         .collect();
     let mean = |i: usize| (rows.iter().map(|row| f64::from(row[i])).sum::<f64>() / rows.len() as f64) as f32;
     let mean: Vec<f32> = (0..parts.program.hidden).map(mean).collect();
-    let expected =
-        [(Pooling::Last, rows.last().unwrap()), (Pooling::Mean, &mean), (Pooling::First, &rows[0])];
+    let all = rows.concat();
+    let expected = [
+        (Pooling::Last, rows.last().unwrap()),
+        (Pooling::Mean, &mean),
+        (Pooling::First, &rows[0]),
+        (Pooling::All, &all),
+    ];
+    for (pooling, expected) in expected {
+        assert_eq!(pooling.pool(&all, parts.program.hidden), *expected, "{pooling:?}");
+    }
 
     let options = EngineOptions {
         block_size: 4,

@@ -94,6 +94,16 @@ pub(super) const ROBERTA: Definition = Definition {
     ],
     hf_defaults: |_| Defaults { context_length: 514, ..DEFAULTS },
     from_hf: |fields, config| {
+        if fields.list("lora_adaptations")?.is_some() {
+            return Err(ModelError::unsupported_but(
+                "an encoder with adapters by task (`lora_adaptations`), as jina-embeddings-v3 has them,",
+                "models with prompts by task instead, such as multilingual-e5, EmbeddingGemma, Qwen3-Embedding",
+            ));
+        }
+        let kind = fields.text("position_embedding_type")?.unwrap_or("absolute");
+        if kind != "absolute" {
+            return Err(ModelError::unsupported_but(format!("positions of kind `{kind}`"), "absolute"));
+        }
         skip_padding(fields, config)?;
         tie(fields, config)
     },

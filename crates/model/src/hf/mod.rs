@@ -2,6 +2,7 @@
 
 pub(crate) mod quantized;
 mod safetensors;
+mod torch;
 
 use std::{
     collections::HashMap,
@@ -42,6 +43,9 @@ const MAX_INDEX: u64 = 64 << 20;
 const MAX_TOKENIZER: u64 = 256 << 20;
 const MAX_TEMPLATE: u64 = 4 << 20;
 
+/// The weights of folders without safetensors.
+pub(crate) const TORCH_WEIGHTS: &str = "pytorch_model.bin";
+
 impl HfFolder {
     /// Reads `config.json` and the headers of the weights.
     ///
@@ -54,7 +58,8 @@ impl HfFolder {
         let files = weight_files(path)?;
         let (mut tensors, mut bytes) = (Vec::new(), 0);
         for (i, file) in files.iter().enumerate() {
-            bytes += safetensors::open(file, i, &mut tensors)?;
+            let open = if file.ends_with(TORCH_WEIGHTS) { torch::open } else { safetensors::open };
+            bytes += open(file, i, &mut tensors)?;
         }
         check_unique(path, &tensors)?;
         Ok(Self { path: path.to_owned(), config, generation, tensors, files, bytes })
@@ -111,6 +116,17 @@ impl HfFolder {
         Ok(tensors)
     }
 
+    /// Returns the tensors of the PyTorch file `name`; `None` if there is no such file.
+    pub(crate) fn torch_tensors(&self, name: &str) -> Result<Option<Vec<Tensor>>, ModelError> {
+        let path = self.path.join(name);
+        let mut tensors = Vec::new();
+        if !path.exists() && !path.is_symlink() {
+            return Ok(None);
+        }
+        torch::open(&path, 0, &mut tensors)?;
+        Ok(Some(tensors))
+    }
+
     /// Returns the path of a file of a module. The library has it under a plain name: `1_Pooling.config.json`.
     pub(crate) fn module_file(&self, folder: &str, file: &str) -> PathBuf {
         let plain = self.path.join(format!("{folder}.{file}"));
@@ -147,7 +163,7 @@ fn no_config(path: &Path) -> ModelError {
     ModelError::NotAModel { path: path.to_owned(), problem }
 }
 
-/// Returns the safetensors files: those of the index, or the only one.
+/// Returns the files with weights: the safetensors files of the index, or the only one, or else that of PyTorch.
 fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let index_path = folder.join("model.safetensors.index.json");
     if let Some(index) = read_object(&index_path, MAX_INDEX)? {
@@ -157,14 +173,12 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
     if single.is_file() {
         return Ok(vec![single]);
     }
+    let torch = folder.join(TORCH_WEIGHTS);
+    if torch.is_file() {
+        return Ok(vec![torch]);
+    }
     let has = |name: &str| folder.join(name).exists();
-    let other = [
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-        "consolidated.00.pth",
-        "tf_model.h5",
-        "flax_model.msgpack",
-    ];
+    let other = ["pytorch_model.bin.index.json", "consolidated.00.pth", "tf_model.h5", "flax_model.msgpack"];
     let problem = match other.into_iter().find(|name| has(name)) {
         Some(name) => {
             format!("weights in `{name}` are not supported; convert them to model.safetensors or to GGUF")

@@ -9,6 +9,7 @@ use crate::{
     pooling::{self, Pooling, PoolingError},
     prompts::Prompts,
     text_head::TextHead,
+    token_heads,
 };
 
 impl ModelFile {
@@ -34,6 +35,16 @@ impl ModelFile {
             Source::Gguf(gguf) => TextHead::from_gguf(&gguf.metadata, architecture, &gguf.tensors),
             Source::Hf(folder) => TextHead::from_hf(folder, architecture, &folder.pooling()?.0),
         }
+    }
+
+    /// Returns the files of a folder that a GGUF file has no place for: layers for tokens, without which its embeddings are the
+    /// same.
+    pub fn lost_in_gguf(&self) -> Vec<&'static str> {
+        let Source::Hf(folder) = &self.source else { return Vec::new() };
+        [token_heads::SPARSE, token_heads::MULTI_VECTOR]
+            .into_iter()
+            .filter(|name| folder.path.join(name).exists())
+            .collect()
     }
 
     /// Returns true if the model scores pairs of texts by a classifier with one label.

@@ -33,6 +33,8 @@ pub struct TokenizerConfig {
     pub pad_token: Option<String>,
     /// Token for text that the vocabulary cannot express.
     pub unk_token: Option<String>,
+    /// Begins a text of an encoder.
+    pub cls_token: Option<String>,
     /// True if prompts begin with BOS; `None` leaves it to `tokenizer.json`.
     pub add_bos_token: Option<bool>,
     /// True if prompts end with EOS; `None` leaves it to `tokenizer.json`.
@@ -68,6 +70,7 @@ impl TokenizerConfig {
             eos_token: token("eos_token"),
             pad_token: token("pad_token"),
             unk_token: token("unk_token"),
+            cls_token: token("cls_token"),
             add_bos_token: flag("add_bos_token"),
             add_eos_token: flag("add_eos_token"),
             chat_templates,

@@ -61,10 +61,14 @@ fn missing_files_are_named() {
         move |folder: &Path| fs::rename(folder.join("model.safetensors"), folder.join(to)).unwrap()
     };
     check(
-        rename("pytorch_model.bin"),
+        rename("tf_model.h5"),
         expect![
-            "no model at ``: weights in `pytorch_model.bin` are not supported; convert them to model.safetensors or to GGUF"
+            "no model at ``: weights in `tf_model.h5` are not supported; convert them to model.safetensors or to GGUF"
         ],
+    );
+    check(
+        rename("pytorch_model.bin"),
+        expect!["`/pytorch_model.bin`: a file of 397107 bytes that is no zip archive of `torch.save`"],
     );
     let gguf = |folder: &Path| {
         fs::remove_file(folder.join("config.json")).unwrap();

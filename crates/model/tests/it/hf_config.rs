@@ -152,3 +152,23 @@ fn chat_templates_are_found() {
     fs::write(folder.path().join("chat_template.jinja"), "d").unwrap();
     assert_eq!(source(json!({"chat_template": named})), (some("d"), some("c"), false));
 }
+
+/// An encoder whose adapters are left out would embed texts in another way.
+#[test]
+fn encoders_with_adapters_by_task_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    model("llama").write_hf(folder.path());
+    for (key, value, words) in [
+        ("lora_adaptations", json!(["retrieval.query", "text-matching"]), "as jina-embeddings-v3 has them"),
+        ("position_embedding_type", json!("rotary"), "positions of kind `rotary` is not supported"),
+    ] {
+        edit(&folder.path().join("config.json"), |config| {
+            config["architectures"] = json!(["XLMRobertaModel"]);
+            config["hidden_act"] = json!("gelu");
+            config[key] = value;
+        });
+        let error = Model::open(folder.path(), &LoadOptions::default()).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+        edit(&folder.path().join("config.json"), |config| config[key] = Value::Null);
+    }
+}

@@ -300,6 +300,28 @@ fn folder_survives(folder: &Path, what: &dyn Fn() -> String) -> bool {
     result.unwrap_or_else(|_| panic!("{}: panicked", what()))
 }
 
+/// Layers of PyTorch beside the weights, whose files are mostly directory and pickle.
+#[test]
+fn files_of_pytorch_with_damage() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = tempfile::tempdir().unwrap();
+    models::smallest().write_hf(folder.path());
+    let path = folder.path().join("colbert_linear.pt");
+    let whole = include_bytes!("torch/linear-f16.pt");
+    fs::write(&path, whole).unwrap();
+    let error = Model::open(folder.path(), &LoadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("a layer for tokens reads 4 elements of"), "{error}");
+    let mut random = Random(11);
+    for round in 0..400 {
+        let mut bytes = whole.to_vec();
+        for _ in 0..1 + random.below(3) {
+            damage(&mut bytes, whole.len(), &mut random);
+        }
+        fs::write(&path, &bytes).unwrap();
+        folder_survives(folder.path(), &|| format!("round {round}"));
+    }
+}
+
 #[test]
 fn safetensors_with_damage() {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Choice, RemoteFile, Repository};
 use crate::{
     error::RegistryError,
-    import::{belongs_to_folder, gguf_stem, is_file_name, is_weights, split},
+    import::{TORCH_WEIGHTS, belongs_to_folder, gguf_stem, is_file_name, is_safetensors, is_weights, split},
     record::Format,
 };
 
@@ -81,7 +81,8 @@ pub(crate) fn choose(repository: &Repository, choice: Option<&Choice>) -> Result
             Some(Choice::Tag(tag)) => refuse(format!("nothing in it is `{tag}`"), all()),
             Some(Choice::File(path)) => refuse(format!("it has no model in a file `{path}`"), all()),
             None => refuse(
-                "it has neither a GGUF file nor a folder with config.json and model.safetensors".to_owned(),
+                "it has neither a GGUF file nor a folder with config.json and model.safetensors or pytorch_model.bin"
+                    .to_owned(),
                 Vec::new(),
             ),
         }),
@@ -210,7 +211,7 @@ fn canonical(upper: &str) -> String {
     .to_owned()
 }
 
-/// Returns the model in safetensors at the repository's root.
+/// Returns the model in safetensors, or else in PyTorch's format, at the repository's root.
 fn folder(files: &[RemoteFile]) -> Option<Vec<RemoteFile>> {
     let wanted = |file: &&RemoteFile| belongs_to_folder(&file.path);
     let mut chosen: Vec<RemoteFile> = files.iter().filter(wanted).cloned().collect();
@@ -218,6 +219,10 @@ fn folder(files: &[RemoteFile]) -> Option<Vec<RemoteFile>> {
     if !has("config.json") || !chosen.iter().any(|file| is_weights(&file.path)) {
         return None;
     }
+    if chosen.iter().any(|file| is_safetensors(&file.path)) {
+        chosen.retain(|file| file.path != TORCH_WEIGHTS);
+    }
+    let has = |name: &str| chosen.iter().any(|file| file.path == name);
     if has("model.safetensors") && !has("model.safetensors.index.json") {
         chosen.retain(|file| !is_weights(&file.path) || file.path == "model.safetensors");
     }
@@ -327,9 +332,11 @@ mod tests {
         check(&["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"], tag("b-Q4_K_M"), expect!["Q4_K_M: b-Q4_K_M.gguf"]);
         check(&["a.gguf", "b.gguf"], None, expect!["o/r: say which one, after a colon; there is a, b"]);
         check(
-            &["pytorch_model.bin", "config.json"],
+            &["tf_model.h5", "config.json"],
             None,
-            expect!["o/r: it has neither a GGUF file nor a folder with config.json and model.safetensors"],
+            expect![
+                "o/r: it has neither a GGUF file nor a folder with config.json and model.safetensors or pytorch_model.bin"
+            ],
         );
         check(
             &USUAL,
@@ -363,12 +370,18 @@ mod tests {
             "model.safetensors",
             "consolidated.safetensors",
             "original/model.safetensors",
+            "pytorch_model.bin",
             "tokenizer.json",
             "onnx/model.onnx",
         ];
         check(&files, None, expect!["latest: config.json model.safetensors tokenizer.json"]);
         check(&files, tag("safetensors"), expect!["latest: config.json model.safetensors tokenizer.json"]);
         check(&files, tag("Q4_0"), expect!["o/r: nothing in it is `Q4_0`; there is safetensors"]);
+        check(
+            &["config.json", "pytorch_model.bin", "sparse_linear.pt", "onnx/model.onnx"],
+            None,
+            expect!["latest: config.json pytorch_model.bin sparse_linear.pt"],
+        );
         let sharded = [
             "config.json",
             "model-00001-of-00002.safetensors",

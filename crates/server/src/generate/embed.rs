@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use paguro_engine::{Batch, BatchError, Request, RequestError, normalize};
 use paguro_model::{
-    Model, Prompts, TextRole,
+    Model, Pooling, Prompts, TextRole,
     tokenizer::{Cut, SpecialTokens},
 };
 
@@ -13,6 +13,7 @@ use crate::{
     AppState,
     count::{ClientCount, check_length},
     error::ApiError,
+    metrics::RequestMetrics,
     models::Lease,
     wire::Tolerance,
 };
@@ -34,6 +35,8 @@ pub struct EmbedRequest {
     pub context: Option<ClientCount>,
     /// True if vectors are not normalized.
     pub raw: bool,
+    /// Kinds of vectors.
+    pub kinds: VectorKinds,
 }
 
 impl EmbedRequest {
@@ -47,6 +50,46 @@ impl EmbedRequest {
             truncation: Truncation::Refuse,
             context: None,
             raw: false,
+            kinds: VectorKinds::default(),
+        }
+    }
+}
+
+/// Kinds of vectors of a text. A kind beside the first has the field that requests it, for errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VectorKinds {
+    /// One vector of the whole text.
+    pub dense: bool,
+    /// Weights of its tokens.
+    pub sparse: Option<&'static str>,
+    /// A vector for each token.
+    pub multi_vector: Option<&'static str>,
+}
+
+impl Default for VectorKinds {
+    fn default() -> Self {
+        Self { dense: true, sparse: None, multi_vector: None }
+    }
+}
+
+impl VectorKinds {
+    /// Checks that the model computes these kinds.
+    fn check(self, lease: &Lease) -> Result<(), ApiError> {
+        let (head, name) = (&lease.model.head, &lease.entry.name);
+        let missing = |param: &str, what: &str, file: &str| {
+            let message = format!(
+                "the model `{name}` has no {what} vectors; name one like bge-m3, with a `{file}` in its folder"
+            );
+            Err(ApiError::invalid(param, message))
+        };
+        match self {
+            Self { sparse: Some(param), .. } if head.sparse.is_none() => {
+                missing(param, "sparse", "sparse_linear.pt")
+            }
+            Self { multi_vector: Some(param), .. } if head.multi_vector.is_none() => {
+                missing(param, "multiple", "colbert_linear.pt")
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -161,8 +204,12 @@ impl PromptChoice {
 pub struct Embedded {
     /// Canonical name of the model.
     pub model: String,
-    /// Vectors in the order of the texts.
+    /// Vectors in the order of the texts; empty ones if none were requested.
     pub vectors: Vec<Vec<f32>>,
+    /// Tokens of each text with their weights, if they were requested.
+    pub sparse: Vec<Vec<(u32, f32)>>,
+    /// Vectors of the tokens of each text, if they were requested.
+    pub multi_vectors: Vec<Vec<Vec<f32>>>,
     /// Number of tokens of all texts.
     pub tokens: usize,
     /// Times of the request's stages.
@@ -203,7 +250,8 @@ pub(super) async fn embed_with(
 ) -> Result<Embedded, ApiError> {
     let pooling = lease.model.pooling.clone();
     let pooling = pooling.map_err(|error| ApiError::invalid("model", error.to_string()))?;
-    let EmbedRequest { inputs, field, prompt, dimensions, truncation, context, raw } = request;
+    let EmbedRequest { inputs, field, prompt, dimensions, truncation, context, raw, kinds } = request;
+    kinds.check(&lease)?;
     let head = &lease.model.head;
     let width = head.width(lease.model.program.hidden);
     let dimensions = dimensions.map_or(Ok(width), |count| count.within(1..=width, "dimensions"))?;
@@ -220,20 +268,91 @@ pub(super) async fn embed_with(
     let prompts = caller.in_time(work).await?;
     let submitted = Instant::now();
     let tokens = prompts.iter().map(Vec::len).sum();
-    let template = Request { embedding: Some(pooling), ..template(state, caller) };
-    let vectors = run(state, &lease, template, prompts, field, received, |pooled| {
-        let mut vector = head.embedding(pooled);
+    let finish = move |vector: &mut Vec<f32>| {
         vector.truncate(dimensions);
         if !raw {
-            normalize(&mut vector);
+            normalize(vector);
         }
-        vector
-    })
-    .await?;
+    };
+    let (mut sparse, mut multi_vectors) = (Vec::new(), Vec::new());
+    let vectors = if kinds == VectorKinds::default() {
+        let template = Request { embedding: Some(pooling), ..template(state, caller) };
+        run(state, &lease, template, prompts, field, received, |pooled| {
+            let mut vector = head.embedding(pooled);
+            finish(&mut vector);
+            vector
+        })
+        .await?
+    } else {
+        check_tokens(&lease, kinds, tokens, field)?;
+        let template = Request { embedding: Some(Pooling::All), ..template(state, caller) };
+        let mut texts = Texts::new(state, &lease, template, prompts.clone(), field, received);
+        let mut all: Vec<Option<TextVectors>> = prompts.iter().map(|_| None).collect();
+        while let Some((index, rows)) = texts.next().await? {
+            let tokens = prompts[index].clone();
+            let work = off_thread(state, caller, &lease, move |model, _| {
+                let mut vectors = TextVectors::of(model, pooling, kinds, &tokens, &rows);
+                finish(&mut vectors.dense);
+                if !raw {
+                    vectors.multi.iter_mut().for_each(|vector| normalize(vector));
+                }
+                Ok(vectors)
+            });
+            all[index] = Some(caller.in_time(work).await?);
+        }
+        texts.finish();
+        let all = complete(all)?;
+        let mut vectors = Vec::with_capacity(all.len());
+        for TextVectors { dense, sparse: weights, multi } in all {
+            vectors.push(dense);
+            sparse.push(weights);
+            multi_vectors.push(multi);
+        }
+        vectors
+    };
     let last_token = Some(Instant::now());
     let timing =
         Timing { received, submitted, started: Some(submitted), first_token: last_token, last_token };
-    Ok(Embedded { model: lease.entry.name.clone(), vectors, tokens, timing, lease })
+    let model = lease.entry.name.clone();
+    Ok(Embedded { model, vectors, sparse, multi_vectors, tokens, timing, lease })
+}
+
+/// All kinds of vectors of one text; those that are not requested are empty.
+struct TextVectors {
+    dense: Vec<f32>,
+    sparse: Vec<(u32, f32)>,
+    multi: Vec<Vec<f32>>,
+}
+
+impl TextVectors {
+    /// Computes the vectors of a text from the hidden states of its tokens.
+    fn of(model: &Model, pooling: Pooling, kinds: VectorKinds, tokens: &[u32], rows: &[f32]) -> Self {
+        let head = &model.head;
+        let dense =
+            if kinds.dense { head.embedding(pooling.pool(rows, model.program.hidden)) } else { Vec::new() };
+        let sparse = head.sparse.as_ref().filter(|_| kinds.sparse.is_some());
+        let multi = head.multi_vector.as_ref().filter(|_| kinds.multi_vector.is_some());
+        Self {
+            dense,
+            sparse: sparse.map(|head| head.weights(tokens, rows)).unwrap_or_default(),
+            multi: multi.map(|head| head.vectors(rows)).unwrap_or_default(),
+        }
+    }
+}
+
+/// Checks the memory of vectors and weights of single tokens.
+fn check_tokens(lease: &Lease, kinds: VectorKinds, tokens: usize, field: Field) -> Result<(), ApiError> {
+    let multi = lease.model.head.multi_vector.as_ref().filter(|_| kinds.multi_vector.is_some());
+    let each = multi.map_or(0, |head| 4 * head.width()) + if kinds.sparse.is_some() { 8 } else { 0 };
+    let most = MAX_VECTOR_BYTES / each.max(1);
+    if tokens <= most {
+        return Ok(());
+    }
+    let message = format!(
+        "`{}` has {tokens} tokens; one request for vectors of tokens can have {most}; send fewer texts at once",
+        field.name
+    );
+    Err(ApiError::invalid(field.name, message))
 }
 
 /// The fields that all prompts of a request share.
@@ -257,34 +376,74 @@ pub(super) async fn run<T>(
     received: Instant,
     finish: impl Fn(Vec<f32>) -> T,
 ) -> Result<Vec<T>, ApiError> {
-    let mut metrics = state.metrics.request(&lease.entry.name, received);
     let mut results: Vec<Option<T>> = prompts.iter().map(|_| None).collect();
-    let mut batch = Batch::new(lease.handle.clone(), template, prompts);
-    let mut usage = Usage::default();
-    while let Some(outcome) = batch.next().await {
-        match outcome {
-            Ok(embedded) if embedded.values.iter().any(|value| !value.is_finite()) => {
-                metrics.failed();
-                let param = field.at(embedded.index);
-                return Err(ApiError::Internal(format!(
+    let mut texts = Texts::new(state, lease, template, prompts, field, received);
+    while let Some((index, values)) = texts.next().await? {
+        results[index] = Some(finish(values));
+    }
+    texts.finish();
+    complete(results)
+}
+
+/// Returns all results, of which none may be missing.
+fn complete<T>(results: Vec<Option<T>>) -> Result<Vec<T>, ApiError> {
+    let missing = || ApiError::Internal("the engine returned too few embeddings".into());
+    results.into_iter().map(|result| result.ok_or_else(missing)).collect()
+}
+
+/// Prompts of one request in the engine.
+struct Texts {
+    batch: Batch,
+    metrics: RequestMetrics,
+    usage: Usage,
+    field: Field,
+}
+
+impl Texts {
+    fn new(
+        state: &AppState,
+        lease: &Lease,
+        template: Request,
+        prompts: Vec<Vec<u32>>,
+        field: Field,
+        received: Instant,
+    ) -> Self {
+        let metrics = state.metrics.request(&lease.entry.name, received);
+        let batch = Batch::new(lease.handle.clone(), template, prompts);
+        Self { batch, metrics, usage: Usage::default(), field }
+    }
+
+    /// Waits for the next vector in any order, with the index of its prompt; `None` after the last one.
+    ///
+    /// # Errors
+    /// A prompt that failed, by its field.
+    async fn next(&mut self) -> Result<Option<(usize, Vec<f32>)>, ApiError> {
+        match self.batch.next().await {
+            None => Ok(None),
+            Some(Ok(embedded)) if embedded.values.iter().any(|value| !value.is_finite()) => {
+                self.metrics.failed();
+                let param = self.field.at(embedded.index);
+                Err(ApiError::Internal(format!(
                     "the model computed numbers that are not finite for `{param}`: its weights are damaged (`paguro verify` checks \
                      what is in the library)"
-                )));
+                )))
             }
-            Ok(embedded) => {
-                usage.prompt += embedded.usage.prompt_tokens;
-                usage.cached += embedded.usage.cached_tokens;
-                results[embedded.index] = Some(finish(embedded.values));
+            Some(Ok(embedded)) => {
+                self.usage.prompt += embedded.usage.prompt_tokens;
+                self.usage.cached += embedded.usage.cached_tokens;
+                Ok(Some((embedded.index, embedded.values)))
             }
-            Err((index, error)) => {
-                metrics.failed();
-                return Err(failure(error, &field.at(index)));
+            Some(Err((index, error))) => {
+                self.metrics.failed();
+                Err(failure(error, &self.field.at(index)))
             }
         }
     }
-    metrics.finished(usage);
-    let missing = || ApiError::Internal("the engine returned too few embeddings".into());
-    results.into_iter().map(|result| result.ok_or_else(missing)).collect()
+
+    /// Counts the request as finished.
+    fn finish(mut self) {
+        self.metrics.finished(self.usage);
+    }
 }
 
 /// The error of a text, which is in the field `param`.

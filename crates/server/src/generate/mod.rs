@@ -28,7 +28,7 @@ pub use classify::{Classified, ClassifyInput, ClassifyRequest, classify};
 use constraint::Compiler;
 pub use defaults::Defaults;
 pub use dry::DryOptions;
-pub use embed::{EmbedRequest, Embedded, Field, MAX_INPUTS, PromptChoice, Truncation, embed};
+pub use embed::{EmbedRequest, Embedded, Field, MAX_INPUTS, PromptChoice, Truncation, VectorKinds, embed};
 pub use generating::Generating;
 pub use message::{Message, Role, Tool, ToolCall};
 use options::Counts;

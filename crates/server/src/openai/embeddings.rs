@@ -1,5 +1,7 @@
 //! `/v1/embeddings`.
 
+use std::collections::BTreeMap;
+
 use axum::{extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -10,7 +12,7 @@ use crate::{
     count::ClientCount,
     error::ApiError,
     extract::{Json, written},
-    generate::{self, Caller, EmbedRequest, Field, MAX_INPUTS},
+    generate::{self, Caller, EmbedRequest, Field, MAX_INPUTS, VectorKinds},
     retrieval::{EncodingFormat, OTHERS, PromptParams, TruncationParams, Vector, check_inputs},
     wire::{Body, Other},
 };
@@ -30,6 +32,12 @@ pub struct EmbeddingRequest {
     pub embedding_type: Option<EncodingFormat>,
     /// False for vectors as the model computes them; otherwise their length is made one.
     pub normalize: Option<bool>,
+    /// False for answers without `embedding`, beside other vectors.
+    pub return_dense: Option<bool>,
+    /// True for weights of the text's tokens, of models like bge-m3.
+    pub return_sparse: Option<bool>,
+    /// True for a vector of each token, of models like bge-m3.
+    pub return_colbert_vecs: Option<bool>,
     #[serde(flatten)]
     pub prompt: PromptParams,
     #[serde(flatten)]
@@ -58,7 +66,16 @@ pub struct Embedding {
     object: &'static str,
     /// Index of the text.
     index: usize,
-    embedding: Vector,
+    /// The vector of the text, unless `return_dense` is false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    embedding: Option<Vector>,
+    /// Weights above 0 of the text's tokens by their ids, for `return_sparse`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BTreeMap<String, f32>>)]
+    lexical_weights: Option<BTreeMap<u32, f32>>,
+    /// Vectors of all tokens but the first, for `return_colbert_vecs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    colbert_vecs: Option<Vec<Vector>>,
 }
 
 /// Tokens that were used.
@@ -95,6 +112,7 @@ pub async fn create(
         }
         (one, other) => one.or(other).unwrap_or_default(),
     };
+    let kinds = kinds(&body)?;
     let is_list = matches!(body.input, PromptParam::Texts(_) | PromptParam::TokenLists(_));
     let field = Field { name: "input", is_list };
     check_inputs(&body.input, field)?;
@@ -104,15 +122,25 @@ pub async fn create(
         truncation: body.truncation.read()?,
         prompt: body.prompt.read()?,
         raw: body.normalize == Some(false),
+        kinds,
         ..EmbedRequest::new(inputs, field)
     };
     let client = caller.client.clone();
     let embedded = generate::embed(&state, caller, &body.model, request).await?;
     let answer = move || {
+        let (mut sparse, mut multi) = (embedded.sparse.into_iter(), embedded.multi_vectors.into_iter());
         let data = embedded.vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
             object: "embedding",
             index,
-            embedding: format.write(vector),
+            embedding: kinds.dense.then(|| format.write(vector)),
+            lexical_weights: sparse
+                .next()
+                .filter(|_| kinds.sparse.is_some())
+                .map(|weights| weights.into_iter().collect()),
+            colbert_vecs: multi
+                .next()
+                .filter(|_| kinds.multi_vector.is_some())
+                .map(|vectors| vectors.into_iter().map(|vector| format.write(vector)).collect()),
         });
         EmbeddingList {
             object: "list",
@@ -122,4 +150,23 @@ pub async fn create(
         }
     };
     written(&state, &client, answer).await
+}
+
+/// Returns the kinds of vectors that a request asks for.
+fn kinds(body: &EmbeddingRequest) -> Result<VectorKinds, ApiError> {
+    let is_asked = |flag: Option<bool>, name| flag.filter(|flag| *flag).map(|_| name);
+    let kinds = VectorKinds {
+        dense: body.return_dense != Some(false),
+        sparse: is_asked(body.return_sparse, "return_sparse"),
+        multi_vector: is_asked(body.return_colbert_vecs, "return_colbert_vecs"),
+    };
+    if !kinds.dense && kinds.sparse.is_none() && kinds.multi_vector.is_none() {
+        let message = "`return_dense` is false, so there is nothing to return; set `return_sparse` or `return_colbert_vecs`";
+        return Err(ApiError::invalid("return_dense", message));
+    }
+    if !kinds.dense && body.dimensions.is_some() {
+        let message = "`dimensions` is for the vector that `return_dense: false` leaves out";
+        return Err(ApiError::invalid("dimensions", message));
+    }
+    Ok(kinds)
 }

@@ -28,6 +28,7 @@ pub fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(cohere::v1))
         .routes(routes!(cohere::v2))
         .routes(routes!(tei::embed))
+        .routes(routes!(tei::embed_sparse))
         .routes(routes!(tei::similarity))
         .routes(routes!(tei::info))
 }
@@ -40,4 +41,5 @@ pub fn describe(document: &mut serde_json::Value) {
     wire::describe::<classify::PredictParams>(document);
     wire::describe::<cohere::EmbedParams>(document);
     wire::describe::<tei::EmbedParams>(document);
+    wire::describe::<tei::SparseParams>(document);
 }

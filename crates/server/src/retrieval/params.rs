@@ -272,7 +272,11 @@ pub const OTHERS: &[Other] = &[
     refused("embed_dtype", &["\"float32\""], "`encoding_format` has `int8` and `binary`"),
     refused("endianness", &["\"little\"", "\"native\""], "floats are little-endian"),
     refused("late_chunking", &["false"], "each text is embedded alone"),
-    refused("return_multivector", &["false"], "each text has one vector"),
+    refused(
+        "return_multivector",
+        &["false"],
+        "`return_colbert_vecs` of /v1/embeddings returns a vector of each token",
+    ),
 ];
 
 #[cfg(test)]

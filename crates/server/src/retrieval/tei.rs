@@ -1,4 +1,4 @@
-//! `/embed`, `/similarity` and `/info`, as text-embeddings-inference has them. Its `/rerank` is in [`super::rerank`].
+//! `/embed`, `/embed_sparse`, `/similarity` and `/info`, as text-embeddings-inference has them. Its `/rerank` is in [`super::rerank`].
 
 use axum::{extract::State, response::Response};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use crate::{
     count::ClientCount,
     error::ApiError,
     extract::{Json, written},
-    generate::{self, Caller, EmbedRequest, Field, MAX_INPUTS, Prompt},
+    generate::{self, Caller, EmbedRequest, Field, MAX_INPUTS, Prompt, VectorKinds},
     openai::completions::PromptParam,
     wire::{Body, Other},
 };
@@ -73,6 +73,73 @@ pub async fn embed(
     let client = caller.client.clone();
     let embedded = generate::embed(&state, caller, &model, request).await?;
     written(&state, &client, move || embedded.vectors).await
+}
+
+/// Texts whose sparse vectors are wanted.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct SparseParams {
+    /// The model's name; the first model that the server was started with if absent.
+    pub model: Option<String>,
+    /// A text or its tokens, or a list of them.
+    pub inputs: PromptParam,
+    #[serde(flatten)]
+    pub prompt: PromptParams,
+    #[serde(flatten)]
+    pub truncation: TruncationParams,
+}
+
+impl Body for SparseParams {
+    const OTHERS: &'static [&'static [Other]] = &[params::OTHERS];
+}
+
+/// An element of a sparse vector.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SparseValue {
+    /// Id of the token.
+    index: u32,
+    /// Its weight.
+    value: f32,
+}
+
+/// Computes sparse vectors of texts with a model like bge-m3: the answer has a list for each text, of its tokens with weights
+/// above 0.
+///
+/// # Errors
+/// Fields with values that are not supported, by name.
+#[utoipa::path(
+    post, path = "/embed_sparse", tag = "Retrieval",
+    request_body = SparseParams,
+    responses(
+        (status = 200, body = Vec<Vec<SparseValue>>),
+        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
+        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
+    ),
+)]
+pub async fn embed_sparse(
+    State(state): State<AppState>,
+    caller: Caller,
+    Json(body): Json<SparseParams>,
+) -> Result<Response, ApiError> {
+    let is_list = matches!(body.inputs, PromptParam::Texts(_) | PromptParam::TokenLists(_));
+    let field = Field { name: "inputs", is_list };
+    params::check_inputs(&body.inputs, field)?;
+    let inputs = body.inputs.into_prompts("inputs", MAX_INPUTS, &state.settings)?;
+    let request = EmbedRequest {
+        truncation: body.truncation.read()?,
+        prompt: body.prompt.read()?,
+        kinds: VectorKinds { dense: false, sparse: Some("model"), multi_vector: None },
+        ..EmbedRequest::new(inputs, field)
+    };
+    let model = model_or_default(&state, body.model).await?;
+    let client = caller.client.clone();
+    let embedded = generate::embed(&state, caller, &model, request).await?;
+    let answer = move || -> Vec<Vec<SparseValue>> {
+        let values = |weights: Vec<(u32, f32)>| {
+            weights.into_iter().map(|(index, value)| SparseValue { index, value }).collect()
+        };
+        embedded.sparse.into_iter().map(values).collect()
+    };
+    written(&state, &client, answer).await
 }
 
 /// A text, and others to compare with it.
