@@ -357,6 +357,10 @@ impl Lowering<'_> {
         let holds_keys = shape.key_dim <= HELD_KEY_DIM;
         // Threads that share a column: each has at most 32 of its elements in registers.
         let parts = if holds_keys { 4 } else { 8 };
+        // Quads of a key that a thread has.
+        let quads = shape.key_dim.div_ceil(4 * parts);
+        let memory = self.device.limits.max_compute_workgroup_storage_size as usize;
+        let rows = if delta_bytes(8, holds_keys, parts, quads) <= memory { 8 } else { 4 };
         let mut constants = delta_constants(op);
         constants.extend([
             ("SCAN", U(u32::from(op.scans))),
@@ -365,8 +369,8 @@ impl Lowering<'_> {
             ("COLUMNS", U(COLUMNS as u32)),
             ("COLUMN_BLOCKS", U(blocks as u32)),
             ("PARTS", U(parts as u32)),
-            // Quads of a key that a thread has.
-            ("QUADS", U(shape.key_dim.div_ceil(4 * parts) as u32)),
+            ("QUADS", U(quads as u32)),
+            ("BLOCK_ROWS", U(rows as u32)),
         ]);
         let step = self.step.clone();
         let state = self.delta_state(op.state);
@@ -462,6 +466,14 @@ impl Lowering<'_> {
         }
         Ok((constants, buffers))
     }
+}
+
+/// Bytes of workgroup memory that `delta.wgsl` needs for blocks of this number of rows.
+fn delta_bytes(rows: usize, holds_keys: bool, parts: usize, quads: usize) -> usize {
+    let key = 16 * (parts * quads + 1);
+    let keys = if holds_keys { STATE_CHUNK } else { rows };
+    let pairs = rows * (parts * COLUMNS + STATE_CHUNK);
+    (keys + rows) * key + 8 * pairs + 4 * STATE_CHUNK * (COLUMNS + 1)
 }
 
 fn delta_constants(op: &Heads<'_>) -> Constants {

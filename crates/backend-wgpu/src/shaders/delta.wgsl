@@ -4,8 +4,10 @@
 //   u_t = beta_t (v_t - e^G_t S'k_t - sum over i < t of e^(G_t - G_i) (k_i . k_t) u_i)
 //   o_t = e^G_t S'q_t + sum over i <= t of e^(G_t - G_i) (k_i . q_t) u_i
 // The scan of Mamba-2 (SCAN) is the same with u_t = beta_t v_t.
-// All sums have one order, which does not depend on where a step begins or ends.
-// Workgroup memory has the keys of a chunk (KEYS_HELD), unless keys are so large that only that of the row fits.
+// Rows are computed in blocks of at most BLOCK_ROWS rows of a chunk: S and the products of keys are the same for all of
+// them, and only the last sums, over rows of the block, follow each other.
+// All sums have one order, which does not depend on where a step or a block begins or ends.
+// Workgroup memory has the keys of a chunk (KEYS_HELD), unless keys are so large that only those of a block fit.
 @group(0) @binding(1) var<storage, read> convolved: array<f32>;        // [rows, CHANNELS]: queries, keys, values
 @group(0) @binding(2) var<storage, read> decays: array<f32>;           // [rows, HEADS]
 @group(0) @binding(3) var<storage, read> betas: array<f32>;            // [rows, HEADS]
@@ -22,14 +24,13 @@ const KEY_STRIDE = KEY_QUADS + 1u; // padded against bank conflicts
 //% if KEYS_HELD
 var<workgroup> keys: array<vec4<f32>, CHUNK * KEY_STRIDE>;
 //% else
-var<workgroup> key: array<vec4<f32>, KEY_QUADS>;
+var<workgroup> block_keys: array<vec4<f32>, BLOCK_ROWS * KEY_STRIDE>;
 //% end
-var<workgroup> query: array<vec4<f32>, KEY_QUADS>;
+var<workgroup> queries: array<vec4<f32>, BLOCK_ROWS * KEY_STRIDE>;
 var<workgroup> us: array<f32, CHUNK * COLUMNS>;
-var<workgroup> summed: array<f32, CHUNK>;          // G of the chunk's rows
-var<workgroup> sums: array<vec2<f32>, THREADS>;    // partial sums of S'k and S'q
-var<workgroup> dots: array<vec2<f32>, THREADS>;    // partial dot products of two rows
-var<workgroup> weights: array<vec2<f32>, CHUNK>;   // weights of the chunk's rows, for the update and for the result
+var<workgroup> summed: array<f32, CHUNK>;                       // G of the chunk's rows
+var<workgroup> sums: array<vec2<f32>, BLOCK_ROWS * THREADS>;    // of S'k and S'q, in parts at first
+var<workgroup> weights: array<vec2<f32>, BLOCK_ROWS * CHUNK>;   // of the chunk's rows in the update and result of a row
 
 fn kept_quad(at: u32, i: u32) -> vec4<f32> {
   var quad = vec4<f32>(0.0);
@@ -105,10 +106,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   workgroupBarrier();
 
   var has_folded = false;
-  for (var i = 0u; i < own.rows; i++) {
+  var count = 0u;
+  for (var i = 0u; i < own.rows; i += count) {
     let row = own.first_row + i;
     let position = own.start + i;
     let here = position % CHUNK;
+    count = min(min(BLOCK_ROWS, CHUNK - here), own.rows - i);
     if (here == 0u && position > 0u) {
       // The rows of the full chunk are folded into S.
       let last = summed[CHUNK - 1u];
@@ -132,74 +135,84 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       has_folded = true;
       workgroupBarrier();
     }
-    let at = row * CHANNELS + key_head * KEY_DIM;
-    for (var q = tid; q < KEY_QUADS; q += THREADS) {
-      query[q] = convolved_quad(at, q);
+    for (var q = tid; q < count * KEY_QUADS; q += THREADS) {
+      let r = q / KEY_QUADS;
+      let quad = q % KEY_QUADS;
+      let at = (row + r) * CHANNELS + key_head * KEY_DIM;
+      queries[r * KEY_STRIDE + quad] = convolved_quad(at, quad);
 //% if KEYS_HELD
-      keys[here * KEY_STRIDE + q] = convolved_quad(at + KEY_HEADS * KEY_DIM, q);
+      keys[(here + r) * KEY_STRIDE + quad] = convolved_quad(at + KEY_HEADS * KEY_DIM, quad);
 //% else
-      key[q] = convolved_quad(at + KEY_HEADS * KEY_DIM, q);
+      block_keys[r * KEY_STRIDE + quad] = convolved_quad(at + KEY_HEADS * KEY_DIM, quad);
 //% end
     }
-    if (tid == 0u) {
-      var before = 0.0;
-      if (here > 0u) { before = summed[here - 1u]; }
-      summed[here] = before + decays[row * HEADS + head];
+    if (tid < count) {
+      var decay = 0.0;
+      if (here > 0u) { decay = summed[here - 1u]; }
+      for (var r = 0u; r <= tid; r++) { decay += decays[(row + r) * HEADS + head]; }
+      summed[here + tid] = decay;
     }
     workgroupBarrier();
-    var sum = vec2<f32>(0.0);
+    for (var r = 0u; r < count; r++) {
+      var sum = vec2<f32>(0.0);
 //% for j in 0..QUADS
-    {
-      let quad = part * QUADS + ${j}u;
+      {
+        let quad = part * QUADS + ${j}u;
 //% if KEYS_HELD
-      sum += vec2<f32>(dot(s_${j}, keys[here * KEY_STRIDE + quad]), dot(s_${j}, query[quad]));
+        let key = keys[(here + r) * KEY_STRIDE + quad];
 //% else
-      sum += vec2<f32>(dot(s_${j}, key[quad]), dot(s_${j}, query[quad]));
+        let key = block_keys[r * KEY_STRIDE + quad];
 //% end
-    }
-//% end
-    sums[tid] = sum;
-    let other = tid / PARTS;
-    if (other <= here) {
-      var product = vec2<f32>(0.0);
-      for (var j = 0u; j < QUADS; j++) {
-//% if KEYS_HELD
-        let q = tid % PARTS * QUADS + j;
-        let earlier = keys[other * KEY_STRIDE + q];
-        product += vec2<f32>(dot(earlier, keys[here * KEY_STRIDE + q]), dot(earlier, query[q]));
-//% else
-        // Neighbouring threads read neighbouring quads.
-        let q = j * PARTS + tid % PARTS;
-        let earlier = key_quad(own, key_head, position - here, other, q);
-        product += vec2<f32>(dot(earlier, key[q]), dot(earlier, query[q]));
-//% end
+        sum += vec2<f32>(dot(s_${j}, key), dot(s_${j}, queries[r * KEY_STRIDE + quad]));
       }
-      dots[tid] = product;
-    }
-    workgroupBarrier();
-    if (tid <= here) {
-      var product = vec2<f32>(0.0);
-//% for p in 0..PARTS
-      product += dots[tid * PARTS + ${p}u];
 //% end
-      weights[tid] = exp(summed[here] - summed[tid]) * product;
+      sums[r * THREADS + tid] = sum;
+    }
+    for (var pair = tid; pair < count * CHUNK; pair += THREADS) {
+      let r = pair / CHUNK;
+      let t = pair % CHUNK;
+      if (t <= here + r) {
+        var product = vec2<f32>(0.0);
+        for (var q = 0u; q < KEY_QUADS; q++) {
+//% if KEYS_HELD
+          let earlier = keys[t * KEY_STRIDE + q];
+          let key = keys[(here + r) * KEY_STRIDE + q];
+//% else
+          let earlier = key_quad(own, key_head, position - here, t, q);
+          let key = block_keys[r * KEY_STRIDE + q];
+//% end
+          product += vec2<f32>(dot(earlier, key), dot(earlier, queries[r * KEY_STRIDE + q]));
+        }
+        weights[pair] = exp(summed[here + r] - summed[t]) * product;
+      }
     }
     workgroupBarrier();
-    if (tid < COLUMNS) {
+    // The sums over S and over rows before the block, of all its rows at once.
+    for (var r = part; r < count; r += PARTS) {
+      let at = r * THREADS + lane;
       var all = vec2<f32>(0.0);
 //% for p in 0..PARTS
-      all += sums[lane + ${p}u * COLUMNS];
+      all += sums[at + ${p}u * COLUMNS];
 //% end
-      all *= exp(summed[here]);
-      for (var t = 0u; t < here; t++) { all = fma(weights[t], vec2<f32>(us[t * COLUMNS + lane]), all); }
-      let v = convolved[row * CHANNELS + 2u * KEY_HEADS * KEY_DIM + value];
+      all *= exp(summed[here + r]);
+      for (var t = 0u; t < here; t++) { all = fma(weights[r * CHUNK + t], vec2<f32>(us[t * COLUMNS + lane]), all); }
+      sums[at] = all;
+    }
+    workgroupBarrier();
+    for (var r = 0u; r < count && tid < COLUMNS; r++) {
+      var all = sums[r * THREADS + lane];
+      for (var t = here; t < here + r; t++) { all = fma(weights[r * CHUNK + t], vec2<f32>(us[t * COLUMNS + lane]), all); }
+      let v = convolved[(row + r) * CHANNELS + 2u * KEY_HEADS * KEY_DIM + value];
+      let beta = betas[(row + r) * HEADS + head];
 //% if SCAN
-      let u = betas[row * HEADS + head] * v;
+      let u = beta * v;
 //% else
-      let u = betas[row * HEADS + head] * (v - all.x);
+      let u = beta * (v - all.x);
 //% end
-      us[here * COLUMNS + lane] = u;
-      if (has_column) { values[row * HEADS * VALUE_DIM + value] = fma(weights[here].y, u, all.y); }
+      us[(here + r) * COLUMNS + lane] = u;
+      if (has_column) {
+        values[(row + r) * HEADS * VALUE_DIM + value] = fma(weights[r * CHUNK + here + r].y, u, all.y);
+      }
     }
     workgroupBarrier();
   }
