@@ -25,7 +25,7 @@ http://127.0.0.1:11434; any API key works until there are keys.
   Anthropic  /v1/messages, /v1/messages/count_tokens
   Ollama     /api/chat, /api/generate, /api/embed, /api/tags, /api/pull ...
   retrieval  /v1/rerank, /v2/rerank, /v1/score, /v1/classify, /v2/embed (Jina, Cohere, vLLM)
-             /embed, /rerank, /predict, /similarity, /info (TEI)
+             /embed, /embed_sparse, /rerank, /predict, /similarity, /info (TEI)
   people     /: a page with a chat, models, and what the engine is doing
              /docs, /openapi.json: all of it, with all fields
   operators  /health, /ready, /status, /metrics

@@ -211,10 +211,18 @@ fn sparse_and_multiple_vectors_are_those_of_pytorch() {
 
 /// Files that are damaged or of another kind are refused when the model is opened.
 #[test]
-fn layers_that_do_not_fit_are_refused_by_file() {
+fn files_that_do_not_fit_are_refused_by_name() {
     let home = tempfile::tempdir().unwrap();
     let folder = folder(home.path());
-    let [sparse, colbert] = ["sparse_linear.pt", "colbert_linear.pt"].map(|name| folder.join(name));
+    let [sparse, colbert, modules, pooling, longest, prompts] = [
+        "sparse_linear.pt",
+        "colbert_linear.pt",
+        "modules.json",
+        "1_Pooling/config.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+    ]
+    .map(|name| folder.join(name));
     let saved = |name: &str| {
         let torch = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/model/tests/it/torch");
         fs::read(torch.join(format!("{name}.pt"))).unwrap()
@@ -228,8 +236,41 @@ fn layers_that_do_not_fit_are_refused_by_file() {
         (&sparse, saved("linear-f64"), "has type F64"),
         (&sparse, saved("linear-f32"), "a token has 3 weights, not one"),
         (&colbert, saved("linear-f32"), "reads 4 elements of 64"),
+        (&modules, b"{}".to_vec(), "modules.json`: it is not a list of modules"),
+        (&modules, b"[".to_vec(), "modules.json`: it is not JSON"),
+        (
+            &modules,
+            br#"[{"type": "Pooling", "path": "../m3"}]"#.to_vec(),
+            "`../m3` is not a folder of the model's",
+        ),
+        (
+            &modules,
+            br#"[{"type": "Pooling", "path": "2_Pool"}]"#.to_vec(),
+            "it is missing, but modules.json names it",
+        ),
+        (
+            &modules,
+            br#"[{"type": "Dense", "path": "2_Dense"}]"#.to_vec(),
+            "it is missing, but modules.json names it",
+        ),
+        (&modules, br#"[{"type": "Dense"}, {"type": "Pooling"}]"#.to_vec(), "not a folder of the model's"),
+        (
+            &modules,
+            br#"[{"type": "Normalize"}, {"type": "Pooling"}]"#.to_vec(),
+            "the module `Pooling` after `Normalize`",
+        ),
+        (&pooling, br#"{"pooling_mode": "max"}"#.to_vec(), "its file asks for `max`"),
+        (&pooling, b"[]".to_vec(), "not a JSON object"),
+        (
+            &longest,
+            br#"{"max_seq_length": "x"}"#.to_vec(),
+            "`max_seq_length` is \"x\", which is not a number of tokens",
+        ),
+        (&longest, br#"{"max_seq_length": 0}"#.to_vec(), "`max_seq_length` is 0"),
+        (&prompts, br#"{"prompts": ["query"]}"#.to_vec(), "`prompts`: it is not an object"),
+        (&prompts, br#"{"prompts": {"query": 1}}"#.to_vec(), "`query` is not a text"),
     ] {
-        let before = fs::read(path).unwrap();
+        let before = fs::read(path).unwrap_or_else(|_| b"{}".to_vec());
         fs::write(path, bytes).unwrap();
         let refused = run_with_input(&["embed", folder.to_str().unwrap()], "a");
         assert!(refused.code == Some(1) && refused.err.contains(words), "{words}: {}", refused.err);

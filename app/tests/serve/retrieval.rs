@@ -182,6 +182,10 @@ fn rerankers_score_as_the_reference_in_every_form() {
         (json!({"documents": ["a", 1]}), "`documents[1]`"),
         (json!({"documents": ["a", long]}), "`documents[1]` has 2"),
         (json!({"documents": ["x".repeat(1 << 20)]}), "`documents[0]` has at least"),
+        (
+            json!({"query": "w ".repeat(450), "documents": vec!["a"; 100_000]}),
+            "100000 elements for a query of 900 tokens",
+        ),
         (json!({"texts": ["a"]}), "either `documents` or `texts`"),
         (json!({"query": ""}), "`query` is an empty text"),
         (json!({"model": "tales"}), "`tales` is not a reranker"),

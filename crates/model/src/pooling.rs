@@ -89,25 +89,67 @@ pub(crate) fn from_hf(
         let mean = config.get("classifier_pooling").and_then(Value::as_str) == Some("mean");
         return Ok(if mean { Pooling::Mean } else { Pooling::First });
     }
+    let mut last = 0;
     for module in modules.as_array().into_iter().flatten() {
         let name = module.get("type").and_then(Value::as_str).unwrap_or("a module without a type");
         let kind = name.rsplit('.').next().unwrap_or(name);
-        if !["Transformer", "Pooling", "Dense", "Normalize"].contains(&kind) {
+        let Some(place) = MODULES.iter().position(|known| *known == kind) else {
             return Err(PoolingError { what: format!("the module `{name}`") });
+        };
+        if place < last {
+            return Err(PoolingError { what: format!("the module `{kind}` after `{}`", MODULES[last]) });
+        }
+        last = place;
+    }
+    let found = match modes(pooling)?[..] {
+        [] if is_encoder(architecture) => Pooling::Mean,
+        [] | ["lasttoken"] => Pooling::Last,
+        ["mean"] => Pooling::Mean,
+        ["cls"] => Pooling::First,
+        ref several => return Err(PoolingError { what: format!("`{}`", several.join("` and `")) }),
+    };
+    if found == Pooling::Mean && pooling.get("include_prompt") == Some(&Value::Bool(false)) {
+        return Err(PoolingError {
+            what: "the mean without the tokens of a prompt (`include_prompt`: false)".into(),
+        });
+    }
+    Ok(found)
+}
+
+/// Modules of sentence-transformers, in the order in which they are supported.
+const MODULES: [&str; 4] = ["Transformer", "Pooling", "Dense", "Normalize"];
+
+/// Keys of a configuration with a flag for each mode, and the modes.
+const FLAGS: [(&str, &str); 6] = [
+    ("pooling_mode_cls_token", "cls"),
+    ("pooling_mode_max_tokens", "max"),
+    ("pooling_mode_mean_tokens", "mean"),
+    ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+    ("pooling_mode_weightedmean_tokens", "weightedmean"),
+    ("pooling_mode_lasttoken", "lasttoken"),
+];
+
+/// Returns the modes of a configuration: those of `pooling_mode`, which newer versions of sentence-transformers write, or
+/// else those whose flag is set.
+fn modes(config: &Map<String, Value>) -> Result<Vec<&str>, PoolingError> {
+    let strange = |key: &str, value: &Value| PoolingError { what: format!("`{key}`: {value}") };
+    if let Some(mode) = config.get("pooling_mode") {
+        let modes = match mode {
+            Value::Array(modes) => modes.iter().map(Value::as_str).collect(),
+            mode => mode.as_str().map(|mode| vec![mode]),
+        };
+        return modes.ok_or_else(|| strange("pooling_mode", mode));
+    }
+    let mut modes = Vec::new();
+    for (key, value) in config.iter().filter(|(key, _)| key.starts_with("pooling_mode_")) {
+        let known = FLAGS.iter().find(|(flag, _)| flag == key);
+        match (value, known) {
+            (Value::Bool(false), _) => {}
+            (Value::Bool(true), Some((_, mode))) => modes.push(*mode),
+            _ => return Err(strange(key, value)),
         }
     }
-    let chosen: Vec<&str> = pooling
-        .iter()
-        .filter(|(key, value)| key.starts_with("pooling_mode_") && **value == Value::Bool(true))
-        .map(|(key, _)| key.as_str())
-        .collect();
-    match chosen[..] {
-        [] if is_encoder(architecture) => Ok(Pooling::Mean),
-        [] | ["pooling_mode_lasttoken"] => Ok(Pooling::Last),
-        ["pooling_mode_mean_tokens"] => Ok(Pooling::Mean),
-        ["pooling_mode_cls_token"] => Ok(Pooling::First),
-        _ => Err(PoolingError { what: format!("`{}`", chosen.join("` and `")) }),
-    }
+    Ok(modes)
 }
 
 /// True for architectures whose rows attend in both directions.
@@ -194,8 +236,59 @@ mod tests {
             json!([]),
             json!({"pooling_mode_cls_token": true, "pooling_mode_max_tokens": true}),
             expect![[
-                r#"this model's embeddings are not supported: its file asks for `pooling_mode_cls_token` and `pooling_mode_max_tokens` (supported: pooling by last token, mean and first token)"#
+                r#"this model's embeddings are not supported: its file asks for `cls` and `max` (supported: pooling by last token, mean and first token)"#
             ]],
+        );
+        check(json!([]), json!({"pooling_mode": "cls"}), expect!["First"]);
+        check(json!([]), json!({"pooling_mode": ["mean"], "pooling_mode_cls_token": true}), expect!["Mean"]);
+        check(
+            json!([]),
+            json!({"pooling_mode": "max"}),
+            expect![
+                "this model's embeddings are not supported: its file asks for `max` (supported: pooling by last token, mean and first token)"
+            ],
+        );
+        check(
+            json!([]),
+            json!({"pooling_mode": 3}),
+            expect![
+                "this model's embeddings are not supported: its file asks for `pooling_mode`: 3 (supported: pooling by last token, mean and first token)"
+            ],
+        );
+        check(
+            json!([]),
+            json!({"pooling_mode_cls_token": "yes"}),
+            expect![[
+                r#"this model's embeddings are not supported: its file asks for `pooling_mode_cls_token`: "yes" (supported: pooling by last token, mean and first token)"#
+            ]],
+        );
+        check(
+            json!([]),
+            json!({"pooling_mode_new": true}),
+            expect![
+                "this model's embeddings are not supported: its file asks for `pooling_mode_new`: true (supported: pooling by last token, mean and first token)"
+            ],
+        );
+        check(
+            json!([]),
+            json!({"pooling_mode": "mean", "include_prompt": false}),
+            expect![
+                "this model's embeddings are not supported: its file asks for the mean without the tokens of a prompt (`include_prompt`: false) (supported: pooling by last token, mean and first token)"
+            ],
+        );
+        check(
+            json!([{"type": "Dense"}, {"type": "Pooling"}]),
+            json!({}),
+            expect![
+                "this model's embeddings are not supported: its file asks for the module `Pooling` after `Dense` (supported: pooling by last token, mean and first token)"
+            ],
+        );
+        check(
+            json!([{"idx": 0}]),
+            json!({}),
+            expect![
+                "this model's embeddings are not supported: its file asks for the module `a module without a type` (supported: pooling by last token, mean and first token)"
+            ],
         );
         check(
             json!([{"type": "sentence_transformers.models.LSTM"}]),

@@ -1,6 +1,6 @@
 //! Layers after pooling: dense layers of embedding models, and classifiers of rerankers.
 
-use std::{fs, path::Component, path::Path};
+use std::fs;
 
 use paguro_backend::{WeightFormat, reference::ops};
 use serde_json::{Map, Value};
@@ -12,6 +12,9 @@ use crate::{
     tensor::{DType, Tensor},
     token_heads::{MultiVectorHead, SparseHead},
 };
+
+/// The vector that dense layers of sentence-transformers read and write.
+const SENTENCE: &str = "sentence_embedding";
 
 /// Names of dense layers in GGUF files.
 const DENSE: [&str; 2] = ["dense_2", "dense_3"];
@@ -359,13 +362,14 @@ pub(crate) fn kind_of(module: &Value) -> &str {
 }
 
 fn dense_module(folder: &HfFolder, module: &Value) -> Result<DenseLayer, ModelError> {
-    let path = module.get("path").and_then(Value::as_str).unwrap_or_default();
-    let mut parts = Path::new(path).components();
-    let is_plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
-    if !is_plain {
-        return Err(ModelError::Config(format!("modules.json: `{path}` is not a folder of the model's")));
-    }
+    let path = folder.module_folder(module)?;
     let config = folder.module_config(path)?;
+    let input = config.get("module_input_name").and_then(Value::as_str).unwrap_or(SENTENCE);
+    let output = config.get("module_output_name").and_then(Value::as_str).unwrap_or(input);
+    if [input, output] != [SENTENCE; 2] {
+        let what = format!("{path}: a dense layer from `{input}` to `{output}`");
+        return Err(ModelError::unsupported_but(what, SENTENCE));
+    }
     let name = config.get("activation_function").and_then(Value::as_str).unwrap_or("torch.nn.Tanh");
     let activation = match name.rsplit('.').next() {
         Some("Identity") => DenseActivation::Identity,
@@ -379,6 +383,13 @@ fn dense_module(folder: &HfFolder, module: &Value) -> Result<DenseLayer, ModelEr
     };
     let tensors = folder.module_tensors(path)?;
     let layer = Layers(&tensors).layer("linear", activation)?;
+    if layer.as_ref().is_some_and(|layer| layer.bias.is_none())
+        && config.get("bias") != Some(&Value::Bool(false))
+    {
+        return Err(ModelError::Config(format!(
+            "{path} has no `linear.bias`, which its config.json announces"
+        )));
+    }
     layer.ok_or_else(|| {
         let file = folder.path.join(path).join("model.safetensors");
         let exists = fs::exists(&file).unwrap_or(false);

@@ -64,7 +64,7 @@ pub(crate) fn belongs_to_folder(name: &str) -> bool {
 }
 
 /// Files of a module of sentence-transformers: `1_Pooling/config.json`.
-const MODULE_FILES: [&str; 2] = ["config.json", "model.safetensors"];
+const MODULE_FILES: [&str; 3] = ["config.json", "model.safetensors", TORCH_WEIGHTS];
 
 /// Returns the plain name under which the library has a file of a module: `1_Pooling.config.json` for `1_Pooling/config.json`. `None`
 /// for other files.

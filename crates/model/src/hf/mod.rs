@@ -18,6 +18,7 @@ use crate::{
     file::open_regular,
     prompts::{self, Prompts},
     tensor::Tensor,
+    text_head::kind_of,
 };
 
 /// The part of a folder that has weights and shapes.
@@ -81,8 +82,8 @@ impl HfFolder {
         read_file(&self.path.join("tokenizer_config.json"), MAX_TOKENIZER)
     }
 
-    /// Returns the files of sentence-transformers: `modules.json` and the configuration of the pooling; empty if there
-    /// are none.
+    /// Returns the files of sentence-transformers: `modules.json`, a list or null, and the configuration of the pooling; empty
+    /// if there are none.
     pub(crate) fn pooling(&self) -> Result<(Value, Map<String, Value>), ModelError> {
         let path = self.path.join("modules.json");
         let modules = match read_file(&path, MAX_CONFIG)? {
@@ -90,28 +91,65 @@ impl HfFolder {
                 .map_err(|error| bad(&path, &format!("it is not JSON: {error}")))?,
             None => Value::Null,
         };
-        let pooling = read_object(&self.module_file("1_Pooling", "config.json"), MAX_CONFIG)?;
-        Ok((modules, pooling.unwrap_or_default()))
+        if !modules.is_null() && !modules.is_array() {
+            return Err(bad(&path, "it is not a list of modules"));
+        }
+        let pooling = modules.as_array().into_iter().flatten().find(|module| kind_of(module) == "Pooling");
+        let folder = match pooling {
+            Some(module) if module.get("path").is_some() => self.module_folder(module)?,
+            _ => "1_Pooling",
+        };
+        let config = self.module_file(folder, "config.json");
+        match read_object(&config, MAX_CONFIG)? {
+            None if pooling.is_some() => Err(bad(&config, "it is missing, but modules.json names it")),
+            found => Ok((modules, found.unwrap_or_default())),
+        }
+    }
+
+    /// Returns the folder of a module, which must be one of this folder's.
+    pub(crate) fn module_folder<'m>(&self, module: &'m Value) -> Result<&'m str, ModelError> {
+        let path = module.get("path").and_then(Value::as_str).unwrap_or_default();
+        let mut parts = Path::new(path).components();
+        match (parts.next(), parts.next()) {
+            (Some(Component::Normal(part)), None) if part == path => Ok(path),
+            _ => {
+                let problem = format!("`{path}` is not a folder of the model's");
+                Err(bad(&self.path.join("modules.json"), &problem))
+            }
+        }
     }
 
     /// Returns the maximum number of tokens of a text, as sentence-transformers has it in `sentence_bert_config.json`.
     pub(crate) fn longest_text(&self) -> Result<Option<usize>, ModelError> {
-        let config = read_object(&self.path.join("sentence_bert_config.json"), MAX_CONFIG)?;
-        let longest = config.and_then(|config| config.get("max_seq_length")?.as_u64());
-        Ok(longest.and_then(|longest| usize::try_from(longest).ok()).filter(|&longest| longest > 0))
+        let path = self.path.join("sentence_bert_config.json");
+        let config = read_object(&path, MAX_CONFIG)?.unwrap_or_default();
+        let Some(longest) = config.get("max_seq_length").filter(|longest| !longest.is_null()) else {
+            return Ok(None);
+        };
+        let tokens = longest.as_u64().and_then(|longest| usize::try_from(longest).ok());
+        match tokens.filter(|&tokens| tokens > 0) {
+            Some(tokens) => Ok(Some(tokens)),
+            None => {
+                Err(bad(&path, &format!("`max_seq_length` is {longest}, which is not a number of tokens")))
+            }
+        }
     }
 
-    /// Returns the configuration of a module of sentence-transformers in the folder `module`; empty if there is none.
+    /// Returns the configuration of a module of sentence-transformers in the folder `module`.
     pub(crate) fn module_config(&self, module: &str) -> Result<Map<String, Value>, ModelError> {
-        Ok(read_object(&self.module_file(module, "config.json"), MAX_CONFIG)?.unwrap_or_default())
+        let path = self.module_file(module, "config.json");
+        read_object(&path, MAX_CONFIG)?.ok_or_else(|| bad(&path, "it is missing, but modules.json names it"))
     }
 
     /// Returns the tensors of a module of sentence-transformers; none if it has no file of them.
     pub(crate) fn module_tensors(&self, module: &str) -> Result<Vec<Tensor>, ModelError> {
         let path = self.module_file(module, "model.safetensors");
+        let of_torch = self.module_file(module, TORCH_WEIGHTS);
         let mut tensors = Vec::new();
         if path.is_file() {
             safetensors::open(&path, 0, &mut tensors)?;
+        } else if of_torch.is_file() {
+            torch::open(&of_torch, 0, &mut tensors)?;
         }
         Ok(tensors)
     }

@@ -219,9 +219,14 @@ fn folder(files: &[RemoteFile]) -> Option<Vec<RemoteFile>> {
     if !has("config.json") || !chosen.iter().any(|file| is_weights(&file.path)) {
         return None;
     }
-    if chosen.iter().any(|file| is_safetensors(&file.path)) {
-        chosen.retain(|file| file.path != TORCH_WEIGHTS);
-    }
+    // Copies of what is there in safetensors, also in folders of modules.
+    let names: Vec<String> = chosen.iter().map(|file| file.path.clone()).collect();
+    let is_copy = |path: &str| match path.strip_suffix(TORCH_WEIGHTS) {
+        Some("") => names.iter().any(|name| is_safetensors(name)),
+        Some(module) => names.contains(&format!("{module}model.safetensors")),
+        None => false,
+    };
+    chosen.retain(|file| !is_copy(&file.path));
     let has = |name: &str| chosen.iter().any(|file| file.path == name);
     if has("model.safetensors") && !has("model.safetensors.index.json") {
         chosen.retain(|file| !is_weights(&file.path) || file.path == "model.safetensors");
@@ -378,9 +383,19 @@ mod tests {
         check(&files, tag("safetensors"), expect!["latest: config.json model.safetensors tokenizer.json"]);
         check(&files, tag("Q4_0"), expect!["o/r: nothing in it is `Q4_0`; there is safetensors"]);
         check(
-            &["config.json", "pytorch_model.bin", "sparse_linear.pt", "onnx/model.onnx"],
+            &[
+                "config.json",
+                "pytorch_model.bin",
+                "sparse_linear.pt",
+                "onnx/model.onnx",
+                "2_Dense/pytorch_model.bin",
+                "3_Dense/pytorch_model.bin",
+                "3_Dense/model.safetensors",
+            ],
             None,
-            expect!["latest: config.json pytorch_model.bin sparse_linear.pt"],
+            expect![
+                "latest: 2_Dense/pytorch_model.bin 3_Dense/model.safetensors config.json pytorch_model.bin sparse_linear.pt"
+            ],
         );
         let sharded = [
             "config.json",

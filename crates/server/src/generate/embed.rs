@@ -175,6 +175,7 @@ impl PromptChoice {
         match self {
             Self::None => Ok(String::new()),
             Self::Named { name, param } => prompts.get(name).map(str::to_owned).ok_or_else(|| {
+                let name: String = name.chars().take(40).collect();
                 let message = match prompts.named.is_empty() {
                     true => format!("`{param}` is `{name}`, but {has_none}"),
                     false => format!("`{param}` is `{name}`; this model has {}", prompts.names()),

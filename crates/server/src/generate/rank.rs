@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Instant};
 
 use paguro_engine::Request;
-use paguro_model::{Model, Ranker, tokenizer::Cut};
+use paguro_model::{
+    Model, Ranker,
+    tokenizer::{Cut, SpecialTokens},
+};
 
 use super::{
     Caller, Prompt,
@@ -181,6 +184,34 @@ pub(super) fn encode_pair(
     Ok(ids)
 }
 
+/// Tokens of a query in all of its pairs together, at most: 128 MiB of ids.
+const MAX_REPEATED: usize = 32 << 20;
+
+/// Refuses a long query with so many documents that its copies would take too much memory.
+fn check_repeats(
+    model: &Model,
+    pairs: &[(Arc<str>, String)],
+    limit: Limit,
+    field: Field,
+) -> Result<(), ApiError> {
+    let (Some((query, document)), Some((last, _))) = (pairs.first(), pairs.last()) else { return Ok(()) };
+    if !Arc::ptr_eq(query, last) {
+        return Ok(());
+    }
+    limit.check(model, (query, document), field, 0)?;
+    let tokens = model.tokenizer.encode(query, SpecialTokens::AsText).len().min(limit.most);
+    if tokens.saturating_mul(pairs.len()) <= MAX_REPEATED {
+        return Ok(());
+    }
+    let message = format!(
+        "`{}` has {} elements for a query of {tokens} tokens; one request can have {}; send fewer at once",
+        field.name,
+        pairs.len(),
+        MAX_REPEATED / tokens.max(1)
+    );
+    Err(ApiError::invalid(field.name, message))
+}
+
 async fn rank_with(
     state: &AppState,
     caller: &Caller,
@@ -199,6 +230,7 @@ async fn rank_with(
         caller.tolerance.leave_out("instruction", "this reranker reads only the query and the document")?;
     }
     let work = off_thread(state, caller, &lease, move |model, is_wanted| {
+        check_repeats(model, &pairs, limit, field)?;
         let question = |(index, (query, document)): (usize, (Arc<str>, String))| match &model.judge {
             None => encode_pair(model, (&query, &document), limit, field, index),
             Some(judge) => {

@@ -115,8 +115,9 @@ impl<'de> Deserialize<'de> for Element {
 
 impl<'de> Deserialize<'de> for PromptParam {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        fn all<T>(elements: Vec<Element>, kind: fn(Element) -> Option<T>) -> Option<Vec<T>> {
-            elements.into_iter().map(kind).collect()
+        /// The elements, or the index of the first one of another kind.
+        fn all<T>(elements: Vec<Element>, kind: fn(Element) -> Option<T>) -> Result<Vec<T>, usize> {
+            elements.into_iter().enumerate().map(|(index, element)| kind(element).ok_or(index)).collect()
         }
         UntaggedEnumVisitor::new()
             .expecting("a text, a list of texts, a list of tokens, or a list of lists of tokens")
@@ -124,7 +125,7 @@ impl<'de> Deserialize<'de> for PromptParam {
             .seq(|list| {
                 let elements: Vec<Element> = list.deserialize()?;
                 let of_one_kind = match elements.first() {
-                    None => Some(Self::Texts(Vec::new())),
+                    None => Ok(Self::Texts(Vec::new())),
                     Some(Element::Text(_)) => all(elements, |element| match element {
                         Element::Text(text) => Some(text),
                         _ => None,
@@ -141,8 +142,11 @@ impl<'de> Deserialize<'de> for PromptParam {
                     })
                     .map(Self::TokenLists),
                 };
-                of_one_kind
-                    .ok_or_else(|| serde::de::Error::custom("texts, tokens and lists of tokens are mixed"))
+                of_one_kind.map_err(|index| {
+                    serde::de::Error::custom(format!(
+                        "texts, tokens and lists of tokens are mixed: element {index} is of another kind than those before"
+                    ))
+                })
             })
             .deserialize(deserializer)
     }

@@ -216,7 +216,7 @@ impl<'a> Machine<'a> {
                 let mark = self.mark()?;
                 let items = self.stack.split_off(mark);
                 let dict = self.top_dict()?;
-                if items.len() % 2 != 0 {
+                if !items.len().is_multiple_of(2) {
                     return Err("a dictionary has a key without a value".to_owned());
                 }
                 self.entries.extend(items.chunks_exact(2).map(|item| (dict, item[0], item[1])));
