@@ -78,16 +78,16 @@ impl VectorKinds {
         let (head, name) = (&lease.model.head, &lease.entry.name);
         let missing = |param: &str, what: &str, file: &str| {
             let message = format!(
-                "the model `{name}` has no {what} vectors; name one like bge-m3, with a `{file}` in its folder"
+                "the model `{name}` has no {what}; name one like bge-m3, with a `{file}` in its folder"
             );
             Err(ApiError::invalid(param, message))
         };
         match self {
             Self { sparse: Some(param), .. } if head.sparse.is_none() => {
-                missing(param, "sparse", "sparse_linear.pt")
+                missing(param, "sparse vectors", "sparse_linear.pt")
             }
             Self { multi_vector: Some(param), .. } if head.multi_vector.is_none() => {
-                missing(param, "multiple", "colbert_linear.pt")
+                missing(param, "vectors of tokens", "colbert_linear.pt")
             }
             _ => Ok(()),
         }
