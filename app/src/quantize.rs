@@ -36,7 +36,7 @@ pub fn quantize(args: &QuantizeArgs, library: &LibrarySettings, terminal: Termin
     let source = Source::find(Some(&args.model), library)?;
     let importance = args.imatrix.as_deref().map(Importance::read).transpose();
     let importance = importance.map_err(|error| Failure::from_error(&error))?;
-    write(&source, Some(args.format), importance.as_ref(), &args.out, &args.write, terminal)
+    write(&source, Some(args.format()), importance.as_ref(), &args.out, &args.write, terminal)
 }
 
 /// Runs `paguro convert`.

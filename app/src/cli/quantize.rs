@@ -20,7 +20,7 @@ OUT appears when it is complete. The best source is one that was never quantized
 Examples:
   paguro quantize MODEL-BF16.gguf MODEL-Q4_K_M.gguf --format Q4_K_M
   paguro quantize some/hf-folder MODEL-Q8_0.gguf --format Q8_0
-  paguro quantize IN.gguf OUT.gguf --format Q3_K_M --imatrix imatrix.gguf")]
+  paguro quantize IN.gguf OUT.gguf Q3_K_M --imatrix imatrix.gguf")]
 pub struct QuantizeArgs {
     /// The model to read
     #[arg(value_name = "MODEL")]
@@ -30,9 +30,13 @@ pub struct QuantizeArgs {
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
 
+    /// The format, such as Q4_K_M, as `llama-quantize` takes it
+    #[arg(value_name = "FORMAT", required_unless_present = "named_format", conflicts_with = "named_format")]
+    format: Option<Mixture>,
+
     /// The format, such as Q4_K_M
-    #[arg(short, long, value_name = "NAME")]
-    pub format: Mixture,
+    #[arg(short, long = "format", value_name = "NAME")]
+    named_format: Option<Mixture>,
 
     /// Weigh errors with an importance matrix, from `paguro imatrix` or `llama-imatrix`
     #[arg(long, value_name = "FILE")]
@@ -41,6 +45,13 @@ pub struct QuantizeArgs {
     /// See [`WriteArgs`].
     #[command(flatten)]
     pub write: WriteArgs,
+}
+
+impl QuantizeArgs {
+    /// Returns the format, from either place.
+    pub fn format(&self) -> Mixture {
+        self.format.clone().or_else(|| self.named_format.clone()).expect("clap requires one")
+    }
 }
 
 /// `paguro imatrix`.
