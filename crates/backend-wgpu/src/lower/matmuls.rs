@@ -227,21 +227,45 @@ impl Lowering<'_> {
         linears: [&'l Linear; N],
         order: impl Fn(&[usize]) -> Order,
     ) -> Vec<(Group<'l>, Place)> {
-        let layout = |index: usize| Layout::of(self.weights.matrix(linears[index].matrix).format);
-        let mut joined: Vec<Vec<usize>> = Vec::new();
-        for index in 0..N {
-            match joined.iter_mut().find(|members| layout(members[0]) == layout(index)) {
-                Some(members) => members.push(index),
-                None => joined.push(vec![index]),
-            }
-        }
         let group = |(members, buffer): (Vec<usize>, &wgpu::Buffer)| {
             let linears: Vec<&Linear> = members.iter().map(|&index| linears[index]).collect();
             let stride = linears.iter().map(|linear| self.weights.matrix(linear.matrix).rows).sum();
             let place = Place { buffer: buffer.clone(), stride, first: 0 };
             (Group { linears, order: order(&members), members }, place)
         };
-        iter::zip(joined, &self.scratch).map(group).collect()
+        iter::zip(self.joined(&linears), &self.scratch).map(group).collect()
+    }
+
+    /// Joins matrices with one layout, with all results side by side in the rows of one buffer. The first matrix's come
+    /// first.
+    pub(super) fn side_by_side<'l, const N: usize>(
+        &self,
+        linears: [&'l Linear; N],
+        buffer: &wgpu::Buffer,
+    ) -> Vec<(Group<'l>, Place)> {
+        let rows = |index: usize| self.weights.matrix(linears[index].matrix).rows;
+        let stride = (0..N).map(rows).sum();
+        let mut first = 0;
+        let group = |members: Vec<usize>| {
+            let place = Place { buffer: buffer.clone(), stride, first };
+            first += members.iter().map(|&index| rows(index)).sum::<usize>();
+            let linears = members.iter().map(|&index| linears[index]).collect();
+            (Group { linears, order: Order::Joined, members }, place)
+        };
+        self.joined(&linears).into_iter().map(group).collect()
+    }
+
+    /// Indices of matrices, those with one layout together.
+    fn joined(&self, linears: &[&Linear]) -> Vec<Vec<usize>> {
+        let layout = |index: usize| Layout::of(self.weights.matrix(linears[index].matrix).format);
+        let mut joined: Vec<Vec<usize>> = Vec::new();
+        for index in 0..linears.len() {
+            match joined.iter_mut().find(|members| layout(members[0]) == layout(index)) {
+                Some(members) => members.push(index),
+                None => joined.push(vec![index]),
+            }
+        }
+        joined
     }
 
     /// Adds matmuls of the activations of a norm. Returns the place of each result.

@@ -5,7 +5,7 @@
 //! | norm | one | `norm.wgsl` |
 //! | short convolution: b, c, u | one | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
 //! | convolution, and activations of its output | one | `short_conv.wgsl` |
-//! | delta rule: queries, keys and values; z, a, b | four | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
+//! | delta rule: queries, keys and values; z, a, b | one for each layout | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
 //! | convolution, norms, decays and strengths | one | `delta_inputs.wgsl` |
 //! | delta rule | one | `delta.wgsl` |
 //! | norm, gate, and activations of the output | one | `delta_norm.wgsl` |
@@ -105,7 +105,7 @@ impl LayerState {
 /// Room for intermediate results of the mixers of a program, for each row: of each kind, that of the mixer that needs most.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Room {
-    /// Inputs of convolutions, or b, c and u of a short one.
+    /// Results of matmuls: inputs of convolutions with gates, decays and strengths, or b, c and u of a short one.
     mixed: usize,
     /// Queries, keys and values.
     channels: usize,
@@ -142,7 +142,6 @@ impl<'a> Heads<'a> {
 pub(super) struct Buffers {
     pub mixed: wgpu::Buffer,
     pub convolved: wgpu::Buffer,
-    pub z: wgpu::Buffer,
     pub decays: wgpu::Buffer,
     pub betas: wgpu::Buffer,
     pub values: wgpu::Buffer,
@@ -154,21 +153,22 @@ impl Room {
     pub(super) fn of(program: &Program) -> Self {
         let mut room = Self::default();
         for op in &program.ops {
-            let shape = match op {
+            let (shape, of_heads) = match op {
                 Op::ShortConv(op) => {
                     room.mixed = room.mixed.max(3 * op.conv.width);
                     room.widest = room.widest.max(op.conv.width);
                     continue;
                 }
-                Op::DeltaRule(op) => &op.delta.shape,
-                Op::Ssd(op) => &op.ssd.shape,
+                Op::DeltaRule(op) => (&op.delta.shape, 2),
+                Op::Ssd(op) => (&op.ssd.shape, 1),
                 Op::Attend(op) if op.is_gated => {
                     room.gates = room.gates.max(program.kv.groups[op.kv.group].q_width());
                     continue;
                 }
                 _ => continue,
             };
-            room.mixed = room.mixed.max(shape.channels());
+            let projected = shape.channels() + shape.value_width() + of_heads * shape.value_heads;
+            room.mixed = room.mixed.max(projected);
             room.channels = room.channels.max(shape.channels());
             room.values = room.values.max(shape.value_width());
             room.heads = room.heads.max(shape.value_heads);
@@ -180,7 +180,7 @@ impl Room {
     /// Words of [`Buffers`].
     pub(super) fn words(&self, rows: usize) -> usize {
         let Self { mixed, channels, values, heads, gates, .. } = self;
-        rows * (mixed + channels + 2 * values + 2 * heads + gates)
+        rows * (mixed + channels + values + 2 * heads + gates)
     }
 
     /// Allocates them, if there are such mixers.
@@ -190,9 +190,8 @@ impl Room {
         }
         let buffer = |width: usize, what: &str| device.buffer(rows * width, what);
         Ok(Some(Buffers {
-            mixed: buffer(self.mixed, "inputs of convolutions")?,
+            mixed: buffer(self.mixed, "inputs of mixers")?,
             convolved: buffer(self.channels, "convolutions")?,
-            z: buffer(self.values, "gates of delta rules")?,
             decays: buffer(self.heads, "decays of delta rules")?,
             betas: buffer(self.heads, "strengths of delta rules")?,
             values: buffer(self.values, "results of delta rules")?,
@@ -284,13 +283,12 @@ impl Lowering<'_> {
         let own = self.mixers().clone();
         let linears = [&delta.qkv, &delta.gate, &delta.alpha, &delta.beta];
         self.norm(delta.norm, before, &linears, body)?;
-        for (linear, to) in linears.into_iter().zip([&own.mixed, &own.z, &own.decays, &own.betas]) {
-            self.normed_matmul(linear, to, body)?;
-        }
-        self.delta_inputs(delta, &own, body)?;
+        let groups = self.side_by_side(linears, &own.mixed);
+        let [mixed, z, a, b] = self.matmuls(linears, &groups, Store::WRITE, When::Always, body)?;
+        self.delta_inputs(delta, &own, [&a, &b], body)?;
         self.delta(&Heads::of(delta), &own, body)?;
-        self.delta_norm(delta, &own, body)?;
-        self.keep_delta(&Heads::of(delta), &delta.convolution, &own, body)?;
+        self.delta_norm(delta, &own, &z, body)?;
+        self.keep_delta(&Heads::of(delta), &delta.convolution, &own, &mixed, body)?;
         self.add(&delta.out, false, &op.add, next, body)
     }
 
@@ -299,6 +297,7 @@ impl Lowering<'_> {
         &mut self,
         op: &DeltaRule,
         own: &Buffers,
+        [a, b]: [&Place; 2],
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let shape = &op.shape;
@@ -306,7 +305,9 @@ impl Lowering<'_> {
         let value_units = shape.value_width().div_ceil(INPUT_THREADS);
         constants.extend(delta_constants(&Heads::of(op)));
         constants.extend([
-            ("MIXED_STRIDE", U(shape.channels() as u32)),
+            ("MIXED_STRIDE", U(a.stride as u32)),
+            ("A_FIRST", U(a.first as u32)),
+            ("B_FIRST", U(b.first as u32)),
             ("KEY_UNITS", U(2 * shape.key_heads as u32)),
             ("VALUE_UNITS", U(value_units as u32)),
             ("QUERY_SCALE", F((shape.key_dim as f32).sqrt())),
@@ -399,7 +400,13 @@ impl Lowering<'_> {
     }
 
     /// Norms of the results and their gates, as activations.
-    fn delta_norm(&mut self, op: &DeltaRule, own: &Buffers, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+    fn delta_norm(
+        &mut self,
+        op: &DeltaRule,
+        own: &Buffers,
+        z: &Place,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
         let DeltaShape { value_heads, value_dim, .. } = op.shape;
         let width = op.shape.value_width();
         let mut constants = vec![
@@ -408,12 +415,14 @@ impl Lowering<'_> {
             ("VALUE_DIM", U(value_dim as u32)),
             ("FACTORS_HERE", U(256_usize.div_ceil(value_dim) as u32 + 1)),
             ("EPS", F(op.out_norm.eps)),
+            ("Z_STRIDE", U(z.stride as u32)),
+            ("Z_FIRST", U(z.first as u32)),
             ("STAGED", U(8 * 33)),
         ];
         constants.extend(self.emit_for(&[&op.out], width));
         constants.extend(self.halves(FEW_ROWS + 1));
         let weight = self.vector(op.out_norm.weight)?;
-        let buffers = [("values", &own.values), ("z", &own.z), ("weight", &weight)];
+        let buffers = [("values", &own.values), ("z", &z.buffer), ("weight", &weight)];
         let files = wgsl!("args", "quantize", "emit", "delta_norm");
         let grid = Grid::Each(width.div_ceil(8 * BLOCK) as u32);
         body.push(self.launch("delta_norm", files, constants, &buffers, grid, 0)?);
@@ -426,12 +435,13 @@ impl Lowering<'_> {
         op: &Heads<'_>,
         convolution: &Convolution,
         own: &Buffers,
+        mixed: &Place,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let channels = op.shape.channels();
         let (mut constants, _) = self.convolution(convolution, channels)?;
         constants.extend(delta_constants(op));
-        constants.extend([("MIXED_STRIDE", U(channels as u32)), ("DELTA", U(1))]);
+        constants.extend([("MIXED_STRIDE", U(mixed.stride as u32)), ("DELTA", U(1))]);
         let (step, inputs) = (self.step.clone(), self.states[op.state].inputs.buffer.clone());
         let state = self.delta_state(op.state);
         let buffers = [

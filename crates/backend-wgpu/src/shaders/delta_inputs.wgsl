@@ -2,8 +2,8 @@
 // and strengths, [rows, HEADS]. A workgroup computes a head of queries or keys of a row, or 128 of its values, or all
 // of its decays and strengths.
 @group(0) @binding(5) var<storage, read_write> convolved: array<f32>; // [rows, CHANNELS]: queries, keys, values
-@group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS] input a, replaced by decays
-@group(0) @binding(7) var<storage, read_write> betas: array<f32>;     // [rows, HEADS] input b, replaced by strengths
+@group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS]
+@group(0) @binding(7) var<storage, read_write> betas: array<f32>;     // [rows, HEADS] strengths
 @group(0) @binding(8) var<storage, read> decay: array<f32>;           // [HEADS] factor of a decay
 @group(0) @binding(9) var<storage, read> dt: array<f32>;              // [HEADS] added to a
 
@@ -39,9 +39,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     if (c < CHANNELS) { convolved[row * CHANNELS + c] = silu(convolve(row, c, sequence_of(row))); }
   } else {
     for (var head = tid; head < HEADS; head += 128u) {
-      let at = row * HEADS + head;
-      decays[at] = decay[head] * softplus(decays[at] + dt[head]);
-      betas[at] = 1.0 / (1.0 + exp(-betas[at]));
+      let a = mixed[row * MIXED_STRIDE + A_FIRST + head];
+      let b = mixed[row * MIXED_STRIDE + B_FIRST + head];
+      decays[row * HEADS + head] = decay[head] * softplus(a + dt[head]);
+      betas[row * HEADS + head] = 1.0 / (1.0 + exp(-b));
     }
   }
 }

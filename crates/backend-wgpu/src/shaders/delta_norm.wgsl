@@ -1,7 +1,7 @@
 // Normalizes each value head of a delta rule's results, [rows, WIDTH], multiplies it by SiLU(z), and writes activations
 // of the next matmul. One workgroup computes eight blocks of 32 of a row.
 @group(0) @binding(0) var<storage, read> values: array<f32>; // [rows, WIDTH]
-@group(0) @binding(1) var<storage, read> z: array<f32>;      // [rows, WIDTH]
+@group(0) @binding(1) var<storage, read> z: array<f32>;      // [rows, Z_STRIDE], from Z_FIRST on
 @group(0) @binding(2) var<storage, read> weight: array<f32>; // [VALUE_DIM]
 
 var<workgroup> squares: array<f32, 64>;
@@ -30,7 +30,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
   for (var i = tid; i < 256u; i += 64u) {
     let at = min(first + i, WIDTH - 1u);
-    let gate = z[row * WIDTH + at];
+    let gate = z[row * Z_STRIDE + Z_FIRST + at];
     let normed = values[row * WIDTH + at] * factors[at / VALUE_DIM - from_head] * weight[at % VALUE_DIM];
     stage(i, select(0.0, normed * (gate / (1.0 + exp(-gate))), first + i < WIDTH));
   }

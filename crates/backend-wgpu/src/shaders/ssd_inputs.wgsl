@@ -1,7 +1,7 @@
 // Computes the inputs of a scan of Mamba-2: convolved C, B and values, [rows, CHANNELS]; steps and decays, [rows,
 // HEADS]. A workgroup computes 128 channels of a row, or all of its steps and decays.
 @group(0) @binding(5) var<storage, read_write> convolved: array<f32>; // [rows, CHANNELS]: C, B, values
-@group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS] input d, replaced by decays
+@group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS]
 @group(0) @binding(7) var<storage, read_write> betas: array<f32>;     // [rows, HEADS] steps
 @group(0) @binding(8) var<storage, read> decay: array<f32>;           // [HEADS] factor of a decay
 @group(0) @binding(9) var<storage, read> dt: array<f32>;              // [HEADS] added to d
@@ -24,7 +24,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   } else {
     for (var head = tid; head < HEADS; head += 128u) {
       let at = row * HEADS + head;
-      let step = clamp(softplus(fma(DT_SCALE, decays[at], dt[head])), LEAST, MOST);
+      let d = mixed[row * MIXED_STRIDE + D_FIRST + head];
+      let step = clamp(softplus(fma(DT_SCALE, d, dt[head])), LEAST, MOST);
       betas[at] = step;
       decays[at] = decay[head] * step;
     }

@@ -1,7 +1,7 @@
 // Applies skip connection, gate and norm to the results of a scan of Mamba-2, [rows, WIDTH], and writes activations of
 // the next matmul. Each NORM_GROUP of elements has its own norm. One workgroup computes eight blocks of 32 of a row.
 @group(0) @binding(0) var<storage, read> values: array<f32>;    // [rows, WIDTH]
-@group(0) @binding(1) var<storage, read> z: array<f32>;         // [rows, WIDTH]
+@group(0) @binding(1) var<storage, read> z: array<f32>;         // [rows, Z_STRIDE], from Z_FIRST on
 @group(0) @binding(2) var<storage, read> convolved: array<f32>; // [rows, CHANNELS] values, from FIRST_VALUE on
 @group(0) @binding(3) var<storage, read> skip: array<f32>;      // [HEADS]
 //% if NORM
@@ -12,7 +12,7 @@ var<workgroup> factors: array<f32, FACTORS_HERE>; // factors of the norms of the
 //% end
 
 fn gate_of(row: u32, i: u32) -> f32 {
-  let gate = GATE_SCALE * z[row * WIDTH + i];
+  let gate = GATE_SCALE * z[row * Z_STRIDE + Z_FIRST + i];
   return gate / (1.0 + exp(-gate));
 }
 
