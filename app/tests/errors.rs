@@ -350,7 +350,7 @@ fn words_of_other_programs_get_an_answer() {
         &["list", "x"],
         expect![[r#"
         error: `paguro list` takes no further argument: `x`
-        hint: `paguro list --help` lists the arguments; put texts with spaces into quotes
+        hint: `paguro list --help` lists the arguments; put a text with spaces into quotes
         exit 2"#]],
     );
     check(

@@ -218,7 +218,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"prompt": ["a", 1]}),
         expect![
-            "400 invalid_request_error/invalid_value prompt: `prompt`: texts, tokens and lists of tokens are mixed"
+            "400 invalid_request_error/invalid_value prompt: `prompt`: texts, tokens and lists of tokens are mixed: element 1 is of another kind than those before"
         ],
     );
     refused(
