@@ -50,7 +50,7 @@ pub struct QuantizeArgs {
 impl QuantizeArgs {
     /// Returns the format, from either place.
     pub fn format(&self) -> Mixture {
-        self.format.clone().or_else(|| self.named_format.clone()).expect("clap requires one")
+        self.format.or(self.named_format).expect("clap requires one")
     }
 }
 
