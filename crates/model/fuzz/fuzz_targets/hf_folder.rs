@@ -1,4 +1,5 @@
-//! Any bytes as a Hugging Face folder: `config.json`, a zero byte, then `model.safetensors`.
+//! Any bytes as a Hugging Face folder: `config.json`, a zero byte, then `model.safetensors`, or `pytorch_model.bin` if the
+//! rest begins like a zip archive.
 
 #![no_main]
 
@@ -19,7 +20,12 @@ fuzz_target!(|bytes: &[u8]| {
     let mut parts = bytes.splitn(2, |&byte| byte == 0);
     let (config, weights) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     fs::write(FOLDER.path().join("config.json"), config).expect("writing");
-    fs::write(FOLDER.path().join("model.safetensors"), weights).expect("writing");
+    let (name, other) = match weights.starts_with(b"PK") {
+        true => ("pytorch_model.bin", "model.safetensors"),
+        false => ("model.safetensors", "pytorch_model.bin"),
+    };
+    let _ = fs::remove_file(FOLDER.path().join(other));
+    fs::write(FOLDER.path().join(name), weights).expect("writing");
     let Ok(file) = ModelFile::open(FOLDER.path()) else { return };
     let listed = file.metadata().len() + file.tensors().len() + file.description().quantization.len();
     std::hint::black_box(listed);
