@@ -1,4 +1,4 @@
-//! `[[mcp]]` in a server's settings file: tool servers for the page's chat.
+//! `[[mcp]]` tables of a server's settings file: tool servers for the chat of the web page.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,19 +13,19 @@ use crate::{
     failure::{Failure, Outcome},
 };
 
-/// A tool server in the file.
+/// One `[[mcp]]` table.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct McpOptions {
     name: String,
-    /// A program, with or without arguments.
+    /// Program that the server starts, alone or in a list with its arguments.
     command: Option<Command>,
     #[serde(default)]
     args: Vec<String>,
-    /// Variables of the program's environment besides the ordinary ones.
+    /// Environment variables of the program, in addition to the inherited ones.
     #[serde(default)]
     env: BTreeMap<String, String>,
-    /// An address in place of a program.
+    /// URL of the tool server, instead of `command`.
     url: Option<String>,
     #[serde(default)]
     headers: BTreeMap<String, String>,
@@ -48,7 +48,7 @@ enum Trusted {
     Tools(Vec<String>),
 }
 
-/// Variables that programs inherit. All others may contain secrets.
+/// Environment variables that programs inherit, in upper case. All others may contain secrets, so they are not inherited.
 const PASSED: [&str; 24] = [
     "PATH",
     "HOME",
@@ -84,10 +84,10 @@ pub fn passed(environment: impl Iterator<Item = (OsString, OsString)>) -> Vec<(O
     environment.filter(is_passed).collect()
 }
 
-/// Returns the tool servers of a file. `environment` is for their programs.
+/// Converts the tables of a file to tool servers. Their programs inherit `environment`.
 ///
 /// # Errors
-/// The first server with invalid settings, with the reason.
+/// A table has invalid settings, or the name of an earlier table. The message names it and the reason.
 pub fn servers(options: &[McpOptions], environment: &[(OsString, OsString)]) -> Outcome<Vec<McpServer>> {
     let mut names = BTreeSet::new();
     let server = |options: &McpOptions| {

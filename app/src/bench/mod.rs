@@ -1,6 +1,6 @@
 //! `paguro bench`: the speed of a model on this machine, and its upper bound.
 //!
-//! It uses the engine through its handle, like all other clients.
+//! The benchmark submits requests through the engine's handle, as all other clients do.
 
 mod cost;
 mod measure;
@@ -33,13 +33,13 @@ const SEED: u64 = 0x5eed;
 /// Kind of test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
-    /// Computing a prompt.
+    /// Prefill of a prompt.
     Prefill,
-    /// Generating an answer.
+    /// Decode of an answer.
     Decode,
 }
 
-/// One test with its numbers.
+/// Kind, lengths and batch size of one test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Kind of the test.
@@ -71,7 +71,7 @@ struct Bench {
     before: Vec<KernelCount>,
 }
 
-/// Runs the command.
+/// Runs `paguro bench`.
 ///
 /// # Errors
 /// A test is invalid, or the engine fails.
@@ -98,7 +98,8 @@ pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) ->
     let mut memory = PeakMemory::new();
     let bar = terminal.bar(args.rounds * benches.len() * cases.len(), "measuring");
     for (index, case) in cases.iter().enumerate() {
-        // Prefixes are computed once. Setups that are compared are measured alternately.
+        // Prefixes are computed once for all rounds. Each round measures every setup, so that changes of the clock speed
+        // affect all of them.
         let prefixes = benches.iter_mut().map(|bench| bench.prefixes(case)).collect::<Outcome<Vec<_>>>()?;
         for _ in 0..args.rounds {
             for (bench, prefixes) in benches.iter_mut().zip(&prefixes) {
@@ -120,7 +121,7 @@ pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) ->
     if args.json { report::json(&tables, memory) } else { report::table(&tables, memory, terminal) }
 }
 
-/// Returns the tests in the order of the flags; those of zero tokens are omitted.
+/// Returns all cases, prefill before decode. Lengths of 0 are omitted.
 fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
     let mut cases = Vec::new();
     for (test, lengths) in [(Test::Prefill, &args.prefill), (Test::Decode, &args.decode)] {
@@ -136,7 +137,7 @@ fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
     Ok(cases)
 }
 
-/// Every combination of threads, K/V storage, attention and page order.
+/// Returns every combination of threads, K/V encoding, attention and page order.
 fn setups(args: &BenchArgs) -> Vec<Setup> {
     let threads: Vec<_> =
         if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
@@ -181,7 +182,7 @@ impl Bench {
             .collect();
         let mut bench =
             Self { setup, loaded, random: Random::new(SEED, model.program.vocab), rows, before: Vec::new() };
-        // A warm-up for page faults, clock speeds and caches.
+        // The warm-up causes the first page faults, raises the clock speed and fills caches.
         for test in [Test::Prefill, Test::Decode] {
             let tokens = cases.iter().filter(|case| case.test == test).map(|case| case.tokens.min(64)).max();
             if let Some(tokens) = tokens {
@@ -202,7 +203,7 @@ impl Bench {
         self.loaded.handle.kernel_counts().map_err(|error| Failure::from_error(&error))
     }
 
-    /// Returns the kernels that ran since the warm-up, longest first.
+    /// Returns the kernel counts since the warm-up, sorted by descending time.
     fn kernels(&self) -> Outcome<Vec<KernelCount>> {
         let mut kernels = self.kernel_counts()?;
         for kernel in &mut kernels {
@@ -216,7 +217,7 @@ impl Bench {
     }
 }
 
-/// Returns engine options with exactly the pages for these cases.
+/// Returns engine options with exactly as many pages as the largest case needs.
 fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
     let defaults = EngineOptions::default();
     let block_size = args.page_size.unwrap_or(defaults.block_size);
@@ -229,7 +230,7 @@ fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
         max_sequences: batch,
         max_batch_tokens: args.step.or_default(batch),
         queue_capacity: batch,
-        // No reader waits for steps.
+        // No user waits for the next token, so a step may take any time.
         step_time: Duration::MAX,
         kv_dtype: setup.kv_dtype.into(),
         attention: setup.attention.into(),

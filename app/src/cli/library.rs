@@ -1,4 +1,4 @@
-//! Arguments of `paguro pull`, `import`, `list`, `show`, `rm`, `cp`, `prune`, `verify`, `rebuild`.
+//! Arguments of `paguro pull`, `import`, `search`, `list`, `show`, `rm`, `cp`, `preset`, `prune`, `verify` and `rebuild`.
 
 use std::path::PathBuf;
 
@@ -207,7 +207,7 @@ pub struct PresetArgs {
 }
 
 impl PresetArgs {
-    /// Returns true if the preset is to be changed.
+    /// Returns true if an argument sets a value of the preset. [`clear`](Self::clear) sets none.
     pub fn changes(&self) -> bool {
         self.ctx.is_some()
             || self.kv_dtype.is_some()

@@ -1,4 +1,4 @@
-//! Flags of sampling and of the answer's end.
+//! Flags of sampling, of the end of an answer, and of its grammar.
 
 use std::str::FromStr;
 
@@ -98,7 +98,7 @@ pub struct SamplingArgs {
     pub ignore_eos: bool,
 }
 
-/// A number, or -1 for none.
+/// Value of a flag that also accepts -1; `None` for -1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit<T>(pub Option<T>);
 

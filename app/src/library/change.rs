@@ -15,7 +15,7 @@ use crate::{
 /// Runs `paguro rm`.
 ///
 /// # Errors
-/// A name is unknown or ambiguous; models before it have been removed.
+/// A name is ambiguous, or unknown without `--force`. The models before it are already removed then.
 pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
     let Some(registry) = settings.open_existing()? else {
         if args.force {
@@ -60,7 +60,7 @@ pub fn cp(args: &CpArgs, settings: &LibrarySettings) -> Outcome<()> {
 /// Another process writes to the library, or, without `--force`, the catalogue has lost models.
 pub fn prune(args: &PruneArgs, settings: &LibrarySettings) -> Outcome<()> {
     let registry = match (settings.open_existing(), &settings.root) {
-        // With --force, a library without a catalogue is emptied.
+        // With `--force`, a lost or damaged catalogue is replaced by an empty one, so all files are unused.
         (Err(_), Some(root)) if args.force => Some(Registry::open_anew(root).map_err(failure)?),
         (registry, _) => registry?,
     };

@@ -20,7 +20,8 @@ use crate::{
 /// Runs `paguro pull`.
 ///
 /// # Errors
-/// The download fails, or Ctrl-C.
+/// The name is invalid, the download fails, or Ctrl-C is pressed. Without `--force` also if this version cannot run the
+/// model.
 pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let text = &args.reference;
     if is_embedded(text) {
@@ -59,7 +60,7 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
 /// Downloads a model into the library.
 ///
 /// # Errors
-/// The download fails, or Ctrl-C.
+/// The download fails, or Ctrl-C is pressed.
 pub fn download(
     reference: &Reference,
     name: Option<ModelName>,
@@ -86,19 +87,19 @@ pub fn download(
     Ok(record)
 }
 
-/// Inspection of a model that also compiles its chat template.
+/// Inspector of a model. It also compiles the chat template, and stores the error.
 #[derive(Default)]
 struct ChatCheck(RefCell<Option<String>>);
 
 impl ChatCheck {
-    /// Opens a model for the library.
+    /// Opens the model at `path` and returns its properties.
     fn inspect(&self, path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
         let (details, problem) = inspect_with_chat(path)?;
         self.0.replace(problem);
         Ok(details)
     }
 
-    /// Warns about a model that cannot chat although it has a chat template.
+    /// Prints a warning if the chat template of the model does not compile.
     fn report(&self, record: &ModelRecord, terminal: Terminal) {
         if let Some(problem) = self.0.take() {
             let name = record.name.short();
@@ -112,7 +113,7 @@ impl ChatCheck {
 /// Runs `paguro import`.
 ///
 /// # Errors
-/// The file is not a model, the name is taken, or Ctrl-C.
+/// The path has no model, the name is taken, or Ctrl-C is pressed.
 pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     args.name.as_ref().map(usable).transpose()?;
     let registry = settings.open()?;
@@ -147,7 +148,7 @@ pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal)
     Ok(())
 }
 
-/// Prints the name of the model.
+/// Prints the name, size and quantization of the model.
 fn report(record: &ModelRecord, terminal: Terminal) -> Outcome<()> {
     let (name, size) = (record.name.short(), units::bytes(record.size()));
     Output::new().line(format_args!("{name} ({size}, {})", record.details.quantization))?;

@@ -43,7 +43,7 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         format!("{:width$}  {:>10}  {:>10}  {:12}  changed", "name", "size", "parameters", "quantization");
     out.line(terminal.bold(&title))?;
     for (name, (model, problem)) in names.iter().zip(&models) {
-        // At the end of the line, because it may be long.
+        // The problem is the last column, because it may be long.
         let problem = problem.as_ref().map(|problem| format!("  cannot run: {problem}")).unwrap_or_default();
         out.line(format_args!(
             "{name:width$}  {:>10}  {:>10}  {:12}  {}{problem}",
@@ -56,7 +56,7 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     Ok(())
 }
 
-/// Runs `paguro show`. A model with missing files is shown with the reason.
+/// Runs `paguro show`. Missing files are no error: the row `problem` reports them.
 ///
 /// # Errors
 /// The name is unknown or ambiguous.
@@ -145,6 +145,6 @@ fn as_json(model: &ModelRecord) -> Value {
 }
 
 fn ago(time: SystemTime) -> String {
-    // A clock that was set back gives no negative ages.
+    // The age is 0 if `time` is in the future, because the clock was set back.
     units::ago(SystemTime::now().duration_since(time).unwrap_or_default())
 }

@@ -23,10 +23,10 @@ use crate::{
     units,
 };
 
-/// Inverse of the fraction of the context that is reserved for the answer; the oldest turns are dropped for it.
+/// Divisor of the context. The quotient is reserved for an answer; the oldest turns are dropped to free it.
 const ANSWER_SHARE: usize = 4;
 
-/// Flags that `/set` switches.
+/// Flags without a value, which `/set` turns on or off.
 const SWITCHES: [&str; 1] = ["ignore-eos"];
 
 /// State of a chat.
@@ -34,7 +34,7 @@ pub struct Chat<'a> {
     asked: Asked<'a>,
     running: Running,
     conversation: Conversation,
-    /// The conversation that the session's file has.
+    /// Conversation that was last saved to the session's file.
     kept: Conversation,
     sampling: SamplingArgs,
     /// True to show speeds after each answer.
@@ -42,7 +42,7 @@ pub struct Chat<'a> {
     out: Output,
 }
 
-/// Parser of `/set NAME VALUE`, which is a flag.
+/// Parser of `/set NAME VALUE`, which is read as the flag `--NAME=VALUE`.
 #[derive(Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
 struct SetLine {
@@ -69,7 +69,7 @@ impl<'a> Chat<'a> {
     /// Runs the chat until the user leaves.
     ///
     /// # Errors
-    /// The terminal cannot be read, or the engine failed.
+    /// The terminal cannot be read, an answer cannot be printed, or the engine failed.
     pub fn run(&mut self, history: Option<&Path>) -> Outcome<()> {
         let values = self.values().into_iter().map(|(name, _)| name);
         let values = values.chain(["system", "verbose"].map(str::to_owned)).collect();
@@ -89,7 +89,7 @@ impl<'a> Chat<'a> {
         Ok(())
     }
 
-    /// Writes the session's messages, if they have changed.
+    /// Saves the conversation to the session's file if it has changed.
     fn keep(&mut self) {
         if self.kept != self.conversation {
             match self.asked.keep(&self.running, &self.conversation) {
@@ -99,7 +99,7 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// Executes a command that needs no answer of the model.
+    /// Executes a command whose errors do not end the chat.
     fn command(&mut self, entry: Entry) {
         match entry {
             Entry::Clear => {
@@ -161,7 +161,7 @@ impl<'a> Chat<'a> {
     fn model_names(&self) -> Vec<String> {
         let records: Vec<ModelRecord> = match self.asked.library.open_existing() {
             Ok(Some(registry)) => registry.list().unwrap_or_default(),
-            // No completion without a library.
+            // Without a library, only the embedded model is completed.
             _ => Vec::new(),
         };
         let names = records.iter().map(|record| record.name.short());
@@ -180,7 +180,7 @@ impl<'a> Chat<'a> {
         self.note(note);
     }
 
-    /// Submits a message and shows the answer. An error of this message is shown, and the chat continues.
+    /// Adds a message and prints its answer. A message that cannot be answered is removed again.
     fn message(&mut self, text: String) -> Outcome<()> {
         self.conversation.ask(text);
         if !self.answer()? {
@@ -189,7 +189,7 @@ impl<'a> Chat<'a> {
         Ok(())
     }
 
-    /// Answers the last message again.
+    /// Replaces the last answer by a new one.
     fn regenerate(&mut self) -> Outcome<()> {
         let before = self.conversation.take_back(Role::Assistant);
         if !matches!(self.conversation.turns().last(), Some((Role::User, _))) {
@@ -218,7 +218,8 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// Answers the last message. Returns false, after printing the reason, if it cannot be answered.
+    /// Generates and prints the answer to the last message. If it cannot be answered, prints the reason and returns
+    /// false.
     fn answer(&mut self) -> Outcome<bool> {
         let tokens = match self.fit() {
             Ok(tokens) => tokens,
@@ -272,10 +273,10 @@ impl<'a> Chat<'a> {
         Ok(())
     }
 
-    /// Returns the conversation's tokens. The oldest turns are dropped only if an answer fits then.
+    /// Returns the tokens of the conversation. Drops its oldest turns if they leave too little space for an answer.
     ///
     /// # Errors
-    /// The message alone does not fit; no turns are dropped.
+    /// The last message alone does not fit into the context. Then no turns are dropped.
     fn fit(&mut self) -> Outcome<Vec<u32>> {
         let loaded = &self.running.loaded;
         let limit = loaded.handle.max_context();
@@ -340,7 +341,7 @@ impl<'a> Chat<'a> {
         self.note(&format!("{name} is {}.", now.map(|(_, value)| value).unwrap_or_default()));
     }
 
-    /// Sets a value, parsed like its flag.
+    /// Sets a sampling value, which is parsed as its flag is.
     fn change(&mut self, name: &str, value: &str) -> Result<(), String> {
         let mut line = SetLine { sampling: self.sampling.clone() };
         let flag = match (SWITCHES.contains(&name), value) {

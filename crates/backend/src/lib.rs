@@ -1,11 +1,11 @@
 //! The contract between the engine and the devices.
 //!
-//! A model is lowered once to a [`Program`]: an embedding, layers of a mixer and a feed-forward network, a head. A
-//! [`Backend`] loads that program with its [`Weights`] and becomes a [`Runner`]. The engine then submits [`Step`]s,
-//! ragged batches of rows over pages of K and V, and collects their outputs.
+//! A model is lowered once to a [`Program`]: an embedding, layers and a head. A layer has a mixer, a feed-forward network,
+//! or both. A [`Backend`] loads the program with its [`Weights`] and returns a [`Runner`]. The engine then submits
+//! [`Step`]s to the runner and collects their outputs. A step is a ragged batch of rows over pages of K and V.
 //!
-//! The naive [`mod@reference`] defines every operation. The conformance suite for backends is a crate of its own,
-//! `paguro-backend-conformance`.
+//! The naive [`mod@reference`] defines every operation. The crate `paguro-backend-conformance` has the conformance suite
+//! for backends.
 
 mod check;
 pub mod counters;

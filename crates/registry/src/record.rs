@@ -14,43 +14,44 @@ use crate::{digest::Digest, name::ModelName};
 /// A model in the library.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelRecord {
-    /// Its whole name.
+    /// Full name.
     pub name: ModelName,
     /// Origin of the model.
     pub source: Source,
-    /// The kind of its files.
+    /// Format of the files.
     pub format: Format,
-    /// Properties that were learned by opening it.
+    /// Properties that [`Inspect`] returned.
     pub details: Details,
     /// Defaults of requests: options, a system prompt, a template. The library does not interpret this object.
     pub parameters: Map<String, Value>,
-    /// Its files; the first is the one to open, if it is a GGUF file.
+    /// Files of the model. For [`Format::Gguf`], the first one is the file to open.
     pub files: Vec<FileRecord>,
-    /// Time at which it was added.
+    /// Time at which the model was added.
     pub created_at: SystemTime,
-    /// Time of the last change of its record.
+    /// Time of the last change of this record.
     pub modified_at: SystemTime,
     /// Settings of the model that are kept when its files are replaced. The library interprets only
     /// [`aliases`](ModelRecord::aliases).
     pub extra: Map<String, Value>,
-    /// Names the files and the version of the program of which `details` were learned.
+    /// Identifies the program version that inspected the files, and the state of the files at that time.
     pub(crate) stamp: String,
 }
 
 impl ModelRecord {
-    /// Returns the number of bytes of all its files.
+    /// Returns the number of bytes of all files.
     pub fn size(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()
     }
 
-    /// Other names by which the model is found: texts in the list `aliases` of [`extra`](ModelRecord::extra).
+    /// Returns other names by which the model is found: the texts in the list `aliases` of
+    /// [`extra`](ModelRecord::extra).
     pub fn aliases(&self) -> impl Iterator<Item = &str> {
         let list = self.extra.get("aliases").and_then(Value::as_array);
         list.into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// Returns the digest of the model's content: the files and parameters. That of a model without parameters is the
-    /// SHA-256 of the output of `sha256sum` for its files.
+    /// Returns the digest of the files and of [`parameters`](ModelRecord::parameters). Without parameters, it is the
+    /// SHA-256 of the output of `sha256sum` for the files.
     pub fn digest(&self) -> Digest {
         let mut text = listing(&self.files);
         if !self.parameters.is_empty() {
@@ -60,7 +61,7 @@ impl ModelRecord {
     }
 }
 
-/// `sha256sum`'s output for the files.
+/// Returns the output of `sha256sum` for the files.
 pub(crate) fn listing(files: &[FileRecord]) -> String {
     files.iter().map(|file| format!("{}  {}\n", file.digest.hex(), file.name)).collect()
 }
@@ -68,17 +69,17 @@ pub(crate) fn listing(files: &[FileRecord]) -> String {
 /// A file of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileRecord {
-    /// Its name, without folders.
+    /// Name without folders.
     pub name: String,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Its content.
+    /// Digest of the content.
     pub digest: Digest,
-    /// Path outside of the library, if the model was imported by reference.
+    /// Path outside of the library, if the file was imported without a copy.
     pub location: Option<PathBuf>,
 }
 
-/// The kind of a model's files.
+/// Format of a model's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
@@ -144,14 +145,14 @@ pub struct Details {
 /// Function that opens the model at a path and returns its [`Details`]. An error keeps the model out of the library.
 pub type Inspect<'a> = dyn Fn(&Path) -> Result<Details, Box<dyn Error + Send + Sync>> + 'a;
 
-/// A file that is being fetched or copied.
+/// A file that is being downloaded or copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Its name.
+    /// Name of the file.
     pub name: String,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Its content, where that is known from the start.
+    /// Digest of the content, if it is known before the transfer.
     pub digest: Option<Digest>,
 }
 
@@ -165,17 +166,17 @@ pub enum Progress<'a> {
     Bytes {
         /// Index of the file.
         file: usize,
-        /// Bytes.
+        /// Number of bytes received so far.
         done: u64,
     },
     /// Verified bytes of a file that existed before.
     Checking {
         /// Index of the file.
         file: usize,
-        /// Bytes.
+        /// Number of bytes verified so far.
         done: u64,
     },
-    /// Another process or thread is fetching this file; it is waited for.
+    /// Another process or thread is downloading this file. This one waits for it.
     Waiting {
         /// Index of the file.
         file: usize,
@@ -193,10 +194,10 @@ pub enum Progress<'a> {
         problem: &'a str,
         /// Number of the next attempt, from 2.
         attempt: u32,
-        /// Attempts that there will be at most.
+        /// Maximum number of attempts.
         attempts: u32,
     },
-    /// All files are here; the model is opened and recorded.
+    /// All files are present. The model is inspected and added to the catalogue.
     Recording,
 }
 

@@ -1,4 +1,4 @@
-//! Bodies that are written while they are sent: server-sent events and JSON lines.
+//! Streamed bodies of responses: server-sent events and JSON lines.
 
 use std::{
     pin::Pin,
@@ -18,15 +18,15 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::error::ApiError;
 
-/// Size of the send buffer in bytes; the writer waits while it is full.
+/// Number of buffered bytes at which a writer waits until they are sent.
 const ENOUGH: usize = 32 << 10;
 
-/// Time without output after which a stream sends an empty event or line, so that clients do not assume a dead
-/// connection. A comment is not enough: agents abort a stream without events for five minutes, such as during the
-/// prefill of a long prompt.
+/// Time without output after which a stream sends a keep-alive event or line, so that clients do not assume a dead
+/// connection. A comment is not enough for clients that abort a stream after five minutes without events. The prefill
+/// of a long prompt can take that long.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// Writer of a body.
+/// Writer of a streamed body.
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
     buffer: Arc<Mutex<Vec<u8>>>,
@@ -48,7 +48,7 @@ impl Writer {
         self.write(|buffer| buffer.extend_from_slice(&line(value))).await;
     }
 
-    /// Writes the end of OpenAI's streams.
+    /// Writes the last event of OpenAI's streams: `data: [DONE]`.
     pub async fn done(&self) {
         self.write(|buffer| buffer.extend_from_slice(b"data: [DONE]\n\n")).await;
     }
@@ -65,7 +65,7 @@ impl Writer {
     }
 }
 
-/// Writes JSON. The types have string keys and no fallible parts.
+/// Appends `value` as JSON. This cannot fail for the types of answers: all keys of their maps are strings.
 fn json(buffer: &mut Vec<u8>, value: &impl Serialize) {
     if let Err(error) = serde_json::to_writer(buffer, value) {
         tracing::error!(%error, "a part of an answer could not be written");
@@ -75,7 +75,7 @@ fn json(buffer: &mut Vec<u8>, value: &impl Serialize) {
 /// Generator of keep-alive events.
 pub type KeepAlive = Box<dyn FnMut() -> Bytes + Send>;
 
-/// Generates comments, for clients that do not time out without events.
+/// Returns a generator of comments, for clients that do not abort streams without events.
 pub fn comments() -> KeepAlive {
     Box::new(|| Bytes::from_static(b": keep-alive\n\n"))
 }
@@ -103,7 +103,8 @@ pub fn event(name: &str, value: &impl Serialize) -> Bytes {
     buffer.into()
 }
 
-/// Returns a stream of server-sent events that `write` produces. Its future is dropped when the client disconnects.
+/// Returns a response that streams the server-sent events of `write`. The future of `write` is dropped when the client
+/// disconnects.
 pub fn events<F>(keep_alive: KeepAlive, write: impl FnOnce(Writer) -> F) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
@@ -117,7 +118,8 @@ where
     response
 }
 
-/// Returns a stream of JSON lines, with `keep_alive` lines during silence if it is set.
+/// Returns a response that streams the JSON lines of `write`. If `keep_alive` is set, it generates the lines that are
+/// sent after a time of [`SILENCE`].
 pub fn lines<F>(keep_alive: Option<KeepAlive>, write: impl FnOnce(Writer) -> F) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
@@ -136,10 +138,10 @@ where
     Body::new(Written { work: Some(work), writer, keep_alive, silence: Box::pin(sleep(SILENCE)) })
 }
 
-/// A body that polls its writer. Everything written since the last frame is sent as one, so a client that reads slowly
-/// gets fewer and larger parts.
+/// Body that polls the future of its writer. All bytes written since the last frame form the next one, so a client that
+/// reads slowly gets fewer and larger frames.
 struct Written<F> {
-    /// `None` after the end.
+    /// Future that writes the body; `None` after it has finished.
     work: Option<Pin<Box<F>>>,
     writer: Writer,
     keep_alive: Option<KeepAlive>,

@@ -1,6 +1,6 @@
-// Stores the last inputs of a convolution, [KEPT, CHANNELS], in the state of their sequence, and with a delta rule also
-// keys and decays. One thread has one channel. If the written state is not the one that was read, older inputs are
-// copied.
+// Stores the last KEPT inputs of a convolution in the state of their sequence. With a delta rule or a scan (DELTA), also
+// stores the keys of the last chunk and its sums of decays. Thread c stores channel c, element c of the keys, and the
+// decays of head c. If a sequence writes another state than it reads, the values of rows before the step are copied.
 @group(0) @binding(2) var<storage, read_write> kept: array<f32>;        // [states, KEPT, CHANNELS]
 //% if DELTA
 @group(0) @binding(3) var<storage, read> convolved: array<f32>;         // [rows, CHANNELS]: queries, keys, values
@@ -27,7 +27,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
 //% end
 //% if DELTA
-  // The keys of the chunk's rows, and the sums of decays from its beginning, are stored.
+  // The chunk of the last row: keys of its rows, and sums of decays from its first row to each row.
   let chunk = (end - 1u) / CHUNK * CHUNK;
   const KEY_WIDTH = KEY_HEADS * KEY_DIM;
   if (c < KEY_WIDTH) {

@@ -1,36 +1,38 @@
-//! The buffers that a planned step is written to.
+//! Buffers of a planned step.
 
 use paguro_backend::{Carried, Output, PageId, PageMove, StateUse, Step, StepSequence};
 
 use crate::{cost::Work, prefix::BlockKey, sequence::Sequence};
 
-/// Copies of states into pages, to be made before the next step that is planned.
+/// Copies of states into pages, which run before the next planned step.
 #[derive(Debug, Default)]
 pub(super) struct Saves {
     pub moves: Vec<PageMove>,
-    /// Blocks before these checkpoints.
+    /// Keys of the blocks that end at the checkpoints.
     pub keys: Vec<BlockKey>,
 }
 
-/// Buffers of a step, reused from step to step. [`Sequence::rows`] has the rows of each sequence.
+/// Buffers of a step, which the next steps reuse. [`Sequence::rows`] is the number of rows of a sequence.
 #[derive(Debug, Default)]
 pub(super) struct PlannedStep {
-    /// To be made before the step.
+    /// Copies of pages and states, which run before the step.
     pub moves: Vec<PageMove>,
-    /// Blocks before the checkpoints that these moves write.
+    /// Keys of the blocks that end at the checkpoints that `moves` write.
     pub saved: Vec<BlockKey>,
-    /// Requests whose states these moves restore.
+    /// Ids of the requests whose states `moves` restore.
     pub restored: Vec<u64>,
     pub tokens: Vec<u32>,
     pub carried: Vec<Carried>,
     pub sequences: Vec<StepSequence>,
     pub pages: Vec<PageId>,
-    /// For a step planned ahead: request and first branch of each sequence, some of which may have ended since.
+    /// Request id and first branch of each sequence, if the step was planned ahead; otherwise empty. Some of these
+    /// sequences may have ended since.
     pub owners: Vec<(u64, usize)>,
 }
 
 impl PlannedStep {
-    /// Adds a sequence with these tokens from position `start` on, and the states that they use.
+    /// Adds a sequence with rows for `tokens` at positions from `start` on. `state` has the state slots that the rows read
+    /// and write.
     pub fn add(&mut self, sequence: &Sequence, start: usize, tokens: &[u32], state: Option<StateUse>) {
         let Self { tokens: all, sequences, pages, .. } = self;
         let (first_row, first_page) = (all.len(), pages.len());
@@ -62,7 +64,7 @@ impl PlannedStep {
         Step { tokens, carried, sequences, pages, outputs }
     }
 
-    /// Returns the step's work, by which its time is estimated.
+    /// Returns the work of the step, from which the cost model estimates its time.
     pub fn work(&self) -> Work {
         let sequences = self.sequences.iter();
         sequences.fold(Work::default(), |work, sequence| work.and(sequence.start, sequence.rows.len()))

@@ -1,5 +1,6 @@
-//! LFM2 and 2.5: short convolutions in most layers, attention with norms of queries and keys in the others. With experts:
-//! sigmoid scores, a bias for the choice, and dense networks in the first layers.
+//! LFM2 and LFM2.5. Most layers have a short convolution. The others have attention with norms of queries and keys. LFM2
+//! MoE scores experts with a sigmoid, adds a bias for their selection, and has dense feed-forward networks in the first
+//! layers.
 
 use paguro_backend::QkNormKind;
 
@@ -89,7 +90,7 @@ const HF_NAMES: &[(Part, &str)] = &[
 
 fn from_gguf(keys: &mut Keys<'_, '_>, config: &mut Config) -> Result<(), ModelError> {
     config.recurrent = Some(Recurrent::Conv { taps: keys.size("shortconv.l_cache")? });
-    // Layers without K/V heads do not attend.
+    // A layer without K/V heads has a convolution.
     let attends = keys.list("attention.head_count_kv").unwrap_or_default();
     for (index, layer) in config.layers.iter_mut().enumerate() {
         layer.recurrent = attends.get(index).is_some_and(|&heads| heads == 0);

@@ -1,8 +1,8 @@
 //! Conversion of messages to a form that a template supports.
 //!
-//! Templates refuse or lose messages that they were not written for: a system message, two consecutive user messages,
-//! two calls at once. The abilities of a template are determined once by rendering small chats; messages are then
-//! converted to the nearest supported form without loss of text.
+//! Templates refuse or omit messages that they were not written for: a system message, two consecutive user messages, or
+//! two calls in one message. The abilities of a template are determined once, by rendering small chats. Messages are
+//! then converted to the nearest supported form without loss of text.
 
 use serde_json::{Map, Value, json};
 
@@ -23,7 +23,7 @@ pub(super) struct Abilities {
     several_calls: bool,
     /// True if it expects the arguments of a call as JSON text instead of an object.
     arguments_as_text: bool,
-    /// A message that only calls has no content, where others have an empty one.
+    /// True if the content of a message that has only calls must be null instead of an empty text.
     null_content: bool,
 }
 
@@ -70,7 +70,7 @@ impl Abilities {
         let one = |content: Value, is_text: bool| {
             calling(content, vec![call(is_text, "qvalue", "call00001")], vec![result("call00001")])
         };
-        // Text that is written as JSON once more would have escaped quotation marks.
+        // Objects are preferred: a template that writes values as JSON would escape the quotation marks of a text.
         let takes_object =
             writes(one("".into(), false), &["qvalue"]) || writes(one(Value::Null, false), &["qvalue"]);
         let arguments_as_text = !takes_object
@@ -159,7 +159,7 @@ fn role(message: &Value) -> &str {
     message["role"].as_str().unwrap_or_default()
 }
 
-/// Appends the content of a message to that of another. Contents are texts, or lists of parts.
+/// Appends the content of `more` to that of `message`. Each content is a text or a list of parts.
 fn append(message: &mut Value, more: &Value) {
     let joined = match (&message["content"], &more["content"]) {
         (Value::Array(parts), Value::Array(more)) => parts.iter().chain(more).cloned().collect(),
@@ -180,7 +180,7 @@ fn append(message: &mut Value, more: &Value) {
     message["content"] = joined;
 }
 
-/// Returns all system messages as one, at the beginning.
+/// Merges all system messages into one at the beginning.
 fn systems_first(messages: Vec<Value>) -> Vec<Value> {
     let (systems, mut others): (Vec<_>, Vec<_>) =
         messages.into_iter().partition(|message| role(message) == "system");
@@ -194,7 +194,7 @@ fn systems_first(messages: Vec<Value>) -> Vec<Value> {
     others
 }
 
-/// System messages as the beginning of the user's message that follows.
+/// Prepends system messages to the user message that follows. Without one, they become a user message.
 fn system_as_user(messages: Vec<Value>) -> Vec<Value> {
     let mut adapted: Vec<Value> = Vec::with_capacity(messages.len());
     let mut waiting: Option<Value> = None;
@@ -224,7 +224,7 @@ fn system_as_user(messages: Vec<Value>) -> Vec<Value> {
     adapted
 }
 
-/// Several calls of one message as one message each, which the call's result follows.
+/// Splits a message with several calls into one message for each call. The result of a call follows its message.
 fn one_call_each(messages: Vec<Value>) -> Vec<Value> {
     let mut adapted = Vec::with_capacity(messages.len());
     let mut messages = messages.into_iter().peekable();
@@ -259,7 +259,7 @@ fn one_call_each(messages: Vec<Value>) -> Vec<Value> {
     adapted
 }
 
-/// The calls of a message as JSON at the end of its content.
+/// Moves the calls of a message to the end of its content, as JSON.
 fn calls_as_text(message: &mut Value) {
     let Some(calls) = message.as_object_mut().and_then(|message| message.remove("tool_calls")) else {
         return;
@@ -269,7 +269,7 @@ fn calls_as_text(message: &mut Value) {
     append(message, &json!({"content": functions.to_string()}));
 }
 
-/// Neighbours of one role as one message. Calls and their results stay apart.
+/// Merges consecutive messages of the user, and of the assistant. Messages with calls, and results, are not merged.
 fn merge_repeated(messages: Vec<Value>) -> Vec<Value> {
     let mut adapted: Vec<Value> = Vec::with_capacity(messages.len());
     for message in messages {

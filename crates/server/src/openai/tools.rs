@@ -1,4 +1,5 @@
-//! Offered tools and the choice among them. Chat completions and responses differ only in one level of nesting.
+//! Tools of a request and its `tool_choice`. Chat completions nest the properties of a function in `function`; responses
+//! do not.
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
@@ -85,7 +86,7 @@ pub struct FunctionParam {
     /// Its description, for the model.
     #[serde(default)]
     pub description: Option<String>,
-    /// JSON schema of its arguments; absent without arguments.
+    /// JSON schema of its arguments; absent if it has none.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub parameters: Option<Value>,
@@ -109,12 +110,12 @@ impl<'de> Deserialize<'de> for ToolParam {
     }
 }
 
-/// Tools that a model is offered.
+/// Tools that are offered to the model.
 #[derive(Debug, Default)]
 pub struct Offer {
     /// Functions.
     pub tools: Vec<Tool>,
-    /// The namespace of a function, for those that have one.
+    /// Pairs of a function's name and its namespace, for functions that have one.
     pub namespaces: Vec<(String, String)>,
 }
 
@@ -122,7 +123,8 @@ impl Offer {
     /// Returns the functions among these tools.
     ///
     /// # Errors
-    /// The request is strict and has tools of other kinds.
+    /// The request is strict and has a tool that would be ignored: one of another type, a namespace in a namespace, or a
+    /// function in a namespace whose name another function has.
     pub fn of(tools: Vec<ToolParam>, path: &str, tolerance: &Tolerance) -> Result<Self, ApiError> {
         let mut offer = Self::default();
         offer.add(tools, path, None, tolerance)?;
@@ -165,15 +167,15 @@ impl Offer {
     }
 }
 
-/// Whether the model may or must call tools: `none`, `auto`, `required`, a function to call, or the allowed functions.
+/// Rule for calls of tools: `none`, `auto`, `required`, a function to call, or the allowed functions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ToolChoiceParam(pub Value);
 
 impl ToolChoiceParam {
-    /// Converts the choice. Tools that it excludes are removed.
+    /// Converts the choice, and removes the tools that it excludes from `tools`.
     ///
     /// # Errors
-    /// The choice is invalid, or the tool is not offered.
+    /// The choice is invalid, or names a tool that is not offered.
     pub fn check(choice: Option<Self>, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiError> {
         let Some(Self(choice)) = choice else { return Ok(ToolChoice::Auto) };
         let refuse = |message: String| Err(ApiError::invalid("tool_choice", message));
