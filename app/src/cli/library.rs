@@ -100,7 +100,7 @@ pub struct SearchArgs {
 /// `paguro list`.
 #[derive(Args, Debug)]
 pub struct ListArgs {
-    /// All models, which are listed anyway
+    /// Without effect: all models are listed
     #[arg(short, long, hide = true)]
     pub all: bool,
 
@@ -239,7 +239,7 @@ Examples:
   paguro verify                      all of the library
   paguro verify qwen3 --repair       one model, with repair of damaged files")]
 pub struct VerifyArgs {
-    /// The model [default: all models, and files of none]
+    /// The model [default: all models, and files that belong to none]
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
 

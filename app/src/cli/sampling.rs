@@ -12,7 +12,7 @@ use super::choices;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Divides the logits; 0 always takes the best token
+    /// Divide the logits by T; 0 always selects the most likely token
     #[arg(long, value_name = "T", value_parser = choices::not_negative, allow_negative_numbers = true)]
     pub temperature: Option<f32>,
 
