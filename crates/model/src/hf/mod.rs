@@ -9,17 +9,29 @@ use std::{
     fs, io,
     io::Read,
     path::{Component, Path, PathBuf},
+    sync::Arc,
 };
 
+use paguro_backend::ByteSource;
 use serde_json::{Map, Value};
 
 use crate::{
     error::ModelError,
-    file::open_regular,
+    file::{WeightFile, open_regular},
     prompts::{self, Prompts},
     tensor::Tensor,
     text_head::kind_of,
 };
+
+/// Reads the tensors of a file, which gets this number, in order. The error describes the file's problem.
+type ReadTensors = fn(&Arc<dyn ByteSource>, usize) -> Result<Vec<Tensor>, String>;
+
+/// Returns the tensors of a file of weights, and its size in bytes.
+fn open(path: &Path, file: usize, read: ReadTensors) -> Result<(Vec<Tensor>, u64), ModelError> {
+    let source = WeightFile::open(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
+    let found = read(&source, file).map_err(|problem| bad(path, &problem))?;
+    Ok((found, source.size()))
+}
 
 /// The part of a folder that has weights and shapes.
 #[derive(Debug)]
@@ -59,8 +71,10 @@ impl HfFolder {
         let files = weight_files(path)?;
         let (mut tensors, mut bytes) = (Vec::new(), 0);
         for (i, file) in files.iter().enumerate() {
-            let open = if file.ends_with(TORCH_WEIGHTS) { torch::open } else { safetensors::open };
-            bytes += open(file, i, &mut tensors)?;
+            let read = if file.ends_with(TORCH_WEIGHTS) { torch::read } else { safetensors::read };
+            let (found, size) = open(file, i, read)?;
+            tensors.extend(found);
+            bytes += size;
         }
         check_unique(path, &tensors)?;
         Ok(Self { path: path.to_owned(), config, generation, tensors, files, bytes })
@@ -145,24 +159,22 @@ impl HfFolder {
     pub(crate) fn module_tensors(&self, module: &str) -> Result<Vec<Tensor>, ModelError> {
         let path = self.module_file(module, "model.safetensors");
         let of_torch = self.module_file(module, TORCH_WEIGHTS);
-        let mut tensors = Vec::new();
         if path.is_file() {
-            safetensors::open(&path, 0, &mut tensors)?;
+            Ok(open(&path, 0, safetensors::read)?.0)
         } else if of_torch.is_file() {
-            torch::open(&of_torch, 0, &mut tensors)?;
+            Ok(open(&of_torch, 0, torch::read)?.0)
+        } else {
+            Ok(Vec::new())
         }
-        Ok(tensors)
     }
 
     /// Returns the tensors of the PyTorch file `name`; `None` if there is no such file.
     pub(crate) fn torch_tensors(&self, name: &str) -> Result<Option<Vec<Tensor>>, ModelError> {
         let path = self.path.join(name);
-        let mut tensors = Vec::new();
         if !path.exists() && !path.is_symlink() {
             return Ok(None);
         }
-        torch::open(&path, 0, &mut tensors)?;
-        Ok(Some(tensors))
+        Ok(Some(open(&path, 0, torch::read)?.0))
     }
 
     /// Returns the path of a file of a module. The library has it under a plain name: `1_Pooling.config.json`.

@@ -1,31 +1,17 @@
 //! Reader of one safetensors file. The crate `safetensors` parses and checks its header; tensors stay in the file.
 
-use std::{borrow::Cow, path::Path, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 use paguro_backend::{ByteSource, Bytes, WeightFormat};
 use safetensors::{Dtype, SafeTensorError, tensor::Metadata};
 
-use crate::{
-    error::ModelError,
-    file::WeightFile,
-    tensor::{DType, Tensor},
-};
+use crate::tensor::{DType, Tensor};
 
 /// The length of the header, before it.
 const PREFIX: u64 = 8;
 
 /// Bytes of a header, at most: as the crate has it.
 const MAX_HEADER: u64 = 100_000_000;
-
-/// Opens the file, adds its tensors to `tensors` with file number `file`, and returns the size of the file.
-pub(super) fn open(path: &Path, file: usize, tensors: &mut Vec<Tensor>) -> Result<u64, ModelError> {
-    let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let source = WeightFile::open(path).map_err(io)?;
-    let found =
-        read(&source, file).map_err(|problem| ModelError::BadFile { path: path.to_owned(), problem })?;
-    tensors.extend(found);
-    Ok(source.size())
-}
 
 /// Returns the tensors of a file in order, or a description of its problem.
 pub(crate) fn read(source: &Arc<dyn ByteSource>, file: usize) -> Result<Vec<Tensor>, String> {

@@ -187,7 +187,7 @@ pub(super) fn encode_pair(
 /// Tokens of a query in all of its pairs together, at most: 128 MiB of ids.
 const MAX_REPEATED: usize = 32 << 20;
 
-/// Refuses a long query with so many documents that its copies would take too much memory.
+/// Refuses pairs of one query and many documents if the copies of the query have more than [`MAX_REPEATED`] tokens.
 fn check_repeats(
     model: &Model,
     pairs: &[(Arc<str>, String)],

@@ -4,33 +4,19 @@
 mod pickle;
 mod zip;
 
-use std::{borrow::Cow, path::Path, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 use paguro_backend::{ByteSource, Bytes, WeightFormat};
 
-use crate::{
-    error::ModelError,
-    file::WeightFile,
-    tensor::{DType, Tensor},
-};
+use crate::tensor::{DType, Tensor};
 use pickle::{Element, SavedTensor};
 use zip::Archive;
 
 /// Maximum bytes of a pickle. That of a model with 1000 tensors has 200 KB.
 const MAX_PICKLE: u64 = 1 << 20;
 
-/// Opens the file, adds its tensors to `tensors` with file number `file`, and returns the size of the file.
-pub(super) fn open(path: &Path, file: usize, tensors: &mut Vec<Tensor>) -> Result<u64, ModelError> {
-    let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let source = WeightFile::open(path).map_err(io)?;
-    let found =
-        read(&source, file).map_err(|problem| ModelError::BadFile { path: path.to_owned(), problem })?;
-    tensors.extend(found);
-    Ok(source.size())
-}
-
 /// Returns the tensors of a file in order, or a description of its problem.
-fn read(source: &Arc<dyn ByteSource>, file: usize) -> Result<Vec<Tensor>, String> {
+pub(super) fn read(source: &Arc<dyn ByteSource>, file: usize) -> Result<Vec<Tensor>, String> {
     let archive = Archive::open(source.as_ref())?;
     // All entries are in one folder, which has the name of the original file or `archive`.
     let suffix = "/data.pkl";
