@@ -56,7 +56,7 @@ class Soak:
         )
         self.host, port = self.process.stdout.readline().split("//")[1].strip().rsplit(":", 1)
         self.port = int(port)
-        self.idle_files = self.files()
+        self.idle_sockets = self.sockets()
 
     def problem(self, text):
         print("PROBLEM", text, file=sys.stderr, flush=True)
@@ -198,19 +198,24 @@ class Soak:
             time.sleep(0.1)
         self.problem("a model is still loaded a minute after its last use")
 
-    def files(self):
-        """Number of the server's open files, of which each connection is one."""
-        folder = pathlib.Path(f"/proc/{self.process.pid}/fd")
-        return len(list(folder.iterdir())) if folder.is_dir() else 0
+    def sockets(self):
+        """Number of the server's open sockets, of which each connection is one."""
+        count = 0
+        for link in pathlib.Path(f"/proc/{self.process.pid}/fd").glob("*"):
+            try:
+                count += os.readlink(link).startswith("socket:")
+            except FileNotFoundError:
+                pass
+        return count
 
     def settled(self):
         """Waits until nothing runs, and no body of a client that has gone is still read; the metrics then."""
         for _ in range(1200):
-            if self.files() <= self.idle_files + 2:
+            if self.sockets() <= self.idle_sockets + 2:
                 break
             time.sleep(0.1)
         else:
-            self.problem(f"{self.files()} open files two minutes after the last client has gone")
+            self.problem(f"{self.sockets()} open sockets two minutes after the last client has gone")
         for _ in range(600):
             metrics = self.metrics()
             busy = {name: metrics[name] for name in

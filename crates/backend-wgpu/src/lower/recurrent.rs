@@ -38,7 +38,7 @@ use super::{
 };
 
 /// Columns of a value head that a workgroup has.
-const COLUMNS: usize = STATE_CHUNK;
+const COLUMNS: usize = 16;
 /// Elements of a key of which a workgroup can have a chunk's in its memory.
 const HELD_KEY_DIM: usize = 128;
 /// Threads of a workgroup that makes inputs of a delta rule or of a scan.
@@ -356,8 +356,8 @@ impl Lowering<'_> {
         let shape = op.shape;
         let blocks = shape.value_dim.div_ceil(COLUMNS);
         let holds_keys = shape.key_dim <= HELD_KEY_DIM;
-        // Threads that share a column: each has at most 32 of its elements in registers.
-        let parts = if holds_keys { 4 } else { 8 };
+        // Threads that share a column: each has at most 16 of its elements in registers.
+        let parts = if holds_keys { 8 } else { 16 };
         // Quads of a key that a thread has.
         let quads = shape.key_dim.div_ceil(4 * parts);
         let memory = self.device.limits.max_compute_workgroup_storage_size as usize;
@@ -372,6 +372,7 @@ impl Lowering<'_> {
             ("PARTS", U(parts as u32)),
             ("QUADS", U(quads as u32)),
             ("BLOCK_ROWS", U(rows as u32)),
+            ("ROW_PAIRS", U((rows * STATE_CHUNK).div_ceil(parts * COLUMNS) as u32)),
         ]);
         let step = self.step.clone();
         let state = self.delta_state(op.state);
@@ -483,7 +484,7 @@ fn delta_bytes(rows: usize, holds_keys: bool, parts: usize, quads: usize) -> usi
     let key = 16 * (parts * quads + 1);
     let keys = if holds_keys { STATE_CHUNK } else { rows };
     let pairs = rows * (parts * COLUMNS + STATE_CHUNK);
-    (keys + rows) * key + 8 * pairs + 4 * STATE_CHUNK * (COLUMNS + 1)
+    (keys + rows) * key + 8 * pairs + 4 * STATE_CHUNK * (COLUMNS + 1) + 4 * rows
 }
 
 fn delta_constants(op: &Heads<'_>) -> Constants {

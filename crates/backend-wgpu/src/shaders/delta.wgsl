@@ -1,11 +1,11 @@
 // Computes the gated delta rule for all rows of a sequence: values [rows, HEADS, VALUE_DIM]. A workgroup computes
-// COLUMNS columns of a value head; COLUMNS equals the rows of a chunk. Within a chunk that began with the state S, with
-// G_t as the sum of decays from the beginning of the chunk to row t:
+// COLUMNS columns of a value head. Within a chunk that began with the state S, with G_t as the sum of decays from the
+// beginning of the chunk to row t:
 //   u_t = beta_t (v_t - e^G_t S'k_t - sum over i < t of e^(G_t - G_i) (k_i . k_t) u_i)
 //   o_t = e^G_t S'q_t + sum over i <= t of e^(G_t - G_i) (k_i . q_t) u_i
 // The scan of Mamba-2 (SCAN) is the same with u_t = beta_t v_t.
 // Rows are computed in blocks of at most BLOCK_ROWS rows of a chunk: S and the products of keys are the same for all of
-// them, and only the last sums, over rows of the block, follow each other.
+// them, and only the last sums, over rows of the block, follow each other. PARTS is at least BLOCK_ROWS.
 // All sums have one order, which does not depend on where a step or a block begins or ends.
 // Workgroup memory has the keys of a chunk (KEYS_HELD), unless keys are so large that only those of a block fit.
 @group(0) @binding(1) var<storage, read> convolved: array<f32>;        // [rows, CHANNELS]: queries, keys, values
@@ -29,8 +29,10 @@ var<workgroup> block_keys: array<vec4<f32>, BLOCK_ROWS * KEY_STRIDE>;
 var<workgroup> queries: array<vec4<f32>, BLOCK_ROWS * KEY_STRIDE>;
 var<workgroup> us: array<f32, CHUNK * COLUMNS>;
 var<workgroup> summed: array<f32, CHUNK>;                       // G of the chunk's rows
-var<workgroup> sums: array<vec2<f32>, BLOCK_ROWS * THREADS>;    // of S'k and S'q, in parts at first
-var<workgroup> weights: array<vec2<f32>, BLOCK_ROWS * CHUNK>;   // of the chunk's rows in the update and result of a row
+var<workgroup> strengths: array<f32, BLOCK_ROWS>;               // beta of the block's rows
+// Parts of S'k and S'q, then v_t - e^G_t S'k_t and e^G_t S'q_t with the sums over earlier rows. A scan has v_t alone.
+var<workgroup> sums: array<vec2<f32>, BLOCK_ROWS * THREADS>;
+var<workgroup> weights: array<vec2<f32>, BLOCK_ROWS * CHUNK>;   // of the chunk's rows in these sums
 
 fn kept_quad(at: u32, i: u32) -> vec4<f32> {
   var quad = vec4<f32>(0.0);
@@ -149,9 +151,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     if (tid < count) {
       var decay = 0.0;
       if (here > 0u) { decay = summed[here - 1u]; }
-      for (var r = 0u; r <= tid; r++) { decay += decays[(row + r) * HEADS + head]; }
+//% for r in 0..BLOCK_ROWS
+      if (${r}u <= tid) { decay += decays[(row + ${r}u) * HEADS + head]; }
+//% end
       summed[here + tid] = decay;
+      strengths[tid] = betas[(row + tid) * HEADS + head];
     }
+    // The value of the row and column that this thread sums up.
+    let v = convolved[(row + min(part, count - 1u)) * CHANNELS + 2u * KEY_HEADS * KEY_DIM + value];
     workgroupBarrier();
     for (var r = 0u; r < count; r++) {
       var sum = vec2<f32>(0.0);
@@ -168,51 +175,82 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
       sums[r * THREADS + tid] = sum;
     }
-    for (var pair = tid; pair < count * CHUNK; pair += THREADS) {
-      let r = pair / CHUNK;
-      let t = pair % CHUNK;
-      if (t <= here + r) {
-        var product = vec2<f32>(0.0);
-        for (var q = 0u; q < KEY_QUADS; q++) {
-//% if KEYS_HELD
-          let earlier = keys[t * KEY_STRIDE + q];
-          let key = keys[(here + r) * KEY_STRIDE + q];
-//% else
-          let earlier = key_quad(own, key_head, position - here, t, q);
-          let key = block_keys[r * KEY_STRIDE + q];
+    let t = tid % CHUNK;
+//% for j in 0..ROW_PAIRS
+    let r_${j} = tid / CHUNK + ${j}u * (THREADS / CHUNK);
+    let own_${j} = min(r_${j}, count - 1u);
+    var product_${j} = vec2<f32>(0.0);
 //% end
-          product += vec2<f32>(dot(earlier, key), dot(earlier, queries[r * KEY_STRIDE + q]));
-        }
-        weights[pair] = exp(summed[here + r] - summed[t]) * product;
+    if (r_0 < count && t < here + count) {
+      for (var q = 0u; q < KEY_QUADS; q += 4u) {
+//% for e in 0..4
+//% if KEYS_HELD
+        let earlier_${e} = keys[t * KEY_STRIDE + q + ${e}u];
+//% else
+        let earlier_${e} = key_quad(own, key_head, position - here, t, q + ${e}u);
+//% end
+//% for j in 0..ROW_PAIRS
+//% if KEYS_HELD
+        let key_${e}_${j} = keys[(here + own_${j}) * KEY_STRIDE + q + ${e}u];
+//% else
+        let key_${e}_${j} = block_keys[own_${j} * KEY_STRIDE + q + ${e}u];
+//% end
+        let query_${e}_${j} = queries[own_${j} * KEY_STRIDE + q + ${e}u];
+        product_${j} += vec2<f32>(dot(earlier_${e}, key_${e}_${j}), dot(earlier_${e}, query_${e}_${j}));
+//% end
+//% end
       }
+//% for j in 0..ROW_PAIRS
+      if (r_${j} < count && t <= here + r_${j}) {
+        let weight = exp(summed[here + r_${j}] - summed[t]) * product_${j};
+//% if SCAN
+        weights[r_${j} * CHUNK + t] = vec2<f32>(0.0, weight.y);
+//% else
+        weights[r_${j} * CHUNK + t] = vec2<f32>(-weight.x, weight.y);
+//% end
+      }
+//% end
     }
     workgroupBarrier();
     // The sums over S and over rows before the block, of all its rows at once.
-    for (var r = part; r < count; r += PARTS) {
-      let at = r * THREADS + lane;
+    if (part < count) {
+      let at = part * THREADS + lane;
+      let decayed = exp(summed[here + part]);
       var all = vec2<f32>(0.0);
 //% for p in 0..PARTS
       all += sums[at + ${p}u * COLUMNS];
 //% end
-      all *= exp(summed[here + r]);
-      for (var t = 0u; t < here; t++) { all = fma(weights[r * CHUNK + t], vec2<f32>(us[t * COLUMNS + lane]), all); }
+//% if SCAN
+      all = vec2<f32>(v, decayed * all.y);
+//% else
+      all = vec2<f32>(fma(-decayed, all.x, v), decayed * all.y);
+//% end
+      var t = 0u;
+      for (; t + 4u <= here; t += 4u) {
+//% for e in 0..4
+        all = fma(weights[part * CHUNK + t + ${e}u], vec2<f32>(us[(t + ${e}u) * COLUMNS + lane]), all);
+//% end
+      }
+      for (; t < here; t++) { all = fma(weights[part * CHUNK + t], vec2<f32>(us[t * COLUMNS + lane]), all); }
       sums[at] = all;
     }
     workgroupBarrier();
-    for (var r = 0u; r < count && tid < COLUMNS; r++) {
-      var all = sums[r * THREADS + lane];
-      for (var t = here; t < here + r; t++) { all = fma(weights[r * CHUNK + t], vec2<f32>(us[t * COLUMNS + lane]), all); }
-      let v = convolved[(row + r) * CHANNELS + 2u * KEY_HEADS * KEY_DIM + value];
-      let beta = betas[(row + r) * HEADS + head];
-//% if SCAN
-      let u = beta * v;
-//% else
-      let u = beta * (v - all.x);
+    // Rows after the last one are also computed, so that the loads of all rows are independent; they are not stored.
+    if (tid < COLUMNS) {
+//% for r in 0..BLOCK_ROWS
+      var all_${r} = sums[${r}u * THREADS + lane];
+//% for t in 0..${r}
+      all_${r} = fma(weights[${r}u * CHUNK + min(here + ${t}u, CHUNK - 1u)], vec2<f32>(u_${t}), all_${r});
 //% end
-      us[(here + r) * COLUMNS + lane] = u;
-      if (has_column) {
-        values[(row + r) * HEADS * VALUE_DIM + value] = fma(weights[r * CHUNK + here + r].y, u, all.y);
+      let u_${r} = strengths[${r}] * all_${r}.x;
+      if (${r}u < count) {
+        us[(here + ${r}u) * COLUMNS + lane] = u_${r};
+        if (has_column) {
+          let own_weight = weights[${r}u * CHUNK + here + ${r}u].y;
+          values[(row + ${r}u) * HEADS * VALUE_DIM + value] = fma(own_weight, u_${r}, all_${r}.y);
+        }
       }
+//% end
     }
     workgroupBarrier();
   }
