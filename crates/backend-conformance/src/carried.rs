@@ -14,9 +14,16 @@ use super::{
 };
 
 /// If tokens are carried, steps that follow each other without being collected give the same results as steps with
-/// tokens from the host. Otherwise, and without a token to carry, they are refused.
+/// tokens from the host, also if the host reads embeddings for layers by token. Otherwise, and without a token to carry,
+/// they are refused.
 pub(super) fn carried_tokens(subject: &Subject) -> Verdict {
-    let shape = ModelShape::default();
+    for layer_embeds in [None, Some(32)] {
+        carried_with(subject, &ModelShape { layer_embeds, ..ModelShape::default() })?;
+    }
+    Ok(())
+}
+
+fn carried_with(subject: &Subject, shape: &ModelShape) -> Verdict {
     let model = shape.build(1);
     let greedy = SamplingParams::default();
     let hot = SamplingParams { temperature: 2.0, top_k: 20, seed: 5, ..SamplingParams::default() };

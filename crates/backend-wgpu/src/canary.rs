@@ -30,6 +30,8 @@ pub struct Canaries {
     last: u32,
     /// The mark that is on the device.
     on_device: u32,
+    /// Commands that are held instead of submitted.
+    held: Option<Vec<wgpu::CommandBuffer>>,
 }
 
 impl Canaries {
@@ -49,6 +51,7 @@ impl Canaries {
             marks: [0; 2],
             last: 0,
             on_device: 0,
+            held: None,
         })
     }
 
@@ -57,7 +60,22 @@ impl Canaries {
         &self.host[flight_index(step)]
     }
 
-    /// Submits commands of a step, or of page moves before it.
+    /// Holds commands from now on.
+    pub fn hold(&mut self) {
+        self.held = Some(Vec::new());
+    }
+
+    /// Returns true if commands are held.
+    pub fn holds(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Submits the commands that are held.
+    pub fn release(&mut self, device: &Device) -> Option<wgpu::SubmissionIndex> {
+        self.held.take().map(|held| device.queue.submit(held))
+    }
+
+    /// Submits commands of a step, or of page moves before it. Returns nothing if they are held.
     ///
     /// # Errors
     /// Too many submissions.
@@ -66,7 +84,7 @@ impl Canaries {
         device: &Device,
         step: u64,
         mut commands: wgpu::CommandEncoder,
-    ) -> Result<wgpu::SubmissionIndex, StepError> {
+    ) -> Result<Option<wgpu::SubmissionIndex>, StepError> {
         let count = &mut self.counts[flight_index(step)];
         let mark = &mut self.marks[flight_index(step)];
         if *count == self.most {
@@ -83,16 +101,23 @@ impl Canaries {
         let at = (self.answers + 4 * *count) as u64;
         commands.copy_buffer_to_buffer(&self.mark, 0, &self.host[flight_index(step)], at, 4);
         *count += 1;
-        let commands = commands.finish();
-        Ok(match device.loses_next() {
-            true => device.queue.submit([]),
-            false => device.queue.submit([commands]),
-        })
+        let commands = (!device.loses_next()).then(|| commands.finish());
+        if let Some(held) = &mut self.held {
+            held.extend(commands);
+            return Ok(None);
+        }
+        Ok(Some(device.queue.submit(commands)))
     }
 
     /// Forgets the submissions of a step that failed before it was complete, or that is to be repeated.
     pub fn forget(&mut self, step: u64) {
         self.counts[flight_index(step)] = 0;
+    }
+
+    /// Forgets a step that is held, or that failed while it was encoded to be held.
+    pub fn discard(&mut self, step: u64) {
+        self.forget(step);
+        self.held = None;
     }
 
     /// Waits for a step's last submission and reads the first `bytes` bytes of its answers.

@@ -24,8 +24,10 @@ pub struct Flight {
     pub answers: Vec<Option<OutputValue>>,
     /// Outputs whose tokens the device computes, in the order of the device's tokens.
     pub sampled: Vec<usize>,
-    /// The submission whose end makes the answers readable.
+    /// The submission whose end makes the answers readable; none while the step is held.
     pub submission: Option<wgpu::SubmissionIndex>,
+    /// What went wrong when the step was to be submitted after the one before.
+    pub failure: Option<StepError>,
     /// Time of submission, rows and launches, if the device did nothing else and it was one pass.
     pub timed: Option<(Instant, usize, usize)>,
     /// True if each launch was submitted by itself, so that no kernel had to wait for another one.
@@ -58,6 +60,7 @@ impl Flight {
             answers: Vec::new(),
             sampled: Vec::new(),
             submission: None,
+            failure: None,
             timed: None,
             is_apart: false,
             gave_up: false,
@@ -71,6 +74,7 @@ impl Flight {
         self.answers.resize(outputs, None);
         self.sampled.clear();
         self.submission = None;
+        self.failure = None;
         self.timed = None;
         self.is_apart = false;
         self.gave_up = false;
@@ -144,7 +148,7 @@ impl Encoding<'_> {
         &mut self,
         mut commands: wgpu::CommandEncoder,
         count: usize,
-    ) -> Result<wgpu::SubmissionIndex, StepError> {
+    ) -> Result<Option<wgpu::SubmissionIndex>, StepError> {
         let (tokens, answers) = (&self.model.io.tokens, self.canaries.answers(self.step));
         if count > 0 {
             commands.copy_buffer_to_buffer(tokens, 0, answers, 4, 4 * count as u64);
@@ -164,11 +168,14 @@ impl Encoding<'_> {
         commands.copy_buffer_to_buffer(buffer, gave_up_at(buffer), to, at, 4);
     }
 
-    /// Submits commands of the step.
+    /// Submits commands of the step. Returns nothing if they are held.
     ///
     /// # Errors
     /// The step has too many submissions.
-    pub fn submit(&mut self, commands: wgpu::CommandEncoder) -> Result<wgpu::SubmissionIndex, StepError> {
+    pub fn submit(
+        &mut self,
+        commands: wgpu::CommandEncoder,
+    ) -> Result<Option<wgpu::SubmissionIndex>, StepError> {
         self.canaries.submit(self.device, self.step, commands)
     }
 }

@@ -2,6 +2,7 @@
 
 mod moves;
 mod repeat;
+mod table;
 
 use std::{
     collections::BTreeSet,
@@ -12,8 +13,8 @@ use std::{
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Carried, KernelCount, Limits, LoadError, Matrix, OutputKind, OutputValue, PageContent, PageFormat,
-    PageId, PageMove, Program, Runner, Sampled, Step, StepError, StepOutput, Ticket, Weights,
+    Carried, KernelCount, Limits, LoadError, OutputKind, OutputValue, PageContent, PageFormat, PageId,
+    PageMove, Program, Runner, Sampled, Step, StepError, StepOutput, Ticket, Weights,
     sampling::{self, Scratch},
 };
 
@@ -34,6 +35,7 @@ use crate::{
 };
 
 use moves::Content;
+use table::Table;
 
 /// Launches of the first submission. Each further submission has twice as many, so the device is never idle if encoding
 /// a launch takes less than half of the time of running it.
@@ -62,9 +64,7 @@ pub struct GpuRunner {
     contents: Vec<Content>,
     /// Content of each K/V group's pages.
     of_groups: Vec<Content>,
-    /// The table of embeddings for layers, whose rows are read from its file, and those of a step.
-    table: Option<(Matrix, Vec<f32>)>,
-    encoded: Vec<u8>,
+    table: Option<Table>,
     page_format: PageFormat,
     /// Made when pages are read for the first time.
     page_reader: Option<PageReader>,
@@ -75,8 +75,10 @@ pub struct GpuRunner {
     flights: [Flight; 2],
     /// Outputs of the last one in the order of the device's tokens.
     carried: Vec<usize>,
-    /// The device's tokens of the step that was collected last.
+    /// The device's tokens of the step that was read last.
     tokens: Vec<u32>,
+    /// What reading a step gave before it was collected.
+    early: Option<Result<bool, StepError>>,
     submitted: u64,
     collected: u64,
     /// Steps up to this one have failed on the device, or continue one that has.
@@ -138,8 +140,7 @@ impl GpuRunner {
                 .embed
                 .layers
                 .as_ref()
-                .map(|embeds| (weights.table(embeds.table).clone(), Vec::new())),
-            encoded: Vec::new(),
+                .map(|embeds| Table::new(weights.table(embeds.table).clone())),
             page_format: page_io::format(&device, &page_layout, page_bytes),
             page_reader: None,
             kernel_statistics: KernelStatistics::new(&device, model.counters.clone())?,
@@ -152,6 +153,7 @@ impl GpuRunner {
             flights,
             carried: Vec::new(),
             tokens: Vec::new(),
+            early: None,
             submitted: 0,
             collected: 0,
             failed: 0,
@@ -169,17 +171,22 @@ impl GpuRunner {
     fn run_all(&mut self, step: &Step<'_>) -> Result<(), StepError> {
         let rows = self.pace.rows(step.tokens.len());
         if rows >= step.tokens.len() {
-            return self.plan_and_run(step, &|output| output);
+            return self.plan_and_run(step, true, &|output| output);
         }
         let (groups, block_size) = (self.program.kv.groups.len(), self.limits.block_size);
         for pass in Pass::split(step, rows, groups, block_size) {
-            self.plan_and_run(&pass.step(), &|output| pass.places[output])?;
+            self.plan_and_run(&pass.step(), false, &|output| pass.places[output])?;
         }
         Ok(())
     }
 
     /// Runs a step or a pass of it; `place` maps its outputs to those of the whole step.
-    fn plan_and_run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
+    fn plan_and_run(
+        &mut self,
+        step: &Step<'_>,
+        is_whole: bool,
+        place: &dyn Fn(usize) -> usize,
+    ) -> Result<(), StepError> {
         let plan = &mut self.flights[flight_index(self.submitted)].plan;
         plan.make(step);
         for carried in step.carried {
@@ -187,22 +194,8 @@ impl GpuRunner {
             let at = self.carried.iter().position(|&output| output == carried.output);
             plan.carry(carried.row, at.unwrap_or_default());
         }
-        self.upload_table_rows(step)?;
+        self.prepare_table_rows(step, is_whole)?;
         self.run(step, place)
-    }
-
-    /// Uploads the rows of the step's tokens of the table of embeddings for layers.
-    fn upload_table_rows(&mut self, step: &Step<'_>) -> Result<(), StepError> {
-        let (Some((table, rows)), Some(buffer)) = (&mut self.table, &self.model.table_rows) else {
-            return Ok(());
-        };
-        rows.resize(step.tokens.len() * table.cols, 0.0);
-        for (row, &token) in rows.chunks_exact_mut(table.cols).zip(step.tokens) {
-            table.decode_row(token as usize, &mut self.encoded, row)?;
-        }
-        table.check_source()?;
-        self.device.queue.write_buffer(buffer, 0, cast_slice(rows));
-        Ok(())
     }
 
     /// Runs the planned step, in slices of its output rows.
@@ -233,8 +226,7 @@ impl GpuRunner {
     ) -> Result<(), StepError> {
         let flight = self.flight_index();
         let Self { device, model, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
-        let Flight { plan, slices, answers, sampled, submission, timed, is_apart, gave_up } =
-            &mut flights[flight];
+        let Flight { plan, slices, sampled, submission, timed, is_apart, .. } = &mut flights[flight];
         let launches = launches(model, plan, first, count);
         if device.timed {
             let kernels: BTreeSet<usize> = launches.iter().map(Planned::timed_as).collect();
@@ -299,12 +291,14 @@ impl GpuRunner {
                 encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
             }
         }
-        let last = encoding.finish(commands, sampled.len())?;
-        *submission = Some(last.clone());
+        *submission = encoding.finish(commands, sampled.len())?;
         if for_host.is_empty() {
             return Ok(());
         }
-        let Self { scratch, device, rows, .. } = self;
+        self.flush()?;
+        let Self { scratch, device, rows, flights, .. } = self;
+        let Flight { answers, submission, gave_up, .. } = &mut flights[flight];
+        let last = submission.clone().ok_or_else(nothing_submitted)?;
         device.read(rows, bytes + 4, last, |words| {
             *gave_up |= device.handoff && words[bytes..] != [0; 4];
             let row = |base: usize, width: usize, row: usize| {
@@ -325,9 +319,11 @@ impl GpuRunner {
     /// Reads the answers of a step, once the device has run it. Returns true if a kernel gave up waiting.
     fn read(&mut self, step: u64) -> Result<bool, StepError> {
         let Self { flights, device, canaries, tokens, pace, .. } = self;
-        let Flight { answers, sampled, submission, timed, .. } = &mut flights[flight_index(step)];
-        let submission =
-            submission.take().ok_or_else(|| StepError::Invalid("nothing was submitted".into()))?;
+        let Flight { answers, sampled, submission, failure, timed, .. } = &mut flights[flight_index(step)];
+        if let Some(failure) = failure.take() {
+            return Err(failure);
+        }
+        let submission = submission.take().ok_or_else(nothing_submitted)?;
         let mut gave_up = false;
         let read = canaries.read(device, step, 4 + sampled.len() * 4, submission, |words| {
             let (flag, words) = words.split_at(4);
@@ -347,6 +343,10 @@ impl GpuRunner {
         }
         read.map(|()| gave_up)
     }
+}
+
+fn nothing_submitted() -> StepError {
+    StepError::Invalid("nothing was submitted".into())
 }
 
 /// Index of a step's flight.
@@ -384,7 +384,7 @@ impl Runner for GpuRunner {
         self.carried.clear();
         self.carried.extend(&self.flights[flight].sampled);
         if submitted.is_err() {
-            self.canaries.forget(self.submitted);
+            self.canaries.discard(self.submitted);
             self.submitted -= 1;
         }
         submitted.map(|()| Ticket(self.submitted))
@@ -395,14 +395,20 @@ impl Runner for GpuRunner {
         if number != self.collected + 1 || number > self.submitted {
             return Err(StepError::Invalid(format!("step {number} was never submitted or is long over")));
         }
-        let mut read = self.read(number);
+        let mut read = self.early.take().unwrap_or_else(|| self.read(number));
         if matches!(read, Ok(true)) && number > self.failed {
-            read = self.repeat(number, self.submitted).and_then(|()| self.read(number));
+            let last = if self.canaries.holds() { number } else { self.submitted };
+            read = self.repeat(number, last).and_then(|()| self.read(number));
         }
         self.collected = number;
-        if !matches!(read, Ok(false)) {
+        if matches!(read, Ok(false)) {
+            self.release();
+        } else {
             // A step that is on its way continues this one.
             self.failed = self.submitted;
+            if self.canaries.holds() {
+                self.canaries.discard(self.submitted);
+            }
         }
         if read? {
             return Err(self.gave_up());
@@ -416,12 +422,13 @@ impl Runner for GpuRunner {
     }
 
     fn carries(&self, kind: &OutputKind<'_>) -> bool {
-        // The host reads embeddings for layers by token.
-        self.table.is_none()
+        // Launches that are timed run at once, and cannot be held.
+        (self.table.is_none() || !self.device.timed)
             && matches!(kind, OutputKind::Sample(request) if sampler::carries(request, self.program.vocab))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
+        self.flush()?;
         if self.submitted > self.collected {
             self.moved_before = self.submitted + 1;
         }
@@ -436,6 +443,7 @@ impl Runner for GpuRunner {
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
         self.page_format.check(pages, out.len(), &self.limits)?;
+        self.flush()?;
         let Self { page_reader, device, model, page_words, page_format, .. } = self;
         let reader = match page_reader {
             Some(reader) => reader,
@@ -449,6 +457,7 @@ impl Runner for GpuRunner {
 
     fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
         self.page_format.check(pages, bytes.len(), &self.limits)?;
+        self.flush()?;
         if self.submitted > self.collected {
             self.moved_before = self.submitted + 1;
         }

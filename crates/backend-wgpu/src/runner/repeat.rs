@@ -57,7 +57,7 @@ impl GpuRunner {
         for slice in slices.iter() {
             let mut commands = encoding.launch(&launches(model, plan, slice.first, slice.count), || 1)?;
             encoding.sample(&mut commands, plan, slice);
-            *submission = Some(encoding.finish(commands, sampled.len())?);
+            *submission = encoding.finish(commands, sampled.len())?;
         }
         Ok(())
     }
