@@ -126,8 +126,8 @@ enum Before {
     Added,
     /// The residual stream; in steps of one row also its activations without the factor of the norm with this epsilon.
     Emitted(f32),
-    /// The result of a matmul that must still be normed and added.
-    Pending(Norm),
+    /// The result of a matmul that must still be normed and added; the sum is scaled.
+    Pending(Norm, f32),
 }
 
 /// State while a program is lowered to a [`Model`].
@@ -342,7 +342,7 @@ impl<'a> Lowering<'a> {
             }
         }
         let op = head.ok_or_else(|| self.order())?;
-        if let Before::Pending(_) = before {
+        if let Before::Pending(..) = before {
             // The last layer: its own norm is unused, but its sum is the input of outputs.
             self.norm(Some(op.norm), before, &[&op.head], &mut body)?;
         }

@@ -1,7 +1,7 @@
 //! Matmuls fused with operations before or after them, for steps of one row, where much of a launch's time is its
 //! latency. The results are bitwise equal to those of separate launches.
 
-use paguro_backend::{KvDtype, Linear, LoadError, Norm, RopeStyle};
+use paguro_backend::{KvDtype, LayerInput, Linear, LoadError, Norm, RopeStyle};
 
 use crate::ops::{self, NormGateUp, NormLogits, NormQkvRopeStore, Op, is_plain};
 
@@ -262,6 +262,43 @@ impl Lowering<'_> {
         has.then_some(Gates { activation: op.activation, down: layouts[1], width: op.width, few })
     }
 
+    /// Adds the matmul of a layer embedding's gate in steps of one row, with the activation. Returns false if there is
+    /// none.
+    pub(super) fn gates_embed(
+        &mut self,
+        op: &LayerInput,
+        embed: &Place,
+        body: &mut Vec<Launch>,
+    ) -> Result<bool, LoadError> {
+        let [gate, out] = [&op.gate, &op.out].map(|linear| self.weights.matrix(linear.matrix));
+        let (width, layout) = (gate.rows, Layout::of(out.format));
+        let is_fused = width.is_multiple_of(BLOCK)
+            && self.is_whole(&[&op.gate])
+            && self.is_whole(&[&op.out])
+            && kernels::has_room(self.device, layout, width / BLOCK);
+        if !is_fused {
+            return Ok(false);
+        }
+        let mut constants = vec![
+            ("ACT_BLOCKS", U((width / BLOCK) as u32)),
+            ("EMBED", U(1)),
+            ("UP_FIRST", U(embed.first as u32)),
+        ];
+        constants.extend(activation_constants(op.activation));
+        let finish = Finish {
+            name: "_embed",
+            files: wgsl!("activation", "finish_gate").to_vec(),
+            constants,
+            buffers: vec![("gated", self.acts[2].clone()), ("up", embed.buffer.clone())],
+            by_blocks: false,
+            hazards: Hazards::DECLARED,
+        };
+        let inputs =
+            Inputs { linears: &[&op.gate], order: Order::Joined, acts: Acts::Normed, in_order: false };
+        self.one_row(&inputs, Source::Made, finish, None, body)?;
+        Ok(true)
+    }
+
     fn gate_finish(&self, op: &NormGateUp) -> Finish {
         let mut constants = vec![("ACT_BLOCKS", U((op.width / BLOCK) as u32))];
         constants.extend(activation_constants(op.activation));
@@ -358,7 +395,7 @@ impl Lowering<'_> {
     ) -> Result<Before, LoadError> {
         match add.post_norm.filter(|_| !add.waits) {
             None => Ok(Before::Added),
-            Some(norm) if is_plain(&norm) && add.scale == 1.0 => Ok(Before::Pending(norm)),
+            Some(norm) if is_plain(&norm) && add.scale == 1.0 => Ok(Before::Pending(norm, 1.0)),
             Some(_) => {
                 self.add_branch(add, branch, body)?;
                 Ok(Before::Added)
@@ -514,7 +551,7 @@ impl Before {
     fn source(self) -> Source {
         match self {
             Self::Emitted(eps) => Source::Normed(eps),
-            Self::Added | Self::Pending(_) => Source::Made,
+            Self::Added | Self::Pending(..) => Source::Made,
         }
     }
 }

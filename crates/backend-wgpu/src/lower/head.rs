@@ -52,7 +52,7 @@ impl Lowering<'_> {
         // After the others, as it shares a counter with them.
         let one_row_head = match before {
             Before::Emitted(_) => self.one_row_head(op, &place, &store)?,
-            Before::Added | Before::Pending(_) => vec![],
+            Before::Added | Before::Pending(..) => vec![],
         };
         let chunks = vocab.div_ceil(2048) as u32;
         let best = self.device.buffer(outputs * chunks as usize * 2, "best tokens")?;

@@ -4,9 +4,9 @@
 //! |-|-|-|
 //! | projection of the residual stream before the first layer | norm, matmul | `norm.wgsl`, `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
 //! | norm, and rows of the table | one | `layer_embeds.wgsl` |
-//! | at a layer's end: gate | norm, matmul, activation | `norm.wgsl`, matmuls, `activate.wgsl` |
+//! | at a layer's end: gate | norm, matmul, activation; steps of one row: the matmul has the activation | `norm.wgsl`, matmuls, `activate.wgsl`, `finish_gate.wgsl` |
 //! | output | one | matmuls |
-//! | scale | one | `add_branch.wgsl` |
+//! | scale | none where the next norm adds a branch, or one | `norm.wgsl`, `add_branch.wgsl` |
 //!
 //! The table stays in its file. The host reads the rows of a step's tokens and uploads them with the step.
 
@@ -14,13 +14,15 @@ use paguro_backend::{LayerEmbeds, LayerInput, LoadError};
 
 use crate::{
     device::Device,
+    matrix::Order,
     ops::{Add, Op, Program},
 };
 
 use super::{
-    Before, Grid, Launch, Lowering, Place,
+    Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
-    matmuls::Places,
+    When,
+    matmuls::{Inputs, Places},
     wgsl,
 };
 
@@ -112,28 +114,31 @@ impl Lowering<'_> {
     ) -> Result<Before, LoadError> {
         let (own, room) = (self.embeds(), Room::of(self.program));
         self.norm(None, before, &[&op.gate], body)?;
-        self.normed_matmul(&op.gate, &own.gate, body)?;
         let gate = Place { buffer: own.gate, stride: room.width, first: 0 };
         let embed = Place { buffer: own.embeds, stride: room.all, first: op.index * room.width };
+        let activates = self.gates_embed(op, &embed, body)?;
+        let inputs =
+            Inputs { linears: &[&op.gate], order: Order::Joined, acts: Acts::Normed, in_order: false };
+        let when = When::unless_one_row(activates);
+        self.matmul(&inputs, &gate, Store::WRITE, when, body)?;
         let launch = self.activate(op.activation, Some(&gate), &embed, false, &op.out, Places::Rows)?;
-        body.push(launch);
+        body.push(Launch { when, ..launch });
         let add = Add { post_norm: op.post_norm, scale: 1.0, waits: false };
-        self.add(&op.out, false, &add, next, body)
+        self.add(&op.out, activates, &add, next, body)
     }
 
-    /// Scales the residual stream after adding the pending branch.
+    /// Scales the residual stream, after the pending branch is added.
     pub(super) fn scale(
         &mut self,
         scale: f32,
         before: Before,
         body: &mut Vec<Launch>,
     ) -> Result<Before, LoadError> {
-        let (post_norm, branch) = match before {
-            Before::Pending(norm) => (Some(norm), Some(self.y.clone())),
-            Before::Added | Before::Emitted(_) => (None, None),
-        };
-        let (x, add) = (self.x.clone(), Add { post_norm, scale: 1.0, waits: false });
-        self.add_to(&x, branch.as_ref(), &add, scale, vec![], body)?;
+        if let Before::Pending(norm, before) = before {
+            return Ok(Before::Pending(norm, before * scale));
+        }
+        let (x, add) = (self.x.clone(), Add { post_norm: None, scale: 1.0, waits: false });
+        self.add_to(&x, None, &add, scale, vec![], body)?;
         Ok(Before::Added)
     }
 }

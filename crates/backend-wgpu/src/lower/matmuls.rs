@@ -104,9 +104,10 @@ impl Lowering<'_> {
         buffers.extend(norm_buffers.iter().map(|(name, buffer)| (*name, buffer)));
         buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
         let post;
-        if let Before::Pending(pending) = before {
+        if let Before::Pending(pending, scale) = before {
             post = self.vector(pending.weight)?;
             constants.extend([("POST", U(1)), ("REDUCES", U(1)), ("POST_EPS", F(pending.eps))]);
+            constants.push(("OUT_SCALE", F(scale)));
             buffers.extend([("y", &y), ("post", &post)]);
         }
         let launch = self.launch("norm", NORM, constants, &buffers, Grid::Rows, 0)?;

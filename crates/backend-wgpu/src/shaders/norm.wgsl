@@ -1,5 +1,5 @@
 // Normalizes the residual stream, [rows, WIDTH], and writes activations of the next matmul. One workgroup has one row.
-// - With POST, a matmul's result is normalized and added to the stream first.
+// - With POST, a matmul's result is normalized and added to the stream first, and the sum is multiplied by OUT_SCALE.
 // - With GATHER, the rows are those of outputs, and the normalized rows are also stored.
 // - For a plain RMS norm, the following matmuls apply the factor. With FULL (LayerNorm, biases, a stream without norm),
 //   activations are complete and the factor is one.
@@ -86,7 +86,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let post_scale = 1.0 / sqrt(sum_of(tid, all) / f32(WIDTH) + POST_EPS);
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
-  x_${c}_${s} = fma(y_${c}_${s} * post_scale, p_${c}_${s}, x_${c}_${s});
+  x_${c}_${s} = fma(y_${c}_${s} * post_scale, p_${c}_${s}, x_${c}_${s}) * OUT_SCALE;
   if (i_${c}_${s} < WIDTH) { x[base + i_${c}_${s}] = x_${c}_${s}; }
 //% end
 //% end
