@@ -56,7 +56,7 @@ macro_rules! wgsl {
         &[$(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/shaders/", $name, ".wgsl"))),*]
     };
 }
-use wgsl;
+pub(crate) use wgsl;
 
 /// The output of a matmul or the input of another kernel: a buffer `[rows, stride]` from column `first` on.
 #[derive(Clone)]
@@ -438,7 +438,7 @@ impl<'a> Lowering<'a> {
         let mut all: Vec<_> = variant.buffers.iter().map(|(name, buffer)| (*name, buffer)).collect();
         all.extend(buffers);
         all.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
-        let kernels = vec![self.kernel_with(name, &files, &constants, &all, variant.hazards)?];
+        let kernels = vec![self.kernel_with(name, &files, &constants, &all, variant.hazards)];
         let counter = self.counter(&[name.to_owned()]);
         // A launch that waits for another one is timed together with it.
         let waits = self.device.timed && variant.hazards.hides();
@@ -460,7 +460,7 @@ impl<'a> Lowering<'a> {
         files: &[&str],
         constants: &Constants,
         buffers: &[(&str, &wgpu::Buffer)],
-    ) -> Result<Kernel, LoadError> {
+    ) -> Kernel {
         self.kernel_with(name, files, constants, buffers, &Hazards::DECLARED)
     }
 
@@ -471,13 +471,8 @@ impl<'a> Lowering<'a> {
         constants: &Constants,
         buffers: &[(&str, &wgpu::Buffer)],
         hazards: &Hazards,
-    ) -> Result<Kernel, LoadError> {
-        let pipeline = self.device.pipeline(name, files, constants, hazards);
-        let group = self.device.bind(&pipeline, buffers);
-        let arguments = self.device.arguments(constants).iter().map(|(_, value)| value.bits()).collect();
-        let ends = hazards.ends.iter().filter_map(|end| buffers.iter().find(|(name, _)| name == end));
-        let ends = ends.map(|(_, buffer)| (*buffer).clone()).collect();
-        Ok(Kernel { pipeline, group, arguments, ends })
+    ) -> Kernel {
+        Kernel::new(self.device, name, files, constants, buffers, hazards)
     }
 
     /// The place of these counters, one after the other.

@@ -17,7 +17,7 @@
 
 use paguro_backend::{KvDtype, KvSlot};
 
-use crate::ops::{KvGroup, KvLayout};
+use crate::ops::{KvGroup, KvLayout, Program};
 
 /// Words of one token's K, or V, of one head.
 pub fn head_words(head_dim: usize, dtype: KvDtype) -> usize {
@@ -54,6 +54,18 @@ pub fn place(kv: &KvLayout, kv_slot: KvSlot, block_size: usize, dtype: KvDtype) 
     let group = &kv.groups[kv_slot.group];
     let sharing = sharing(kv, group, block_size, dtype);
     (kv_slot.layer_slot / sharing, kv_slot.layer_slot % sharing * layer_words(group, block_size, dtype))
+}
+
+/// Returns true if pages of these groups are arranged alike.
+pub fn alike(one: &KvGroup, other: &KvGroup) -> bool {
+    (one.kv_heads, one.head_dim) == (other.kv_heads, other.head_dim)
+}
+
+/// Returns true if pages have contents of several kinds: states, or quants of several arrangements, where some bytes are
+/// scales and numbers of another arrangement may be NaN.
+pub fn have_kinds(program: &Program, dtype: KvDtype) -> bool {
+    let groups = &program.kv.groups;
+    !program.state.is_empty() || dtype.is_quantized() && groups.iter().any(|group| !alike(group, &groups[0]))
 }
 
 /// Bytes of a page: K and V of all layers.

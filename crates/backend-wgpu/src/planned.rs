@@ -2,10 +2,7 @@
 
 use std::iter;
 
-use bytemuck::{bytes_of, cast_slice};
-
 use crate::{
-    device::ARGS_BYTES,
     kernel_statistics::KernelStatistics,
     lower::{Grid, Kernel, Launch, Model, matmul},
     plan::{Args, Plan, Tile},
@@ -76,15 +73,7 @@ impl<'a> Planned<'a> {
     }
 
     fn encode(&self, pass: &mut wgpu::ComputePass<'_>, patience: u32) {
-        let [x, y] = self.workgroups;
-        let kernel = self.kernel();
-        pass.set_pipeline(kernel.pipeline.inner());
-        pass.set_bind_group(0, &kernel.group, &[]);
-        pass.set_immediates(0, bytes_of(&Args { patience, ..self.args }));
-        if !kernel.arguments.is_empty() {
-            pass.set_immediates(ARGS_BYTES, cast_slice(&kernel.arguments));
-        }
-        pass.dispatch_workgroups(x, y, 1);
+        self.kernel().encode(pass, &Args { patience, ..self.args }, self.workgroups);
     }
 }
 

@@ -1,6 +1,7 @@
 //! A loaded model: the contract's [`Runner`].
 
 mod moves;
+mod page_kernels;
 mod repeat;
 mod table;
 
@@ -28,13 +29,15 @@ use crate::{
     ops,
     pace::{Pace, Pass},
     page_io::{self, PageReader},
-    pages::page_words,
+    pages::{self, page_words},
     plan::Plan,
     planned::{PATIENCE, Planned, encode_all, launches},
     sampler::{self, Sampler},
 };
 
 use moves::Content;
+use page_kernels::PageKernels;
+pub use page_kernels::words as page_kernel_words;
 use table::Table;
 
 /// Launches of the first submission. Each further submission has twice as many, so the device is never idle if encoding
@@ -62,6 +65,8 @@ pub struct GpuRunner {
     page_words: usize,
     /// Content of each page; empty where all pages have the same content at all times.
     contents: Vec<Content>,
+    /// Kernels that change it, where it changes.
+    page_kernels: Option<PageKernels>,
     /// Content of each K/V group's pages.
     of_groups: Vec<Content>,
     table: Option<Table>,
@@ -105,6 +110,10 @@ impl GpuRunner {
         device.check().map_err(|error| LoadError::Device(error.to_string()))?;
         let fused = ops::Program::new(program, &device.name)?;
         let model = Lowering::new(&device, &fused, &weights, &limits)?.lower()?;
+        let page_words = page_words(&fused.kv, limits.block_size, limits.kv_dtype);
+        let page_kernels = pages::have_kinds(&fused, limits.kv_dtype)
+            .then(|| PageKernels::new(&device, &model, program.state.bytes(), page_words, &limits));
+        let page_kernels = page_kernels.transpose()?;
         device.compile_all()?;
         weights.check_unchanged()?;
         if options.poison {
@@ -114,13 +123,8 @@ impl GpuRunner {
         let flight = || Flight::new(Plan::new(&fused.kv, &limits, &model.tilings, !fused.state.is_empty()));
         let flights = [flight(), flight()];
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
-        let page_words = page_words(&fused.kv, limits.block_size, limits.kv_dtype);
-        // In quantized pages some bytes are scales; numbers of another arrangement may be NaN there.
-        let shape = |group: &ops::KvGroup| (group.kv_heads, group.head_dim);
-        let first = |of| fused.kv.groups.iter().position(|group| shape(group) == shape(of)).unwrap_or(0);
+        let first = |of| fused.kv.groups.iter().position(|group| pages::alike(group, of)).unwrap_or(0);
         let of_groups: Vec<_> = fused.kv.groups.iter().map(|group| Content::Group(first(group))).collect();
-        let has_kinds = of_groups.iter().any(|own| *own != of_groups[0]);
-        let changes = !fused.state.is_empty() || has_kinds && limits.kv_dtype.is_quantized();
         let page_bytes = 8 * page_words * model.pages.len();
         let Limits { block_size, kv_dtype, attention, .. } = limits;
         let page_layout = format!("{kv_dtype:?} {block_size} {attention:?} {:?}", model.tilings);
@@ -134,7 +138,8 @@ impl GpuRunner {
             rows: device.host_buffer(rows * (program.vocab + program.hidden) + 1, "rows for the host")?,
             copied: device.buffer(page_words, "a page")?,
             page_words,
-            contents: if changes { vec![Content::Nothing; limits.pages] } else { Vec::new() },
+            contents: vec![Content::Nothing; if page_kernels.is_some() { limits.pages } else { 0 }],
+            page_kernels,
             of_groups,
             table: program
                 .embed
@@ -432,8 +437,11 @@ impl Runner for GpuRunner {
         if self.submitted > self.collected {
             self.moved_before = self.submitted + 1;
         }
-        let encoder = self.encode_moves(moves)?;
-        self.canaries.submit(&self.device, self.submitted + 1, encoder)?;
+        // The numbers of the pages of a submission have room for all pages.
+        for moves in moves.chunks(self.limits.pages) {
+            let encoder = self.encode_moves(moves)?;
+            self.canaries.submit(&self.device, self.submitted + 1, encoder)?;
+        }
         self.device.check()
     }
 

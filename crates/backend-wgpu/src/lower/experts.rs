@@ -323,7 +323,7 @@ impl Lowering<'_> {
                 buffers.extend(planes(part));
                 buffers.extend(read_acts.iter().map(|(name, buffer)| (*name, buffer)));
                 buffers.extend(bias.iter().map(|bias| ("bias", bias)));
-                let kernels = vec![self.kernel(&name, &files, &constants, &buffers)?];
+                let kernels = vec![self.kernel(&name, &files, &constants, &buffers)];
                 let each = (outputs as u32).div_ceil(kernel.covers()[1]);
                 let grid =
                     match shares.tiles.into_iter().find(|tiles| is_tiled && tiles.tile == kernel.covers()[0])

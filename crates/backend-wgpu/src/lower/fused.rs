@@ -513,7 +513,7 @@ impl Lowering<'_> {
         buffers.extend(bias.iter().map(|bias| ("bias", bias)));
         let name = format!("{}{}", matmul.name(layout), finish.name);
         self.show_for_few(&name, &files, &constants);
-        let kernels = vec![self.kernel_with(&name, &files, &constants, &buffers, &finish.hazards)?];
+        let kernels = vec![self.kernel_with(&name, &files, &constants, &buffers, &finish.hazards)];
         let counter = self.counter(&[format!("{name}[{}x{}]", part.rows, self.inputs(inputs))]);
         body.push(Launch {
             when: When::OneRow,

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use bytemuck::{bytes_of, cast_slice};
+
 use super::{handoff_partials::HandoffPartials, kernels::Matmul, recurrent::LayerState};
 use crate::{
+    device::{ARGS_BYTES, Device},
     hidden::Hazards,
     pipeline::Pipeline,
-    plan::{Tile, Tiling},
+    plan::{Args, Tile, Tiling},
     template::Constants,
 };
 
@@ -137,6 +140,36 @@ pub struct Kernel {
     pub arguments: Vec<u32>,
     /// Buffers that make it wait for accesses that wgpu does not see (`hidden.rs`).
     pub ends: Vec<wgpu::Buffer>,
+}
+
+impl Kernel {
+    /// Compiles a kernel of some files with these constants, and binds its buffers.
+    pub fn new(
+        device: &Device,
+        name: &str,
+        files: &[&str],
+        constants: &Constants,
+        buffers: &[(&str, &wgpu::Buffer)],
+        hazards: &Hazards,
+    ) -> Self {
+        let pipeline = device.pipeline(name, files, constants, hazards);
+        let group = device.bind(&pipeline, buffers);
+        let arguments = device.arguments(constants).iter().map(|(_, value)| value.bits()).collect();
+        let ends = hazards.ends.iter().filter_map(|end| buffers.iter().find(|(name, _)| name == end));
+        let ends = ends.map(|(_, buffer)| (*buffer).clone()).collect();
+        Self { pipeline, group, arguments, ends }
+    }
+
+    /// Encodes a dispatch of this number of workgroups.
+    pub fn encode(&self, pass: &mut wgpu::ComputePass<'_>, args: &Args, [x, y]: [u32; 2]) {
+        pass.set_pipeline(self.pipeline.inner());
+        pass.set_bind_group(0, &self.group, &[]);
+        pass.set_immediates(0, bytes_of(args));
+        if !self.arguments.is_empty() {
+            pass.set_immediates(ARGS_BYTES, cast_slice(&self.arguments));
+        }
+        pass.dispatch_workgroups(x, y, 1);
+    }
 }
 
 /// A launch.

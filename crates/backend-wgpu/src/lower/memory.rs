@@ -11,8 +11,9 @@ use crate::{
     device::Device,
     layout::BLOCK,
     ops::{KvGroup, Program},
-    pages::page_words,
+    pages::{self, page_bytes, page_words},
     plan::{self, Tiling},
+    runner::page_kernel_words,
 };
 
 /// Elements of a head, at most: a workgroup of attention has its queries and sums in its memory.
@@ -122,7 +123,16 @@ pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 
                 * page_words(&program.kv, limits.block_size, limits.kv_dtype)
         }
     };
+    let page_kernels = match pages::have_kinds(program, limits.kv_dtype) {
+        true => page_kernel_words(
+            program.state.bytes(),
+            page_bytes(&program.kv, limits.block_size, limits.kv_dtype),
+            limits,
+        ),
+        false => 0,
+    };
     let words = plan::words(&program.kv, limits, &tilings)
+        + page_kernels
         + rows * (2 * hidden + program.kv.q_width())
         + 2 * (blocks * 42 + 2 * halves)
         + rope_tables

@@ -37,8 +37,10 @@ use super::{
     wgsl,
 };
 
-/// Columns of a value head that a workgroup has.
-const COLUMNS: usize = 16;
+/// Threads of a delta rule that share a column of a state.
+const PARTS: usize = 8;
+/// Columns of a value head that a workgroup has, and rows of a block: the first for which it has the memory.
+const COLUMNS_AND_ROWS: [[usize; 2]; 3] = [[32, 8], [32, 4], [16, 4]];
 /// Elements of a key of which a workgroup can have a chunk's in its memory.
 const HELD_KEY_DIM: usize = 128;
 /// Threads of a workgroup that makes inputs of a delta rule or of a scan.
@@ -354,25 +356,26 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let shape = op.shape;
-        let blocks = shape.value_dim.div_ceil(COLUMNS);
         let holds_keys = shape.key_dim <= HELD_KEY_DIM;
-        // Threads that share a column: each has at most 16 of its elements in registers.
-        let parts = if holds_keys { 8 } else { 16 };
         // Quads of a key that a thread has.
-        let quads = shape.key_dim.div_ceil(4 * parts);
+        let quads = shape.key_dim.div_ceil(4 * PARTS);
         let memory = self.device.limits.max_compute_workgroup_storage_size as usize;
-        let rows = if delta_bytes(8, holds_keys, parts, quads) <= memory { 8 } else { 4 };
+        let fits = |[columns, rows]: &[usize; 2]| delta_bytes(*columns, *rows, holds_keys, quads) <= memory;
+        let [columns, rows] = COLUMNS_AND_ROWS.into_iter().find(fits).unwrap_or(COLUMNS_AND_ROWS[2]);
+        let blocks = shape.value_dim.div_ceil(columns);
+        let whole_quads = [shape.key_dim, shape.channels()].iter().all(|width| width.is_multiple_of(4));
         let mut constants = delta_constants(op);
         constants.extend([
             ("SCAN", U(u32::from(op.scans))),
             ("KEYS_HELD", U(u32::from(holds_keys))),
             ("CHANNELS", U(shape.channels() as u32)),
-            ("COLUMNS", U(COLUMNS as u32)),
+            ("COLUMNS", U(columns as u32)),
             ("COLUMN_BLOCKS", U(blocks as u32)),
-            ("PARTS", U(parts as u32)),
+            ("PARTS", U(PARTS as u32)),
             ("QUADS", U(quads as u32)),
             ("BLOCK_ROWS", U(rows as u32)),
-            ("ROW_PAIRS", U((rows * STATE_CHUNK).div_ceil(parts * COLUMNS) as u32)),
+            ("WHOLE_QUADS", U(u32::from(whole_quads))),
+            ("ROW_PAIRS", U((rows * STATE_CHUNK).div_ceil(PARTS * columns) as u32)),
         ]);
         let step = self.step.clone();
         let state = self.delta_state(op.state);
@@ -479,12 +482,12 @@ impl Lowering<'_> {
     }
 }
 
-/// Bytes of workgroup memory that `delta.wgsl` needs for blocks of this number of rows.
-fn delta_bytes(rows: usize, holds_keys: bool, parts: usize, quads: usize) -> usize {
-    let key = 16 * (parts * quads + 1);
+/// Bytes of workgroup memory that `delta.wgsl` needs for this number of columns, and of rows of a block.
+fn delta_bytes(columns: usize, rows: usize, holds_keys: bool, quads: usize) -> usize {
+    let key = 16 * (PARTS * quads + 1);
     let keys = if holds_keys { STATE_CHUNK } else { rows };
-    let pairs = rows * (parts * COLUMNS + STATE_CHUNK);
-    (keys + rows) * key + 8 * pairs + 4 * STATE_CHUNK * (COLUMNS + 1) + 4 * rows
+    let pairs = rows * (PARTS * columns + STATE_CHUNK);
+    (keys + rows) * key + 8 * pairs + 4 * STATE_CHUNK * (columns + 1) + 4 * rows
 }
 
 fn delta_constants(op: &Heads<'_>) -> Constants {

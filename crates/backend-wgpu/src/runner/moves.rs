@@ -2,10 +2,9 @@
 
 use std::iter;
 
-use paguro_backend::{PageId, PageMove, StateId, Step, StepError};
+use paguro_backend::{PageId, PageMove, Step, StepError};
 
-use super::GpuRunner;
-use crate::lower::{LayerState, StateBuffer};
+use super::{GpuRunner, page_kernels::Change};
 
 /// Content of a page. Attention reads whole pages, so bytes of another content could be NaN as K or V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,70 +17,32 @@ pub(super) enum Content {
     Group(usize),
 }
 
-/// A run of bytes in a buffer of states, and its place in a buffer of pages.
-struct Piece<'a> {
-    state: &'a wgpu::Buffer,
-    state_at: u64,
-    page: &'a wgpu::Buffer,
-    page_at: u64,
-    bytes: u64,
-}
-
 impl GpuRunner {
     /// Clears pages of the step that held something else than K and V of their group until now.
     pub(super) fn clear_pages(&mut self, step: &Step<'_>) -> Result<(), StepError> {
-        if self.contents.is_empty() {
-            return Ok(());
-        }
-        let size = 4 * self.page_words as u64;
-        let (groups, mut encoder) = (self.of_groups.len(), None);
+        let Some(kernels) = &mut self.page_kernels else { return Ok(()) };
+        let (groups, mut changed) = (self.of_groups.len(), Vec::new());
         for (sequence, (group, &own)) in step
             .sequences
             .iter()
             .flat_map(|sequence| iter::repeat(sequence).zip(self.of_groups.iter().enumerate()))
         {
             // Page 0 is never written.
-            for &PageId(page) in sequence.table(step.pages, group, groups).iter().filter(|page| page.0 > 0) {
-                let content = &mut self.contents[page as usize];
+            for &page in sequence.table(step.pages, group, groups).iter().filter(|page| page.0 > 0) {
+                let content = &mut self.contents[page.0 as usize];
                 if ![Content::Nothing, own].contains(content) {
-                    let encoder = encoder.get_or_insert_with(|| self.device.encoder());
-                    for buffer in self.model.pages.iter().flatten() {
-                        encoder.clear_buffer(buffer, u64::from(page) * size, Some(size));
-                    }
+                    changed.push(page);
                 }
                 *content = own;
             }
         }
-        match encoder {
-            Some(encoder) => self.canaries.submit(&self.device, self.submitted, encoder).map(|_| ()),
-            None => Ok(()),
+        if changed.is_empty() {
+            return Ok(());
         }
-    }
-
-    /// Returns the places of a part of a state: in buffers of states, and in a page. The buffers of a state, one after the other, are
-    /// cut into parts as large as a page.
-    fn pieces(&self, state: StateId, part: usize, page: PageId) -> Vec<Piece<'_>> {
-        let size = 4 * self.page_words as u64;
-        let page_bytes = size * self.model.pages.len() as u64 * 2;
-        let (begin, mut first) = (part as u64 * page_bytes, 0);
-        let mut pieces = Vec::new();
-        for StateBuffer { buffer, bytes: own } in self.model.states.iter().flat_map(LayerState::buffers) {
-            let (mut at, end) = (first.max(begin), (first + own).min(begin + page_bytes));
-            while at < end {
-                let (index, within) = ((at - begin) / size, (at - begin) % size);
-                let bytes = (end - at).min(size - within);
-                pieces.push(Piece {
-                    state: buffer,
-                    state_at: u64::from(state.0) * own + (at - first),
-                    page: &self.model.pages[index as usize / 2][index as usize % 2],
-                    page_at: u64::from(page.0) * size + within,
-                    bytes,
-                });
-                at += bytes;
-            }
-            first += own;
-        }
-        pieces
+        let mut encoder = self.device.encoder();
+        kernels.change(&mut encoder, &changed, Change::Clear);
+        kernels.finish(&self.device);
+        self.canaries.submit(&self.device, self.submitted, encoder).map(|_| ())
     }
 
     /// Encodes copies of pages and states in order.
@@ -91,11 +52,15 @@ impl GpuRunner {
         let state_bytes = self.program.state.bytes() as u64;
         let parts = state_bytes.div_ceil(page_bytes.max(1)) as usize;
         let mut encoder = self.device.encoder();
-        for page_move in moves {
-            page_move.check(&self.limits, parts)?;
-            match *page_move {
-                PageMove::Copy { from, to } if from == to => {}
-                PageMove::Copy { from: PageId(from), to: PageId(to) } => {
+        let mut rest = moves;
+        while let Some(first) = rest.first() {
+            let run = self.page_kernels.as_ref().map_or(0, |kernels| kernels.run(rest)).max(1);
+            let (own, later) = rest.split_at(run);
+            rest = later;
+            own.iter().try_for_each(|page_move| page_move.check(&self.limits, parts))?;
+            match (*first, &mut self.page_kernels) {
+                (PageMove::Copy { from, to }, _) if from == to => {}
+                (PageMove::Copy { from: PageId(from), to: PageId(to) }, _) => {
                     for buffer in self.model.pages.iter().flatten() {
                         let at = |page: u32| u64::from(page) * size;
                         encoder.copy_buffer_to_buffer(buffer, at(from), &self.copied, 0, size);
@@ -105,22 +70,29 @@ impl GpuRunner {
                         self.contents[to as usize] = content;
                     }
                 }
-                PageMove::SaveState { state, part, to } => {
-                    for piece in self.pieces(state, part, to) {
-                        let Piece { state, state_at, page, page_at, bytes } = piece;
-                        encoder.copy_buffer_to_buffer(state, state_at, page, page_at, bytes);
-                    }
-                    self.contents[to.0 as usize] = Content::State;
+                (PageMove::SaveState { state, part, .. }, Some(kernels)) => {
+                    let pages: Vec<_> = own.iter().filter_map(page_of_part).collect();
+                    kernels.copy_state(&mut encoder, &self.model.states, (state, part), &pages, true);
+                    pages.iter().for_each(|page| self.contents[page.0 as usize] = Content::State);
                 }
-                PageMove::RestoreState { from, part, state } => {
-                    for piece in self.pieces(state, part, from) {
-                        let Piece { state, state_at, page, page_at, bytes } = piece;
-                        encoder.copy_buffer_to_buffer(page, page_at, state, state_at, bytes);
-                    }
+                (PageMove::RestoreState { state, part, .. }, Some(kernels)) => {
+                    let pages: Vec<_> = own.iter().filter_map(page_of_part).collect();
+                    kernels.copy_state(&mut encoder, &self.model.states, (state, part), &pages, false);
                 }
-                _ => return Err(StepError::Invalid(format!("no such move here: {page_move:?}"))),
+                _ => return Err(StepError::Invalid(format!("no such move here: {first:?}"))),
             }
         }
+        if let Some(kernels) = &mut self.page_kernels {
+            kernels.finish(&self.device);
+        }
         Ok(encoder)
+    }
+}
+
+/// Returns the page of a part of a state.
+fn page_of_part(page_move: &PageMove) -> Option<PageId> {
+    match *page_move {
+        PageMove::SaveState { to: page, .. } | PageMove::RestoreState { from: page, .. } => Some(page),
+        _ => None,
     }
 }

@@ -8,13 +8,18 @@
 // them, and only the last sums, over rows of the block, follow each other. PARTS is at least BLOCK_ROWS.
 // All sums have one order, which does not depend on where a step or a block begins or ends.
 // Workgroup memory has the keys of a chunk (KEYS_HELD), unless keys are so large that only those of a block fit.
-@group(0) @binding(1) var<storage, read> convolved: array<f32>;        // [rows, CHANNELS]: queries, keys, values
+//% if WHOLE_QUADS
+@group(0) @binding(1) var<storage, read> convolved: array<vec4<f32>>;  // [rows, CHANNELS]: queries, keys, values
+@group(0) @binding(7) var<storage, read> kept_keys: array<vec4<f32>>;  // [states, CHUNK, KEY_HEADS, KEY_DIM]
+//% else
+@group(0) @binding(1) var<storage, read> convolved: array<f32>;
+@group(0) @binding(7) var<storage, read> kept_keys: array<f32>;
+//% end
 @group(0) @binding(2) var<storage, read> decays: array<f32>;           // [rows, HEADS]
 @group(0) @binding(3) var<storage, read> betas: array<f32>;            // [rows, HEADS]
 @group(0) @binding(4) var<storage, read_write> values: array<f32>;     // [rows, HEADS, VALUE_DIM] results
 @group(0) @binding(5) var<storage, read_write> matrices: array<f32>;   // [states, HEADS, KEY_DIM, VALUE_DIM] S
 @group(0) @binding(6) var<storage, read_write> updates: array<f32>;    // [states, CHUNK, HEADS, VALUE_DIM] u
-@group(0) @binding(7) var<storage, read> kept_keys: array<f32>;        // [states, CHUNK, KEY_HEADS, KEY_DIM]
 @group(0) @binding(8) var<storage, read> kept_decays: array<f32>;      // [states, CHUNK, HEADS] G
 
 const THREADS = PARTS * COLUMNS;
@@ -34,20 +39,38 @@ var<workgroup> strengths: array<f32, BLOCK_ROWS>;               // beta of the b
 var<workgroup> sums: array<vec2<f32>, BLOCK_ROWS * THREADS>;
 var<workgroup> weights: array<vec2<f32>, BLOCK_ROWS * CHUNK>;   // of the chunk's rows in these sums
 
+// Quad `i` of a key that begins at `at`.
 fn kept_quad(at: u32, i: u32) -> vec4<f32> {
+//% if WHOLE_QUADS
+  return select(vec4<f32>(0.0), kept_keys[at / 4u + min(i, KEY_DIM / 4u - 1u)], 4u * i < KEY_DIM);
+//% else
   var quad = vec4<f32>(0.0);
 //% for e in 0..4
   if (4u * i + ${e}u < KEY_DIM) { quad[${e}] = kept_keys[at + 4u * i + ${e}u]; }
 //% end
   return quad;
+//% end
 }
 
+// Quad `i` of a query or key that begins at `at`.
 fn convolved_quad(at: u32, i: u32) -> vec4<f32> {
+//% if WHOLE_QUADS
+  return select(vec4<f32>(0.0), convolved[at / 4u + min(i, KEY_DIM / 4u - 1u)], 4u * i < KEY_DIM);
+//% else
   var quad = vec4<f32>(0.0);
 //% for e in 0..4
   if (4u * i + ${e}u < KEY_DIM) { quad[${e}] = convolved[at + 4u * i + ${e}u]; }
 //% end
   return quad;
+//% end
+}
+
+fn value_at(at: u32) -> f32 {
+//% if WHOLE_QUADS
+  return convolved[at / 4u][at % 4u];
+//% else
+  return convolved[at];
+//% end
 }
 
 //% if KEYS_HELD
@@ -158,7 +181,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       strengths[tid] = betas[(row + tid) * HEADS + head];
     }
     // The value of the row and column that this thread sums up.
-    let v = convolved[(row + min(part, count - 1u)) * CHANNELS + 2u * KEY_HEADS * KEY_DIM + value];
+    let v = value_at((row + min(part, count - 1u)) * CHANNELS + 2u * KEY_HEADS * KEY_DIM + value);
     workgroupBarrier();
     for (var r = 0u; r < count; r++) {
       var sum = vec2<f32>(0.0);
