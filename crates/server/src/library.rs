@@ -76,13 +76,13 @@ impl LibraryService {
 
     async fn run_in<T: Send + 'static>(
         &self,
-        turns: &Semaphore,
+        permits: &Semaphore,
         work: impl FnOnce(&Self) -> Result<T, LibraryError> + Send + 'static,
     ) -> Result<T, ApiError> {
         // The semaphore is never closed.
-        let _turn = turns.acquire().await;
-        let library = self.clone();
-        let done = spawn_blocking(move || work(&library)).await;
+        let _permit = permits.acquire().await;
+        let service = self.clone();
+        let done = spawn_blocking(move || work(&service)).await;
         done.map_err(|error| ApiError::Internal(format!("the library's work ended: {error}")))?
             .map_err(ApiError::from)
     }
