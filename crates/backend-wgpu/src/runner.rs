@@ -2,33 +2,42 @@
 
 mod moves;
 mod repeat;
-mod run;
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
 
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Carried, KernelCount, Limits, LoadError, Matrix, OutputKind, PageContent, PageFormat, PageId, PageMove,
-    Program, Runner, Step, StepError, StepOutput, Ticket, Weights, sampling::Scratch,
+    Carried, KernelCount, Limits, LoadError, Matrix, OutputKind, OutputValue, PageContent, PageFormat,
+    PageId, PageMove, Program, Runner, Sampled, Step, StepError, StepOutput, Ticket, Weights,
+    sampling::{self, Scratch},
 };
 
 use crate::{
     GpuOptions,
     canary::Canaries,
     device::Device,
-    flight::Flight,
+    flight::{Encoding, Flight, Slice},
     kernel_statistics::KernelStatistics,
     lower::{LOGIT_ROWS, LayerState, Lowering, Model, StateBuffer},
     ops,
-    pace::Pace,
+    pace::{Pace, Pass},
     page_io::{self, PageReader},
     pages::page_words,
     plan::Plan,
-    sampler,
+    planned::{PATIENCE, Planned, encode_all, launches},
+    sampler::{self, Sampler},
 };
 
 use moves::Content;
+
+/// Launches of the first submission. Each further submission has twice as many, so the device is never idle if encoding
+/// a launch takes less than half of the time of running it.
+const FIRST_LAUNCHES: usize = 24;
 
 /// Name under which repeated steps are counted.
 const REPEATED: &str = "step_repeated_without_handoff";
@@ -154,6 +163,189 @@ impl GpuRunner {
     /// Index of the flight of the step that was submitted last.
     fn flight_index(&self) -> usize {
         flight_index(self.submitted)
+    }
+
+    /// Plans and runs a step, in passes of as many rows as may run at once.
+    fn run_all(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+        let rows = self.pace.rows(step.tokens.len());
+        if rows >= step.tokens.len() {
+            return self.plan_and_run(step, &|output| output);
+        }
+        let (groups, block_size) = (self.program.kv.groups.len(), self.limits.block_size);
+        for pass in Pass::split(step, rows, groups, block_size) {
+            self.plan_and_run(&pass.step(), &|output| pass.places[output])?;
+        }
+        Ok(())
+    }
+
+    /// Runs a step or a pass of it; `place` maps its outputs to those of the whole step.
+    fn plan_and_run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
+        let plan = &mut self.flights[flight_index(self.submitted)].plan;
+        plan.make(step);
+        for carried in step.carried {
+            // `submit` has looked.
+            let at = self.carried.iter().position(|&output| output == carried.output);
+            plan.carry(carried.row, at.unwrap_or_default());
+        }
+        self.upload_table_rows(step)?;
+        self.run(step, place)
+    }
+
+    /// Uploads the rows of the step's tokens of the table of embeddings for layers.
+    fn upload_table_rows(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+        let (Some((table, rows)), Some(buffer)) = (&mut self.table, &self.model.table_rows) else {
+            return Ok(());
+        };
+        rows.resize(step.tokens.len() * table.cols, 0.0);
+        for (row, &token) in rows.chunks_exact_mut(table.cols).zip(step.tokens) {
+            table.decode_row(token as usize, &mut self.encoded, row)?;
+        }
+        table.check_source()?;
+        self.device.queue.write_buffer(buffer, 0, cast_slice(rows));
+        Ok(())
+    }
+
+    /// Runs the planned step, in slices of its output rows.
+    fn run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
+        let plan = &self.flights[self.flight_index()].plan;
+        self.device.queue.write_buffer(&self.model.io.step, 0, cast_slice(&plan.words));
+        let (outputs, logits) = (plan.outputs.rows.len(), plan.outputs.logit_rows);
+        let mut first = 0;
+        loop {
+            // Rows with and without logits do not share a slice.
+            let end = if first < logits { logits } else { outputs };
+            let count = (end - first).min(LOGIT_ROWS);
+            self.run_slice(step, place, first, count)?;
+            first += count;
+            if first >= outputs {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Runs a slice of the output rows, and the whole pass before the first one.
+    fn run_slice(
+        &mut self,
+        step: &Step<'_>,
+        place_of: &dyn Fn(usize) -> usize,
+        first: usize,
+        count: usize,
+    ) -> Result<(), StepError> {
+        let flight = self.flight_index();
+        let Self { device, model, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
+        let Flight { plan, slices, answers, sampled, submission, timed, is_apart, gave_up } =
+            &mut flights[flight];
+        let launches = launches(model, plan, first, count);
+        if device.timed {
+            let kernels: BTreeSet<usize> = launches.iter().map(Planned::timed_as).collect();
+            kernel_statistics.time(device, &Vec::from_iter(kernels), |pass, kernel| {
+                encode_all(pass, launches.iter().filter(|planned| planned.timed_as() == kernel), PATIENCE);
+            })?;
+        }
+        let mut encoding = Encoding { device, model, canaries, kernel_statistics, step: self.submitted };
+        // A step that carries tokens is encoded while the one before runs.
+        let mut next = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
+        let step_rows = step.tokens.len();
+        *timed = match (first, timed.is_none(), self.submitted - self.collected) {
+            (0, true, 1) => Some((Instant::now(), step_rows, launches.len())),
+            _ => None,
+        };
+        *is_apart = device.in_doubt.load(Ordering::Relaxed);
+        let mut commands = encoding.launch(&launches, || {
+            // Submissions run in order, independent of wgpu's knowledge of their buffers.
+            let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
+            next *= 2;
+            size
+        })?;
+        let vocab = self.program.vocab;
+        let mut sampler = Sampler::new(vocab, (model.io.edits.size() / 16) as usize);
+        let mut for_host = Vec::new();
+        for row in 0..count {
+            let outputs = plan.outputs.outputs_of(first + row);
+            for &index in outputs {
+                match &step.outputs[index].kind {
+                    OutputKind::Sample(request)
+                        if sampler.add(row, request, sampled.len(), outputs.len() == 1, edits_scratch) =>
+                    {
+                        sampled.push(place_of(index));
+                    }
+                    _ => for_host.push((index, row)),
+                }
+            }
+        }
+        let Sampler { samples, edits, masks, .. } = sampler;
+        if masks.iter().any(|mask| mask.known().is_none()) {
+            // The device computes while other threads compute masks.
+            encoding.submit(commands)?;
+            commands = device.encoder();
+        }
+        let mut words = Vec::new();
+        for (index, mask) in masks.iter().enumerate() {
+            words.extend_from_slice(mask.bits());
+            words.resize((index + 1) * vocab.div_ceil(32), 0);
+        }
+        slices.push(Slice { first, count, samples, edits, masks: words });
+        encoding.sample(&mut commands, plan, &slices[slices.len() - 1]);
+        let (logits, normed) = (vocab * 4, self.program.hidden * 4);
+        let bytes = count * (logits + normed);
+        if !for_host.is_empty() {
+            let io = &model.io;
+            if first < plan.outputs.logit_rows {
+                commands.copy_buffer_to_buffer(&io.logits, 0, &self.rows, 0, (count * logits) as u64);
+            }
+            let (at, size) = ((count * logits) as u64, (count * normed) as u64);
+            commands.copy_buffer_to_buffer(&io.normed, 0, &self.rows, at, size);
+            if device.handoff {
+                encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
+            }
+        }
+        let last = encoding.finish(commands, sampled.len())?;
+        *submission = Some(last.clone());
+        if for_host.is_empty() {
+            return Ok(());
+        }
+        let Self { scratch, device, rows, .. } = self;
+        device.read(rows, bytes + 4, last, |words| {
+            *gave_up |= device.handoff && words[bytes..] != [0; 4];
+            let row = |base: usize, width: usize, row: usize| {
+                let bytes = &words[base + row * width..][..width];
+                bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
+            };
+            for &(index, place) in &for_host {
+                let kind = &step.outputs[index].kind;
+                answers[place_of(index)] = match kind {
+                    OutputKind::Embedding => Some(OutputValue::Embedding(row(count * logits, normed, place))),
+                    OutputKind::Logits => Some(OutputValue::Logits(row(0, logits, place))),
+                    kind => sampling::answer(&row(0, logits, place), kind, scratch),
+                };
+            }
+        })
+    }
+
+    /// Reads the answers of a step, once the device has run it. Returns true if a kernel gave up waiting.
+    fn read(&mut self, step: u64) -> Result<bool, StepError> {
+        let Self { flights, device, canaries, tokens, pace, .. } = self;
+        let Flight { answers, sampled, submission, timed, .. } = &mut flights[flight_index(step)];
+        let submission =
+            submission.take().ok_or_else(|| StepError::Invalid("nothing was submitted".into()))?;
+        let mut gave_up = false;
+        let read = canaries.read(device, step, 4 + sampled.len() * 4, submission, |words| {
+            let (flag, words) = words.split_at(4);
+            gave_up = flag != [0; 4];
+            if gave_up {
+                return;
+            }
+            tokens.clear();
+            tokens.extend(words.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)));
+            for (&index, &token) in sampled.iter().zip(&*tokens) {
+                answers[index] =
+                    Some(OutputValue::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
+            }
+        });
+        if let Some((since, rows, launches)) = timed.take() {
+            pace.learn(rows, launches, since.elapsed());
+        }
+        read.map(|()| gave_up)
     }
 }
 
