@@ -13,10 +13,10 @@ mod anthropic;
 mod body;
 mod connections;
 mod count;
-pub mod dialect;
-pub mod error;
+mod dialect;
+mod error;
 mod extract;
-pub mod generate;
+mod generate;
 mod held;
 mod ids;
 mod keys;
@@ -24,13 +24,13 @@ mod kv_events;
 mod layers;
 mod library;
 mod listen;
-pub mod mcp;
-pub mod metrics;
-pub mod models;
+mod mcp;
+mod metrics;
+mod models;
 mod ollama;
 mod openai;
 mod openapi;
-pub mod output;
+mod output;
 mod prepare;
 mod release;
 mod retrieval;
@@ -38,8 +38,8 @@ mod settings;
 mod source;
 mod status;
 mod stored;
-pub mod stream;
-pub mod ui;
+mod stream;
+mod ui;
 pub mod units;
 mod wire;
 
@@ -68,7 +68,7 @@ use crate::{
 
 /// State that all requests share.
 #[derive(Debug)]
-pub struct State {
+pub(crate) struct State {
     /// Settings of the server.
     pub settings: ServerSettings,
     /// All models.
@@ -116,7 +116,7 @@ impl State {
 }
 
 /// State of handlers.
-pub type AppState = Arc<State>;
+pub(crate) type AppState = Arc<State>;
 
 /// A server that does not listen yet.
 #[derive(Debug)]
