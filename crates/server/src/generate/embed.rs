@@ -170,7 +170,7 @@ fn check_tokens(lease: &Lease, kinds: VectorKinds, tokens: usize, field: Field) 
     Err(ApiError::invalid(field.name, message))
 }
 
-/// The fields that all prompts of a request share.
+/// Returns the fields that all prompts of a request share.
 pub(super) fn template(state: &AppState, caller: &Caller) -> Request {
     Request {
         max_tokens: Some(0),
@@ -181,7 +181,7 @@ pub(super) fn template(state: &AppState, caller: &Caller) -> Request {
     }
 }
 
-/// Computes the vectors of all prompts, and `finish`es each. They are in the order of the prompts.
+/// Returns the results of `finish` for the vectors of all prompts, in their order.
 pub(super) async fn run<T>(
     state: &AppState,
     lease: &Lease,
@@ -228,10 +228,10 @@ impl Texts {
         Self { batch, metrics, usage: Usage::default(), field }
     }
 
-    /// Waits for the next vector in any order, with the index of its prompt; `None` after the last one.
+    /// Waits for the next vector in any order. Returns it with the index of its prompt; `None` after the last one.
     ///
     /// # Errors
-    /// A prompt that failed, by its field.
+    /// A prompt failed; the error names its field.
     async fn next(&mut self) -> Result<Option<(usize, Vec<f32>)>, ApiError> {
         match self.batch.next().await {
             None => Ok(None),
@@ -261,7 +261,7 @@ impl Texts {
     }
 }
 
-/// The error of a text, which is in the field `param`.
+/// Converts the error of a text in the field `param`.
 fn failure(error: BatchError, param: &str) -> ApiError {
     match error {
         BatchError::Refused(error) => match ApiError::from(error) {

@@ -34,9 +34,9 @@ pub struct RankRequest {
 /// Scores.
 #[derive(Debug)]
 pub struct Ranked {
-    /// The model's one name.
+    /// Canonical name of the model.
     pub model: String,
-    /// In the order of the pairs.
+    /// Scores in the order of the pairs.
     pub scores: Vec<f32>,
     /// Tokens of all pairs.
     pub tokens: usize,

@@ -12,7 +12,7 @@ pub struct EmbedRequest {
     pub inputs: Vec<Prompt>,
     /// The field that they were in.
     pub field: Field,
-    /// Text of the model that is put before each of them.
+    /// Text of the model that is put before each input.
     pub prompt: PromptChoice,
     /// Number of leading values to keep.
     pub dimensions: Option<ClientCount>,
@@ -81,7 +81,7 @@ impl VectorKinds {
     }
 }
 
-/// The field that texts of a request are in, for errors.
+/// Field of a request that contains texts. Errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Its name.
@@ -113,11 +113,11 @@ pub enum Truncation {
     /// The request is refused.
     #[default]
     Refuse,
-    /// They lose tokens.
+    /// Texts are cut.
     Cut {
-        /// The end that loses them.
+        /// End that loses tokens.
         at: Cut,
-        /// Most tokens of a text, and the field that says so; `None` is as many as the model reads.
+        /// Most tokens of a text, and the field with this number; `None` for the model's context.
         tokens: Option<(ClientCount, &'static str)>,
     },
 }
