@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the install script and the formula, against made-up archives on a server of this machine.
+"""Tests of the install script and the formula, against made-up archives on a server of this machine, and of the wheel's description.
 
 usage: python3 packaging/test_packaging.py
 """
@@ -201,6 +201,15 @@ class Formula(unittest.TestCase):
         result = self.write(TARGETS[:2])
         self.assertNotEqual(result.returncode, 0)
         self.assertIn(TARGETS[2], result.stderr)
+
+
+class Wheel(unittest.TestCase):
+    def test_the_description_has_absolute_links(self):
+        """PyPI shows the description without the files beside it."""
+        readme = re.search(r'^readme = "(.*?)"', (HERE.parent / "pyproject.toml").read_text(), re.M).group(1)
+        links = re.findall(r"\]\((.*?)\)", (HERE.parent / readme).read_text())
+        self.assertTrue(links)
+        self.assertEqual([link for link in links if not link.startswith("https://")], [])
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ const HEAD: &str = "output.weight";
 /// # Errors
 /// The model is no GGUF file, the text cannot be read or is too short, the output exists or cannot be written, or the engine fails.
 pub fn imatrix(args: &ImatrixArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    check_output(&args.out, args.replace)?;
-    let (model, file) = eval::model_and_file(&args.words, args.model.as_deref(), args.file.as_deref())?;
+    check_output(&args.out, args.write.replace)?;
+    let (model, file) = eval::model_and_file(&args.text)?;
     let mut importance = Importance::new(args.ctx as u32);
     for earlier in &args.in_file {
         let read = Importance::read(earlier).map_err(|error| Failure::from_error(&error))?;
@@ -71,7 +71,7 @@ pub fn imatrix(args: &ImatrixArgs, library: &LibrarySettings, terminal: Terminal
         ..defaults
     };
     let squares = Arc::new(InputSquares::default());
-    let cpu = devices::cpu_with_squares(args.threads.threads, squares.clone());
+    let cpu = devices::cpu_with_squares(args.write.threads.threads, squares.clone());
     let loaded = load::start_on(model.clone(), options, false, cpu, terminal)?;
     squares.clear();
     let started = Instant::now();
@@ -113,7 +113,7 @@ pub fn imatrix(args: &ImatrixArgs, library: &LibrarySettings, terminal: Terminal
         let tensors = units::plural(mixed.len(), "tensor");
         terminal.note(&format!("note: {tensors} are multiplied in parts with inputs of their own and have no entry, such as `{name}`"));
     }
-    if args.json {
+    if args.write.json {
         return Output::new().json(&json!({
             "file": args.out,
             "model": model.name,

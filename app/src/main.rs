@@ -89,7 +89,7 @@ fn forget_empty_variables() {
 
 fn execute(settings: &Settings) -> Outcome<()> {
     let (terminal, library) = (settings.terminal, &settings.library);
-    devices::remember_in(settings.gpu_checks.clone());
+    devices::set_checks_file(settings.gpu_checks.clone());
     match &settings.command {
         Command::Run(args) => run::run(args, library, terminal, settings.history.as_deref()),
         Command::Serve(args) => serve::serve(args, settings),

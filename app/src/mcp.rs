@@ -49,7 +49,7 @@ enum Trusted {
 }
 
 /// Environment variables that programs inherit, in upper case. All others may contain secrets, so they are not inherited.
-const PASSED: [&str; 24] = [
+const INHERITED_VARIABLES: [&str; 24] = [
     "PATH",
     "HOME",
     "USER",
@@ -77,11 +77,11 @@ const PASSED: [&str; 24] = [
 ];
 
 /// Returns the variables of an environment that programs inherit.
-pub fn passed(environment: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
-    let is_passed = |(name, _): &(OsString, OsString)| {
-        name.to_str().is_some_and(|name| PASSED.contains(&name.to_uppercase().as_str()))
+pub fn inherited(environment: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
+    let is_inherited = |(name, _): &(OsString, OsString)| {
+        name.to_str().is_some_and(|name| INHERITED_VARIABLES.contains(&name.to_uppercase().as_str()))
     };
-    environment.filter(is_passed).collect()
+    environment.filter(is_inherited).collect()
 }
 
 /// Converts the tables of a file to tool servers. Their programs inherit `environment`.
@@ -156,7 +156,8 @@ mod tests {
             mcp: Vec<McpOptions>,
         }
         let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
-        let environment = passed([("PATH".into(), "/bin".into()), ("SECRET".into(), "1".into())].into_iter());
+        let environment =
+            inherited([("PATH".into(), "/bin".into()), ("SECRET".into(), "1".into())].into_iter());
         servers(&file.mcp, &environment).map_err(|failure| failure.message().to_owned())
     }
 

@@ -6,8 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use paguro_registry::{
-    ModelName, ModelRecord, RegistryError, Source as Origin,
+use paguro_library::{
+    LibraryError, ModelName, ModelRecord, Source as Origin,
     hub::{Choice, Reference},
     known::{self, Short},
 };
@@ -46,8 +46,8 @@ pub enum Source {
         name: String,
         /// Path of the file or folder.
         path: PathBuf,
-        /// Names of recorded parameters for requests to a server: `system`, `options` ...
-        parameters: Vec<String>,
+        /// Names of stored defaults for requests to a server: `system`, `options` ...
+        defaults: Vec<String>,
     },
 }
 
@@ -167,28 +167,28 @@ impl Missing {
 }
 
 /// Looks up a name in the library, if there is one.
-fn in_library(name: &str, library: &LibrarySettings) -> Outcome<Found> {
+fn in_library(name: &str, settings: &LibrarySettings) -> Outcome<Found> {
     let missing = |similar| Ok(Found::Missing(Missing { name: name.to_owned(), similar }));
-    let Some(registry) = library.open_existing()? else { return missing(Vec::new()) };
+    let Some(library) = settings.open_existing()? else { return missing(Vec::new()) };
     let found = |record: &ModelRecord| {
-        let path = registry.path(record).map_err(library::failure)?;
-        let parameters = record.parameters.keys().cloned().collect();
-        Ok(Found::Here(Source::Library { name: record.name.short(), path, parameters }))
+        let path = library.path(record).map_err(library::failure)?;
+        let defaults = record.defaults.keys().cloned().collect();
+        Ok(Found::Here(Source::Library { name: record.name.short(), path, defaults }))
     };
-    match registry.find(name) {
+    match library.find(name) {
         Ok(record) => found(&record),
-        Err(RegistryError::NotFound { similar, .. }) => {
+        Err(LibraryError::NotFound { similar, .. }) => {
             // The model of a short name may be stored under its repository's name.
-            let records = registry.list().map_err(library::failure)?;
+            let records = library.list().map_err(library::failure)?;
             let same = |short: Short| records.iter().find(|record| is_of(record, &short));
             match (Short::find(name).and_then(same), name.strip_suffix(":latest")) {
                 (Some(record), _) => found(record),
                 // A name without a tag matches if the library has only one model of it.
-                (None, Some(plain)) => in_library(plain, library),
+                (None, Some(plain)) => in_library(plain, settings),
                 (None, None) => missing(similar),
             }
         }
-        Err(RegistryError::BadName { .. }) => missing(Vec::new()),
+        Err(LibraryError::BadName { .. }) => missing(Vec::new()),
         Err(error) => Err(library::failure(error)),
     }
 }

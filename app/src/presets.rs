@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
+use paguro_library::{Digest, ModelRecord};
 use paguro_model::chat::{ChatTemplate, TemplateTokens};
-use paguro_registry::{Digest, ModelRecord};
 use paguro_server::ModelPreset;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -77,7 +77,7 @@ impl Preset {
     /// # Errors
     /// An unknown option, or a template that does not compile.
     pub fn check(&self) -> Outcome<()> {
-        paguro_server::check_parameters(&self.parameters(Map::new())).map_err(Failure::usage)?;
+        paguro_server::check_defaults(&self.defaults(Map::new())).map_err(Failure::usage)?;
         if let Some(source) = &self.chat_template {
             ChatTemplate::new(source, TemplateTokens::default()).map_err(Failure::usage)?;
         }
@@ -97,8 +97,8 @@ impl Preset {
         Ok(())
     }
 
-    /// Returns the default parameters of a model's requests, with those of the library in `recorded`.
-    pub fn parameters(&self, mut recorded: Map<String, Value>) -> Map<String, Value> {
+    /// Returns the defaults of a model's requests, with those of the library in `recorded`.
+    pub fn defaults(&self, mut recorded: Map<String, Value>) -> Map<String, Value> {
         if !self.options.is_empty() {
             let options = recorded.entry("options").or_insert_with(|| Map::new().into());
             if let Some(options) = options.as_object_mut() {
@@ -192,9 +192,9 @@ mod tests {
         });
         assert_eq!(Value::Object(both.to_record()), expected);
         let recorded = json!({"system": "Old", "options": {"temperature": 2, "seed": 1}});
-        let parameters = both.parameters(recorded.as_object().unwrap().clone());
+        let defaults = both.defaults(recorded.as_object().unwrap().clone());
         assert_eq!(
-            Value::Object(parameters),
+            Value::Object(defaults),
             json!({"system": "Old", "options": {"temperature": 0.5, "top_k": 3, "seed": 1}})
         );
     }

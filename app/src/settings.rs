@@ -110,7 +110,7 @@ impl Settings {
             gpu_checks: state_folder().map(|folder| folder.join("gpu-checks")),
             serve_config: config_folder().map(|folder| folder.join("serve.toml")),
             data,
-            tool_environment: mcp::passed(env::vars_os()),
+            tool_environment: mcp::inherited(env::vars_os()),
             warnings: unknown_variables(env::vars_os().filter_map(|(name, _)| name.into_string().ok())),
         }
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use paguro_registry::ModelName;
+use paguro_library::ModelName;
 
 use super::choices::KvDtype;
 

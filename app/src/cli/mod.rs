@@ -239,6 +239,22 @@ impl BatchTokensArg {
     }
 }
 
+/// The model and the text of `paguro eval` and `paguro imatrix`.
+#[derive(Args, Debug)]
+pub struct TextArgs {
+    /// The model, unless -m gives it, and the file with the text, unless -f does
+    #[arg(value_name = "MODEL | FILE", num_args = 0..=2)]
+    pub words: Vec<PathBuf>,
+
+    /// The model [default: the one inside this binary]
+    #[arg(short, long, env = "PAGURO_MODEL", value_name = "MODEL")]
+    pub model: Option<String>,
+
+    /// The file with the text
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+}
+
 /// `paguro eval`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
@@ -251,17 +267,9 @@ Examples:
   paguro eval MODEL.gguf wiki.test.raw
   paguro eval -m MODEL.gguf -f text.txt -c 2048 --chunks 8 --json")]
 pub struct EvalArgs {
-    /// The model, unless -m gives it, and the file with the text, unless -f does
-    #[arg(value_name = "MODEL | FILE", num_args = 0..=2)]
-    pub words: Vec<PathBuf>,
-
-    /// The model [default: the one inside this binary]
-    #[arg(short, long, env = "PAGURO_MODEL", value_name = "MODEL")]
-    pub model: Option<String>,
-
-    /// The file with the text
-    #[arg(short, long, value_name = "FILE")]
-    pub file: Option<PathBuf>,
+    /// See [`TextArgs`].
+    #[command(flatten)]
+    pub text: TextArgs,
 
     /// Tokens in a window
     #[arg(short, long, value_name = "TOKENS", default_value_t = 512, value_parser = choices::window)]

@@ -6,7 +6,7 @@ use clap::{
     CommandFactory, Parser,
     error::{ContextKind, ContextValue, Error, ErrorKind},
 };
-use paguro_registry::known::Short;
+use paguro_library::known::Short;
 
 use super::{Cli, foreign};
 use crate::{

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use paguro_quantize::Mixture;
 
-use super::{ThreadsArg, choices};
+use super::{TextArgs, ThreadsArg, choices};
 
 /// `paguro quantize`.
 #[derive(Args, Debug)]
@@ -67,17 +67,9 @@ Examples:
   paguro imatrix -m MODEL-BF16.gguf -f text.txt -o imatrix.gguf --chunks 100
   paguro quantize MODEL-BF16.gguf MODEL-IQ3_S.gguf --format IQ3_S --imatrix imatrix.gguf")]
 pub struct ImatrixArgs {
-    /// The model, unless -m gives it, and the file with the text, unless -f does
-    #[arg(value_name = "MODEL | FILE", num_args = 0..=2)]
-    pub words: Vec<PathBuf>,
-
-    /// The model [default: the one inside this binary]
-    #[arg(short, long, env = "PAGURO_MODEL", value_name = "MODEL")]
-    pub model: Option<String>,
-
-    /// The file with the text
-    #[arg(short, long, value_name = "FILE")]
-    pub file: Option<PathBuf>,
+    /// See [`TextArgs`].
+    #[command(flatten)]
+    pub text: TextArgs,
 
     /// The file to write
     #[arg(short, long = "output", visible_alias = "out", value_name = "OUT", default_value = "imatrix.gguf")]
@@ -107,17 +99,9 @@ pub struct ImatrixArgs {
     #[arg(long)]
     pub no_ppl: bool,
 
-    /// Replace OUT if it exists
-    #[arg(long)]
-    pub replace: bool,
-
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-
-    /// See [`ThreadsArg`].
+    /// See [`WriteArgs`].
     #[command(flatten)]
-    pub threads: ThreadsArg,
+    pub write: WriteArgs,
 }
 
 /// `paguro convert`.
@@ -143,7 +127,7 @@ pub struct ConvertArgs {
     pub write: WriteArgs,
 }
 
-/// Options of commands that write a model.
+/// Options of commands that write a file.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct WriteArgs {
     /// Replace OUT if it exists

@@ -28,12 +28,12 @@ use crate::{
 };
 
 /// File of passed checks; `None` without a home folder.
-static PASSED: OnceLock<Option<PathBuf>> = OnceLock::new();
+static CHECKS_FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
 
 /// Sets the file of passed checks.
-pub fn remember_in(file: Option<PathBuf>) {
+pub fn set_checks_file(file: Option<PathBuf>) {
     // Set once, at the start.
-    let _ = PASSED.set(file);
+    let _ = CHECKS_FILE.set(file);
 }
 
 /// Returns the first GPU that `auto` may choose.
@@ -100,7 +100,7 @@ impl Checked {
         let (program, weights) = excerpt(program, weights);
         let Capacity { description, .. } = self.0.capacity();
         let key = key(&description, &self.0.numerics(), &program, &weights, &limits);
-        let file = PASSED.get().and_then(Option::as_deref);
+        let file = CHECKS_FILE.get().and_then(Option::as_deref);
         // Kernels may change between builds with assertions.
         if !cfg!(debug_assertions) && file.is_some_and(|file| has(file, &key)) {
             return Ok(());

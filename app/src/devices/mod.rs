@@ -44,8 +44,8 @@ pub struct Chosen {
 const CPU_NUMERICS: &str = "exact: a token's logits are the same bits whatever else runs with it";
 
 /// Sets the file in which passed checks of GPUs are stored.
-pub fn remember_in(file: Option<PathBuf>) {
-    gpu::remember_in(file);
+pub fn set_checks_file(file: Option<PathBuf>) {
+    gpu::set_checks_file(file);
 }
 
 impl fmt::Debug for Chosen {
@@ -172,7 +172,7 @@ mod gpu {
         failure::{Failure, Outcome},
     };
 
-    pub fn remember_in(_file: Option<PathBuf>) {}
+    pub fn set_checks_file(_file: Option<PathBuf>) {}
 
     pub fn automatic() -> Option<usize> {
         None

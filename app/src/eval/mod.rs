@@ -15,7 +15,7 @@ use paguro_model::tokenizer::{SpecialTokens, Tokenizer};
 use serde_json::json;
 
 use crate::{
-    cli::EvalArgs,
+    cli::{EvalArgs, TextArgs},
     failure::{Failure, Outcome},
     load,
     models::Source,
@@ -37,7 +37,7 @@ const LOGIT_BYTES: usize = 64 << 20;
 /// # Errors
 /// The text cannot be read or is too short, or the engine fails.
 pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    let (model, file) = model_and_file(&args.words, args.model.as_deref(), args.file.as_deref())?;
+    let (model, file) = model_and_file(&args.text)?;
     let source = Source::find(model.as_deref(), library)?;
     let text = read(file)?;
     let arrangement =
@@ -112,14 +112,13 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
 }
 
 /// Returns the model, if named, and the file with the text: `MODEL FILE`, `FILE`, or flags.
-pub fn model_and_file<'a>(
-    words: &'a [PathBuf],
-    model: Option<&'a str>,
-    file: Option<&'a Path>,
-) -> Outcome<(Option<Cow<'a, str>>, &'a Path)> {
+///
+/// # Errors
+/// There is no text, or two.
+pub fn model_and_file(args: &TextArgs) -> Outcome<(Option<Cow<'_, str>>, &Path)> {
     let word = |path: &'_ PathBuf| path.to_string_lossy().into_owned();
-    let flag = model.map(Cow::Borrowed);
-    match (words, file) {
+    let flag = args.model.as_deref().map(Cow::Borrowed);
+    match (&args.words[..], args.file.as_deref()) {
         ([], Some(file)) => Ok((flag, file)),
         ([model], Some(file)) => Ok((Some(word(model).into()), file)),
         ([file], None) => Ok((flag, file)),

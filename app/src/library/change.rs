@@ -1,6 +1,6 @@
 //! `paguro rm`, `paguro cp` and `paguro prune`.
 
-use paguro_registry::{Registry, RegistryError};
+use paguro_library::{Library, LibraryError};
 
 use super::{empty, failure, failure_of, usable};
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 /// # Errors
 /// A name is ambiguous, or unknown without `--force`. The models before it are already removed then.
 pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
-    let Some(registry) = settings.open_existing()? else {
+    let Some(library) = settings.open_existing()? else {
         if args.force {
             return Ok(());
         }
@@ -25,8 +25,8 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
     };
     let mut out = Output::new();
     for name in &args.names {
-        let removed = match registry.remove(name) {
-            Err(RegistryError::NotFound { .. }) if args.force => continue,
+        let removed = match library.remove(name) {
+            Err(LibraryError::NotFound { .. }) if args.force => continue,
             removed => removed.map_err(|error| failure_of(name, error))?,
         };
         let freed = match removed.freed {
@@ -48,8 +48,8 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
 /// The model is unknown, or the new name is taken.
 pub fn cp(args: &CpArgs, settings: &LibrarySettings) -> Outcome<()> {
     usable(&args.to)?;
-    let registry = settings.open()?;
-    let record = registry.copy(&args.from, &args.to, args.replace);
+    let library = settings.open()?;
+    let record = library.copy(&args.from, &args.to, args.replace);
     let record = record.map_err(|error| failure_of(&args.from, error))?;
     Output::new().line(record.name.short())
 }
@@ -59,13 +59,13 @@ pub fn cp(args: &CpArgs, settings: &LibrarySettings) -> Outcome<()> {
 /// # Errors
 /// Another process writes to the library, or, without `--force`, the catalogue has lost models.
 pub fn prune(args: &PruneArgs, settings: &LibrarySettings) -> Outcome<()> {
-    let registry = match (settings.open_existing(), &settings.root) {
+    let library = match (settings.open_existing(), &settings.root) {
         // With `--force`, a lost or damaged catalogue is replaced by an empty one, so all files are unused.
-        (Err(_), Some(root)) if args.force => Some(Registry::open_anew(root).map_err(failure)?),
-        (registry, _) => registry?,
+        (Err(_), Some(root)) if args.force => Some(Library::open_anew(root).map_err(failure)?),
+        (library, _) => library?,
     };
-    let pruned = match registry {
-        Some(registry) => registry.prune(args.force).map_err(failure)?,
+    let pruned = match library {
+        Some(library) => library.prune(args.force).map_err(failure)?,
         None => Default::default(),
     };
     let (files, bytes) = (units::plural(pruned.files, "file"), units::bytes(pruned.bytes));

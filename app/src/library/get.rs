@@ -2,8 +2,8 @@
 
 use std::{cell::RefCell, error::Error, path::Path};
 
-use paguro_registry::{
-    Cancel, Details, ImportOptions, ModelName, ModelRecord, PullOptions, RegistryError, hub::Reference, known,
+use paguro_library::{
+    Cancel, Details, ImportOptions, LibraryError, ModelName, ModelRecord, PullOptions, hub::Reference, known,
 };
 
 use super::{failure, inspect_with_chat, progress::Bars, usable};
@@ -41,20 +41,25 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     args.name.as_ref().map(usable).transpose()?;
     let name = args.name.clone().or(name);
     let record = download(&reference, name, settings, terminal, &Interrupt::install()?)?;
-    report(&record, terminal)?;
-    match &record.details.problem {
+    print_summary(&record, terminal)?;
+    match cannot_run(&record) {
         None => Ok(()),
-        Some(problem) => {
+        Some(text) if args.force => {
+            terminal.status(&text);
+            Ok(())
+        }
+        Some(text) => {
             let name = record.name.short();
-            let text = format!("this version of Paguro cannot run `{name}`: {problem}");
-            if args.force {
-                terminal.status(&text);
-                return Ok(());
-            }
             Err(Failure::new(text)
-                .hint(format!("it stays in the library; to remove it, run paguro rm {name}")))
+                .hint(format!("`paguro search` lists other models; to remove this one: paguro rm {name}")))
         }
     }
+}
+
+/// Returns a message with the reason for which this version cannot run the model; `None` if it can.
+fn cannot_run(record: &ModelRecord) -> Option<String> {
+    let problem = record.details.problem.as_ref()?;
+    Some(format!("this version of Paguro cannot run `{}`: {problem}", record.name.short()))
 }
 
 /// Downloads a model into the library.
@@ -69,7 +74,7 @@ pub fn download(
     interrupt: &Interrupt,
 ) -> Outcome<ModelRecord> {
     let hub = settings.hub()?;
-    let registry = settings.open()?;
+    let library = settings.open()?;
     let cancel = Cancel::default();
     let stop = cancel.clone();
     let _armed = interrupt.on_press(move || stop.cancel());
@@ -77,13 +82,13 @@ pub fn download(
     let bars = Bars::new(terminal, "getting");
     let chat = ChatCheck::default();
     let inspect = |path: &Path| chat.inspect(path);
-    let result = registry.pull(&hub, reference, &options, &inspect, &|progress| bars.show(progress));
+    let result = library.pull(&hub, reference, &options, &inspect, &|progress| bars.show(progress));
     drop(bars);
-    if matches!(result, Err(RegistryError::Cancelled)) {
+    if matches!(result, Err(LibraryError::Cancelled)) {
         terminal.note("stopped; the same command goes on from here");
     }
     let record = result.map_err(failure)?;
-    chat.report(&record, terminal);
+    chat.warn(&record, terminal);
     Ok(record)
 }
 
@@ -100,7 +105,7 @@ impl ChatCheck {
     }
 
     /// Prints a warning if the chat template of the model does not compile.
-    fn report(&self, record: &ModelRecord, terminal: Terminal) {
+    fn warn(&self, record: &ModelRecord, terminal: Terminal) {
         if let Some(problem) = self.0.take() {
             let name = record.name.short();
             terminal.status(&format!("{name} cannot chat: {problem}"));
@@ -116,7 +121,7 @@ impl ChatCheck {
 /// The path has no model, the name is taken, or Ctrl-C is pressed.
 pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     args.name.as_ref().map(usable).transpose()?;
-    let registry = settings.open()?;
+    let library = settings.open()?;
     let (cancel, interrupt) = (Cancel::default(), Interrupt::install()?);
     let stop = cancel.clone();
     let _armed = interrupt.on_press(move || stop.cancel());
@@ -129,27 +134,27 @@ pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal)
     };
     let bars = Bars::new(terminal, if args.copy { "copying" } else { "reading" });
     let chat = ChatCheck::default();
-    let result = registry.import(&args.path, &options, &|path| chat.inspect(path), &|progress| {
+    let result = library.import(&args.path, &options, &|path| chat.inspect(path), &|progress| {
         bars.show(progress);
     });
     drop(bars);
     let record = result.map_err(|error| match error {
-        RegistryError::NameTaken { name } => {
+        LibraryError::NameTaken { name } => {
             Failure::usage(format!("the library has a model `{name}` already"))
                 .hint("--name gives another name, --replace takes its place")
         }
         error => failure(error),
     })?;
-    report(&record, terminal)?;
-    if let Some(problem) = &record.details.problem {
-        terminal.status(&format!("this version of Paguro cannot run it: {problem}"));
+    print_summary(&record, terminal)?;
+    if let Some(text) = cannot_run(&record) {
+        terminal.status(&text);
     }
-    chat.report(&record, terminal);
+    chat.warn(&record, terminal);
     Ok(())
 }
 
 /// Prints the name, size and quantization of the model.
-fn report(record: &ModelRecord, terminal: Terminal) -> Outcome<()> {
+fn print_summary(record: &ModelRecord, terminal: Terminal) -> Outcome<()> {
     let (name, size) = (record.name.short(), units::bytes(record.size()));
     Output::new().line(format_args!("{name} ({size}, {})", record.details.quantization))?;
     if record.details.problem.is_none() {

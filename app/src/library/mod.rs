@@ -15,11 +15,11 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use paguro_model::{LoadOptions, ModelError, ModelFile};
-use paguro_registry::{
-    Details, ModelName, Registry, RegistryError,
+use paguro_library::{
+    Details, Library, LibraryError, ModelName,
     hub::{Hub, HubOptions},
 };
+use paguro_model::{LoadOptions, ModelError, ModelFile};
 
 pub use change::{cp, prune, rm};
 pub use get::{download, import, pull};
@@ -35,24 +35,24 @@ use crate::{
 };
 
 /// Time without an answer after which a search fails.
-const SHORT_SILENCE: Duration = Duration::from_secs(8);
+const SHORT_TIMEOUT: Duration = Duration::from_secs(8);
 
 impl LibrarySettings {
     /// Opens the library, and creates it if necessary.
     ///
     /// # Errors
     /// There is no folder for it, or it cannot be opened.
-    pub fn open(&self) -> Outcome<Registry> {
-        Registry::open(self.root()?).map_err(failure)
+    pub fn open(&self) -> Outcome<Library> {
+        Library::open(self.root()?).map_err(failure)
     }
 
     /// Opens the library if it exists.
     ///
     /// # Errors
     /// The library cannot be opened.
-    pub fn open_existing(&self) -> Outcome<Option<Registry>> {
+    pub fn open_existing(&self) -> Outcome<Option<Library>> {
         match &self.root {
-            Some(root) => Registry::open_existing(root).map_err(failure),
+            Some(root) => Library::open_existing(root).map_err(failure),
             None => Ok(None),
         }
     }
@@ -75,7 +75,7 @@ impl LibrarySettings {
     /// # Errors
     /// As for [`Self::hub`].
     pub fn impatient_hub(&self) -> Outcome<Hub> {
-        self.hub_with(HubOptions { retries: 0, silence: SHORT_SILENCE, ..HubOptions::default() })
+        self.hub_with(HubOptions { retries: 0, read_timeout: SHORT_TIMEOUT, ..HubOptions::default() })
     }
 
     fn hub_with(&self, defaults: HubOptions) -> Outcome<Hub> {
@@ -128,12 +128,13 @@ fn inspect_with_chat(path: &Path) -> Result<(Details, Option<String>), Box<dyn E
 }
 
 /// Converts an error of the library to a failure.
-pub fn failure(error: RegistryError) -> Failure {
-    use RegistryError as E;
+pub fn failure(error: LibraryError) -> Failure {
+    use LibraryError as E;
     match error {
         E::Unreachable { .. } => Failure::new(error)
             .hint("is this machine online? HTTPS_PROXY (a proxy) and HF_ENDPOINT (another hub) are honoured"),
-        E::CannotRun { .. } => Failure::new(error).hint("--force imports it anyway"),
+        E::CannotRun { .. } => Failure::new(error)
+            .hint("`paguro search` lists other models; --force imports this one anyway, for a later version"),
         E::Cancelled => Failure::interrupted(),
         E::NotFound { .. }
         | E::Ambiguous { .. }
@@ -153,7 +154,7 @@ fn empty(name: &str) -> Failure {
 }
 
 /// Converts the library's error about a model of this name.
-fn failure_of(name: &str, error: RegistryError) -> Failure {
+fn failure_of(name: &str, error: LibraryError) -> Failure {
     or_embedded(failure(error), name)
 }
 

@@ -1,6 +1,6 @@
 //! `paguro preset`.
 
-use paguro_registry::{ModelName, ModelRecord, Registry};
+use paguro_library::{Library, ModelName, ModelRecord};
 use serde_json::{Value, json};
 
 use super::{empty, failure, failure_of};
@@ -18,19 +18,19 @@ use crate::{
 /// # Errors
 /// The model is unknown, a value is invalid, or an alias is taken.
 pub fn preset(args: &PresetArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    let Some(registry) = settings.open_existing()? else {
+    let Some(library) = settings.open_existing()? else {
         return Err(empty(&args.name));
     };
-    let mut record = registry.find(&args.name).map_err(|error| failure_of(&args.name, error))?;
+    let mut record = library.find(&args.name).map_err(|error| failure_of(&args.name, error))?;
     if args.clear || args.changes() {
         // Without --clear, a preset that cannot be read is not replaced.
         let old = if args.clear { Preset::default() } else { Preset::of(&record).map_err(Failure::new)? };
         let new = changed(args, old)?;
         new.check()?;
         for alias in &args.aliases {
-            check_alias(alias, &record, &registry)?;
+            check_alias(alias, &record, &library)?;
         }
-        record = registry.set_extra(&args.name, new.to_record()).map_err(failure)?;
+        record = library.set_extra(&args.name, new.to_record()).map_err(failure)?;
     }
     let preset = Preset::of(&record).map_err(Failure::new)?;
     let mut out = Output::new();
@@ -71,12 +71,12 @@ fn changed(args: &PresetArgs, old: Preset) -> Outcome<Preset> {
 }
 
 /// Refuses an alias that hides a model or is hidden by one.
-fn check_alias(alias: &ModelName, of: &ModelRecord, registry: &Registry) -> Outcome<()> {
+fn check_alias(alias: &ModelName, of: &ModelRecord, library: &Library) -> Outcome<()> {
     let alias = alias.short();
     if is_embedded(&alias) {
         return Err(Failure::usage(format!("`{alias}` is the model inside this binary")));
     }
-    match registry.find(&alias) {
+    match library.find(&alias) {
         Ok(other) if other.name != of.name => {
             let failure = Failure::usage(format!("`{alias}` is the model {} already", other.name.short()));
             Err(failure.hint("choose another name"))

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use paguro_registry::Progress;
+use paguro_library::Progress;
 
 use crate::{settings::Terminal, units};
 
@@ -74,7 +74,7 @@ impl Bars {
                         units::plural(files.len(), "file")
                     ));
                 }
-                let bar = |file: &paguro_registry::Transfer| {
+                let bar = |file: &paguro_library::Transfer| {
                     let bar = ProgressBar::hidden().with_style(self.styles[0].clone());
                     bar.set_length(file.size);
                     FileBar { bar: bar.with_prefix(file.name.clone()), shows: Shows::Bytes }

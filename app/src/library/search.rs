@@ -1,6 +1,6 @@
 //! `paguro search`: models that can be pulled.
 
-use paguro_registry::{
+use paguro_library::{
     Cancel,
     hub::Found,
     known::{self, KnownModel},

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use humantime::format_rfc3339_millis;
-use paguro_registry::{ModelRecord, Source};
+use paguro_library::{ModelRecord, Source};
 use serde_json::{Value, json};
 
 use super::{VERSION, empty, failure, failure_of, inspect};
@@ -22,7 +22,7 @@ use crate::{
 /// The library cannot be read.
 pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let models = match settings.open_existing()? {
-        Some(registry) => registry.list_with_problems(&VERSION, &inspect).map_err(failure)?,
+        Some(library) => library.list_with_problems(&VERSION, &inspect).map_err(failure)?,
         None => Vec::new(),
     };
     let mut out = Output::new();
@@ -61,11 +61,11 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
 /// # Errors
 /// The name is unknown or ambiguous.
 pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    let Some(registry) = settings.open_existing()? else {
+    let Some(library) = settings.open_existing()? else {
         return Err(empty(&args.name));
     };
-    let model = registry.find(&args.name).map_err(|error| failure_of(&args.name, error))?;
-    let path = registry.path(&model).map_err(|error| error.to_string());
+    let model = library.find(&args.name).map_err(|error| failure_of(&args.name, error))?;
+    let path = library.path(&model).map_err(|error| error.to_string());
     let unusable = model.details.problem.as_ref().map(|problem| format!("cannot run: {problem}"));
     let mut out = Output::new();
     if args.json {
@@ -97,7 +97,7 @@ pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         }
         Err(problem) => row("problem", problem)?,
     }
-    for (name, value) in &model.parameters {
+    for (name, value) in &model.defaults {
         row("default", format!("{name} = {value}"))?;
     }
     for (name, value) in
@@ -133,7 +133,7 @@ fn as_json(model: &ModelRecord) -> Value {
         "digest": model.digest().to_string(),
         "created_at": format_rfc3339_millis(model.created_at).to_string(),
         "modified_at": format_rfc3339_millis(model.modified_at).to_string(),
-        "defaults": model.parameters,
+        "defaults": model.defaults,
         "preset": model.extra,
         "files": files.map(|file| json!({
             "name": file.name,

@@ -1,6 +1,6 @@
 //! `paguro verify` and `paguro rebuild`.
 
-use paguro_registry::{Cancel, Finding, Registry, Repair, Restored, Verified, VerifyOptions};
+use paguro_library::{Cancel, Finding, Library, Repair, Restored, Verified, VerifyOptions};
 use serde_json::{Value, json};
 
 use super::{empty, failure, failure_of, inspect, progress::Bars};
@@ -18,8 +18,8 @@ use crate::{
 /// # Errors
 /// The name is unknown, files are damaged and not repaired, or Ctrl-C.
 pub fn verify(args: &VerifyArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    let registry = match (settings.open_existing()?, &args.name) {
-        (Some(registry), _) => registry,
+    let library = match (settings.open_existing()?, &args.name) {
+        (Some(library), _) => library,
         (None, Some(name)) => return Err(empty(name)),
         (None, None) => return report(args, &Verified::default(), terminal),
     };
@@ -29,7 +29,7 @@ pub fn verify(args: &VerifyArgs, settings: &LibrarySettings, terminal: Terminal)
     let _armed = interrupt.on_press(move || stop.cancel());
     let bars = Bars::new(terminal, "reading");
     let options = VerifyOptions { name: args.name.as_deref(), repair: hub.as_ref() };
-    let verified = registry.verify(&options, &cancel, &|progress| bars.show(progress));
+    let verified = library.verify(&options, &cancel, &|progress| bars.show(progress));
     drop(bars);
     let name = args.name.as_deref().unwrap_or_default();
     report(args, &verified.map_err(|error| failure_of(name, error))?, terminal)
@@ -108,7 +108,7 @@ pub fn rebuild(args: &RebuildArgs, settings: &LibrarySettings, terminal: Termina
     let stop = cancel.clone();
     let _armed = interrupt.on_press(move || stop.cancel());
     let bars = Bars::new(terminal, "reading");
-    let rebuilt = Registry::rebuild(root, &inspect, &cancel, &|progress| bars.show(progress));
+    let rebuilt = Library::rebuild(root, &inspect, &cancel, &|progress| bars.show(progress));
     drop(bars);
     let rebuilt = rebuilt.map_err(failure)?;
     let mut out = Output::new();

@@ -4,10 +4,10 @@ use std::{io::Write, path::Path, time::Instant};
 
 use clap::{Parser, error::ErrorKind};
 use paguro_engine::SubmitError;
-use paguro_registry::ModelRecord;
+use paguro_library::ModelRecord;
 
 use super::{
-    Asked, Running,
+    Invocation, Running,
     answer::{Answer, follow},
     commands::{self, Entry},
     editor::ChatEditor,
@@ -31,7 +31,7 @@ const SWITCHES: [&str; 1] = ["ignore-eos"];
 
 /// State of a chat.
 pub struct Chat<'a> {
-    asked: Asked<'a>,
+    invocation: Invocation<'a>,
     running: Running,
     conversation: Conversation,
     /// Conversation that was last saved to the session's file.
@@ -52,16 +52,16 @@ struct SetLine {
 
 impl<'a> Chat<'a> {
     /// Creates a chat.
-    pub fn new(asked: Asked<'a>, running: Running) -> Self {
-        let conversation = asked.conversation();
-        let sampling = asked.args.sampling.clone();
+    pub fn new(invocation: Invocation<'a>, running: Running) -> Self {
+        let conversation = invocation.conversation();
+        let sampling = invocation.args.sampling.clone();
         Self {
             kept: conversation.clone(),
-            asked,
+            invocation,
             running,
             conversation,
             sampling,
-            verbose: asked.terminal.verbose,
+            verbose: invocation.terminal.verbose,
             out: Output::new(),
         }
     }
@@ -75,7 +75,7 @@ impl<'a> Chat<'a> {
         let values = values.chain(["system", "verbose"].map(str::to_owned)).collect();
         let mut editor = ChatEditor::new(history, values, self.model_names())?;
         self.greet();
-        while let Some(typed) = editor.read(self.asked.terminal)? {
+        while let Some(typed) = editor.read(self.invocation.terminal)? {
             match Entry::parse(&typed) {
                 Entry::Empty => {}
                 Entry::Exit => break,
@@ -92,7 +92,7 @@ impl<'a> Chat<'a> {
     /// Saves the conversation to the session's file if it has changed.
     fn keep(&mut self) {
         if self.kept != self.conversation {
-            match self.asked.keep(&self.running, &self.conversation) {
+            match self.invocation.keep(&self.running, &self.conversation) {
                 Ok(()) => self.kept.clone_from(&self.conversation),
                 Err(failure) => self.say(&failure),
             }
@@ -126,7 +126,7 @@ impl<'a> Chat<'a> {
             }
             Entry::Model(None) => self.note(&format!("The model is {}.", self.running.name)),
             Entry::Model(Some(name)) => {
-                let running = self.asked.open(&name).map(|running| {
+                let running = self.invocation.open(&name).map(|running| {
                     self.running = running;
                     format!("The conversation goes on with {}.", self.running.name)
                 });
@@ -139,7 +139,7 @@ impl<'a> Chat<'a> {
             }
             Entry::Values => self.list_values(),
             Entry::Set { name, value } => self.set(&name, value.as_deref()),
-            Entry::Help => self.asked.terminal.table(&commands::help()),
+            Entry::Help => self.invocation.terminal.table(&commands::help()),
             Entry::Wrong(problem) => self.note(&problem),
             Entry::Message(_) | Entry::Regenerate | Entry::Show | Entry::Exit | Entry::Empty => {}
         }
@@ -152,15 +152,17 @@ impl<'a> Chat<'a> {
         };
         if self.conversation.len() > 0 {
             let messages = units::plural(self.conversation.len(), "message");
-            self.asked.terminal.status(&format!("the conversation goes on after {messages}"));
+            self.invocation.terminal.status(&format!("the conversation goes on after {messages}"));
         }
-        self.asked.terminal.status(&format!("{}{what} · /help for help, Ctrl-D to leave", self.running.name));
+        self.invocation
+            .terminal
+            .status(&format!("{}{what} · /help for help, Ctrl-D to leave", self.running.name));
     }
 
     /// Returns the names that `/model` completes.
     fn model_names(&self) -> Vec<String> {
-        let records: Vec<ModelRecord> = match self.asked.library.open_existing() {
-            Ok(Some(registry)) => registry.list().unwrap_or_default(),
+        let records: Vec<ModelRecord> = match self.invocation.library.open_existing() {
+            Ok(Some(library)) => library.list().unwrap_or_default(),
             // Without a library, only the embedded model is completed.
             _ => Vec::new(),
         };
@@ -235,7 +237,7 @@ impl<'a> Chat<'a> {
         request.lasting_tokens = lasting_tokens;
         request.constraint = self.running.constraint.clone();
         let seed = (request.sampling.temperature > 0.0).then_some(request.sampling.seed);
-        let mut reading = progress::reading(&self.asked.terminal, &loaded.handle, request.prompt.len());
+        let mut reading = progress::reading(&self.invocation.terminal, &loaded.handle, request.prompt.len());
         let submitted = Instant::now();
         let generation = match loaded.handle.generate(request) {
             Ok(generation) => generation,
@@ -247,7 +249,7 @@ impl<'a> Chat<'a> {
             }
         };
         let canceller = generation.canceller();
-        let armed = self.asked.interrupt.on_press(move || canceller.cancel());
+        let armed = self.invocation.interrupt.on_press(move || canceller.cancel());
         let out = &mut self.out;
         let answer = follow(generation, 1, submitted, |piece| {
             reading.take();
@@ -265,7 +267,7 @@ impl<'a> Chat<'a> {
         let line =
             if self.verbose { Some(answer.status(&self.running.name, seed)) } else { answer.remarks() };
         if let Some(line) = line {
-            self.asked.terminal.status(&line);
+            self.invocation.terminal.status(&line);
         }
         // The text of a stopped answer stays in the conversation.
         self.conversation
@@ -313,7 +315,7 @@ impl<'a> Chat<'a> {
     }
 
     fn list_values(&self) {
-        self.asked.terminal.table(&self.values());
+        self.invocation.terminal.table(&self.values());
         self.note("/set NAME VALUE changes one; a name may be shortened.");
     }
 
@@ -386,12 +388,12 @@ impl<'a> Chat<'a> {
                 ),
             ),
         ];
-        self.asked.terminal.table(&rows.map(|(name, value)| (name.to_owned(), value)));
+        self.invocation.terminal.table(&rows.map(|(name, value)| (name.to_owned(), value)));
         Ok(())
     }
 
     fn note(&self, text: &str) {
-        self.asked.terminal.note(text);
+        self.invocation.terminal.note(text);
     }
 
     /// Prints the result of a command.
@@ -403,7 +405,7 @@ impl<'a> Chat<'a> {
     }
 
     fn say(&self, failure: &Failure) {
-        if let Some(report) = failure.report(self.asked.terminal.color_errors) {
+        if let Some(report) = failure.report(self.invocation.terminal.color_errors) {
             let _ = std::io::stderr().write_all(report.as_bytes());
         }
     }

@@ -44,7 +44,7 @@ const DEFAULT_CONTEXT: usize = 65_536;
 
 /// Arguments, settings and terminal of a run.
 #[derive(Clone, Copy)]
-pub struct Asked<'a> {
+pub struct Invocation<'a> {
     args: &'a RunArgs,
     library: &'a LibrarySettings,
     terminal: Terminal,
@@ -86,26 +86,26 @@ pub fn run(
 ) -> Outcome<()> {
     let interrupt = &Interrupt::install()?;
     let session = args.session.as_ref().map(|name| Session::open(name, library)).transpose()?;
-    let asked = Asked { args, library, terminal, interrupt, session: session.as_ref() };
-    let (source, prompt) = asked.what_to_run()?;
+    let invocation = Invocation { args, library, terminal, interrupt, session: session.as_ref() };
+    let (source, prompt) = invocation.model_and_prompt()?;
     // Errors of the model are reported before input is read.
-    let opened = asked.open_source(&source)?;
+    let opened = invocation.open_source(&source)?;
     let prompt = with_standard_input(prompt, terminal)?;
     if prompt.is_none() && (args.json || args.branches > 1) {
         let flag = if args.json { "--json" } else { "--branches" };
         let failure = Failure::usage(format!("{flag} needs a prompt; a chat has none"));
         return Err(failure.hint("give the prompt as an argument, or on standard input"));
     }
-    let running = asked.start(&source, opened)?;
+    let running = invocation.start(&source, opened)?;
     match prompt {
-        Some(prompt) => once::answer(asked, &running, prompt),
-        None => Chat::new(asked, running).run(history),
+        Some(prompt) => once::answer(invocation, &running, prompt),
+        None => Chat::new(invocation, running).run(history),
     }
 }
 
-impl Asked<'_> {
+impl Invocation<'_> {
     /// Splits the words into model and prompt. Offers to download a missing model.
-    fn what_to_run(&self) -> Outcome<(Source, Option<String>)> {
+    fn model_and_prompt(&self) -> Outcome<(Source, Option<String>)> {
         let args = self.args;
         let flag = match &args.file {
             Some(file) => Some(eval::read(file)?),
@@ -177,12 +177,12 @@ impl Asked<'_> {
 
     /// Opens a model and selects the prompt style.
     fn open_source(&self, source: &Source) -> Outcome<Opened> {
-        if let Source::Library { name, parameters, .. } = source
-            && !parameters.is_empty()
+        if let Source::Library { name, defaults, .. } = source
+            && !defaults.is_empty()
         {
-            let parameters = parameters.join(", ");
+            let defaults = defaults.join(", ");
             self.terminal
-                .note(&format!("`run` does not use what is recorded with {name} for servers: {parameters}"));
+                .note(&format!("`run` does not use what is recorded with {name} for servers: {defaults}"));
         }
         let context = Some(self.args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0);
         let weights = self.session.and_then(|session| session.weights(source));

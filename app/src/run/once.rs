@@ -6,7 +6,7 @@ use paguro_engine::FinishReason;
 use serde_json::json;
 
 use super::{
-    Asked, Running,
+    Invocation, Running,
     answer::{Answer, Piece, follow},
     progress, refused, sampling,
 };
@@ -20,11 +20,11 @@ use crate::{
 ///
 /// # Errors
 /// The engine refuses the request, or Ctrl-C after all output has been printed.
-pub fn answer(asked: Asked<'_>, running: &Running, prompt: String) -> Outcome<()> {
-    let Asked { args, terminal, interrupt, .. } = asked;
+pub fn answer(invocation: Invocation<'_>, running: &Running, prompt: String) -> Outcome<()> {
+    let Invocation { args, terminal, interrupt, .. } = invocation;
     let Running { name, loaded, style, constraint, .. } = running;
     let model = &loaded.model;
-    let mut conversation = asked.conversation();
+    let mut conversation = invocation.conversation();
     conversation.ask(prompt);
     let mut request = sampling::request(conversation.tokens(model, *style)?, &args.sampling, model);
     request.lasting_tokens = conversation.lasting_tokens(model, *style, request.prompt.len());
@@ -55,7 +55,7 @@ pub fn answer(asked: Asked<'_>, running: &Running, prompt: String) -> Outcome<()
     if let Some(branch) = answer.branches.first() {
         // The text of a stopped answer belongs to the conversation.
         conversation.answer(branch.text.clone());
-        asked.keep(running, &conversation)?;
+        invocation.keep(running, &conversation)?;
     }
     if args.json {
         let mut result = answer.json(model, seed, loaded.time);

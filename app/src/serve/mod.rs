@@ -19,7 +19,7 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use paguro_engine::HostMemory;
 use paguro_server::{
-    HttpLimits, KeyFile, KvEvents, KvEventsSettings, Library, Listen, ModelSource, Residency, Server,
+    HttpLimits, KeyFile, KvEvents, KvEventsSettings, LibraryService, Listen, ModelSource, Residency, Server,
     ServerSettings,
 };
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
@@ -109,8 +109,8 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
         (Some(bytes), true) => bytes.0.min(free),
         (Some(bytes), false) => bytes.0,
     };
-    let library = open_library(&program.library)?;
-    let registry = library.as_ref().map(|library| library.registry.clone());
+    let service = open_library(&program.library)?;
+    let library = service.as_ref().map(|service| service.library.clone());
     let store = disk::open(&options, &program.library);
     let host = host_memory(&options, on_gpu);
     let (events, receiver) = match kv_events(&options)? {
@@ -121,7 +121,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
         None => (None, None),
     };
     let models =
-        ServedModels::new(&options, on, memory, &program.library, registry, Tiers { host, store, events })?;
+        ServedModels::new(&options, on, memory, &program.library, library, Tiers { host, store, events })?;
     let models = Arc::new(models);
     let mut settings = server_settings(&options, memory, program.keys_file()?)?;
     settings.mcp = mcp::servers(&options.mcp, &program.tool_environment)?;
@@ -130,7 +130,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     settings.devices.push(shown_device);
     settings.shown = shown::settings(&args.given, &config, &options, &settings);
     let (opens_page, has_page) = (options.open.unwrap_or(false), settings.ui);
-    let server = Server::new(settings, models.clone(), library);
+    let server = Server::new(settings, models.clone(), service);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(async {
@@ -196,17 +196,17 @@ fn say_models(models: &dyn ModelSource, memory: u64) {
 
 /// Opens the library; `None` without a home folder or if it is unusable. The embedded model and named files do not need
 /// it.
-fn open_library(settings: &LibrarySettings) -> Outcome<Option<Library>> {
+fn open_library(settings: &LibrarySettings) -> Outcome<Option<LibraryService>> {
     if settings.root.is_none() {
         return Ok(None);
     }
     let hub = settings.hub()?.into();
     match settings.open() {
-        Ok(registry) => {
-            if let Some(problem) = registry.not_writable() {
+        Ok(library) => {
+            if let Some(problem) = library.not_writable() {
                 tracing::warn!("{problem}");
             }
-            Ok(Some(Library::new(registry.into(), hub, library::inspect)))
+            Ok(Some(LibraryService::new(library.into(), hub, library::inspect)))
         }
         Err(failure) => {
             tracing::error!("the models of the library are not served: {}", failure.message());

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_registry::Digest;
+use paguro_library::Digest;
 
 use super::{Fixture, Random, check, model, settle, tales};
 
@@ -63,14 +63,14 @@ fn killed_changes_leave_a_sound_library() {
     f.hub.add("o/m", &[("m.gguf", &model(3, 100_000))]);
     f.hub.state().delay = 1;
     f.file("x.gguf", &model(5, 500_000));
-    let remove = |name: &str| drop(f.registry().remove(name));
+    let remove = |name: &str| drop(f.library().remove(name));
     let sound = |_: bool| drop(check(&f.root()));
     let pull = ["pull", "--force", "o/m", "--name", "pulled"];
     f.kill_often(
         &pull,
         || {
             remove("pulled");
-            f.registry().prune(false).unwrap();
+            f.library().prune(false).unwrap();
         },
         sound,
     );
@@ -79,7 +79,7 @@ fn killed_changes_leave_a_sound_library() {
     f.kill_often(&import, || remove("x"), sound);
     settle(&f);
     let ensure = |name: &str, args: &[&str]| {
-        if f.registry().find(name).is_err() {
+        if f.library().find(name).is_err() {
             f.run(args).ok();
         }
     };

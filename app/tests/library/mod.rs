@@ -2,7 +2,7 @@
 
 #[cfg(unix)]
 mod kills;
-#[path = "../../../crates/registry/tests/common/mod.rs"]
+#[path = "../../../crates/library/tests/common/mod.rs"]
 mod library_common;
 #[cfg(target_os = "linux")]
 mod limits;
@@ -18,7 +18,7 @@ use std::{
 use crate::common::{self, Ran};
 use expect_test::expect;
 use library_common::{Fixture, check, count_files, hub::Fault};
-use paguro_registry::{Pruned, Registry};
+use paguro_library::{Library, Pruned};
 
 impl Fixture {
     fn command(&self, args: &[&str]) -> Command {
@@ -114,6 +114,18 @@ fn a_model_is_pulled_listed_renamed_and_removed() {
         0 files removed (0 B freed)
         exit 0"#]]
     .assert_eq(&f.words(&["prune"]));
+    fs::write(f.folder.path().join("own.gguf"), model(3, 50)).unwrap();
+    expect![[r#"
+        error: this version of Paguro cannot run `own.gguf`: the metadata has no `llama.block_count`
+        hint: `paguro search` lists other models; --force imports this one anyway, for a later version
+        exit 1"#]]
+    .assert_eq(&f.words(&["import", "own.gguf"]));
+    expect![[r#"
+        own (328 B, F32)
+        reading 1 file, 328 B
+        this version of Paguro cannot run `own`: the metadata has no `llama.block_count`
+        exit 0"#]]
+    .assert_eq(&f.words(&["import", "--force", "own.gguf"]));
 }
 
 #[test]
@@ -214,7 +226,7 @@ fn a_short_name_is_pulled_searched_and_run() {
     f.run(&["pull", "hf:Qwen/Qwen3-0.6B-GGUF"]).ok();
     assert!(run("qwen3:0.6b").err.starts_with("Qwen/Qwen3-0.6B-GGUF:"), "{:?}", run("qwen3:0.6b"));
     // The script that checks the table finds the one that is right, and says what is wrong with the others.
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/registry/src/known/check.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/library/src/known/check.py");
     match Command::new("python3").arg(script).env("HF_ENDPOINT", f.hub.endpoint()).output() {
         Err(error) => println!("skipped: no python3: {error}"),
         Ok(output) => {
@@ -356,8 +368,8 @@ fn kill(f: &Fixture, args: &[&str], wanted: usize, prepare: impl Fn()) {
 
 /// Checks that only files of models are left, and that everything works.
 fn settle(f: &Fixture) {
-    let registry = Registry::open(&f.root()).unwrap();
-    registry.prune(false).unwrap();
+    let library = Library::open(&f.root()).unwrap();
+    library.prune(false).unwrap();
     let models = check(&f.root());
     let mut digests: Vec<_> = models.iter().flat_map(|model| &model.files).map(|file| file.digest).collect();
     digests.sort();
@@ -366,7 +378,7 @@ fn settle(f: &Fixture) {
     for folder in ["partial", "tmp", "locks"] {
         assert_eq!(count_files(&f.root().join(folder)), 0, "{folder}");
     }
-    assert_eq!(registry.prune(false).unwrap(), Pruned::default());
+    assert_eq!(library.prune(false).unwrap(), Pruned::default());
 }
 
 #[test]
@@ -384,20 +396,20 @@ fn a_killed_pull_leaves_a_sound_library() {
     f.hub.add("o/one", &[("one.gguf", &model(11, 80_000))]);
     f.hub.state().delay = 4;
     let remove = || {
-        let registry = Registry::open(&f.root()).unwrap();
-        if registry.find("o/one").is_ok() {
-            registry.remove("o/one").unwrap();
+        let library = Library::open(&f.root()).unwrap();
+        if library.find("o/one").is_ok() {
+            library.remove("o/one").unwrap();
         }
         // Downloads go on with what was left, so these must not be the same pull again and again.
-        registry.prune(false).unwrap();
+        library.prune(false).unwrap();
     };
     kill(&f, &["pull", "--force", "o/one"], 20, remove);
     // And with what was left; dropped connections besides.
     for _ in 0..3 {
         f.hub.state().faults = vec![Fault::Drop(100_000); 2];
         kill(&f, &["pull", "--force", "o/one", "--name", "again"], 5, || {
-            let registry = Registry::open(&f.root()).unwrap();
-            let _ = registry.remove("again");
+            let library = Library::open(&f.root()).unwrap();
+            let _ = library.remove("again");
         });
     }
     f.run(&["pull", "--force", "o/one"]).ok();
@@ -410,12 +422,12 @@ fn a_killed_import_or_removal_leaves_a_sound_library() {
     let path = f.folder.path().join("big-F32.gguf");
     fs::write(&path, model(3, 2_000_000)).unwrap();
     let remove = || {
-        let _ = Registry::open(&f.root()).unwrap().remove("big");
+        let _ = Library::open(&f.root()).unwrap().remove("big");
     };
     kill(&f, &["import", "--force", "big-F32.gguf", "--copy"], 20, remove);
     settle(&f);
     let import = || {
-        if Registry::open(&f.root()).unwrap().find("big").is_err() {
+        if Library::open(&f.root()).unwrap().find("big").is_err() {
             f.run(&["import", "--force", "big-F32.gguf", "--copy"]).ok();
         }
     };

@@ -23,14 +23,14 @@ use futures_util::StreamExt;
 use generator::{Generator, Random};
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_engine::{Engine, EngineOptions, PageBudget};
-use paguro_model::{LoadOptions, ModelFile};
-use paguro_registry::{
-    Details, Registry,
+use paguro_library::{
+    Details, Library,
     hub::{Hub, HubOptions},
 };
+use paguro_model::{LoadOptions, ModelFile};
 use paguro_server::{
-    Arrival, Details as ModelDetails, Grant, HttpLimits, Library, LoadError, LoadPlan, Loaded, ModelEntry,
-    ModelPreset, ModelSource, Outside, Presets, Residency, Server, ServerSettings,
+    Arrival, Details as ModelDetails, Grant, HttpLimits, LibraryService, LoadError, LoadPlan, Loaded,
+    ModelEntry, ModelPreset, ModelSource, Outside, Presets, Residency, Server, ServerSettings,
 };
 use serde_json::{Map, Value};
 use tower::ServiceExt;
@@ -58,7 +58,7 @@ impl Tales {
             version,
             created: 0,
             bytes: 1,
-            parameters: Map::new(),
+            defaults: Map::new(),
             chat_template: None,
             details: ModelDetails::default(),
         }
@@ -121,7 +121,7 @@ impl ModelSource for Tales {
 }
 
 fn server(home: &Path) -> Router {
-    let registry = Registry::open(&home.join("library")).unwrap();
+    let library = Library::open(&home.join("library")).unwrap();
     // Nothing listens there.
     let hub =
         Hub::new(HubOptions { endpoint: "http://127.0.0.1:9".into(), retries: 0, ..HubOptions::default() })
@@ -146,7 +146,7 @@ fn server(home: &Path) -> Router {
         shown: Vec::new(),
         devices: Vec::new(),
     };
-    let library = Library::new(registry.into(), hub.into(), inspect);
+    let library = LibraryService::new(library.into(), hub.into(), inspect);
     Server::new(settings, Arc::new(Tales), Some(library)).router()
 }
 

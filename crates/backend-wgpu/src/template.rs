@@ -76,7 +76,6 @@ pub const SHAPES: &[&str] = &[
     "SLOPE",
     "SOFT_CAP",
     "SQUARES",
-    "TILES",
     "UP_FIRST",
     "UP_STRIDE",
     "USED",

@@ -21,7 +21,7 @@ mod vocabulary;
 use std::fmt;
 
 pub use self::{
-    grammar::{Grammar, GrammarError, MAX_INDENT, narrow_schema},
+    grammar::{Grammar, GrammarError, narrow_schema},
     vocabulary::Constraint,
 };
 pub(crate) use self::{

@@ -13,10 +13,10 @@ mod anthropic;
 mod body;
 mod connections;
 mod count;
-pub mod dialect;
-pub mod error;
+mod dialect;
+mod error;
 mod extract;
-pub mod generate;
+mod generate;
 mod held;
 mod ids;
 mod keys;
@@ -24,13 +24,13 @@ mod kv_events;
 mod layers;
 mod library;
 mod listen;
-pub mod mcp;
-pub mod metrics;
-pub mod models;
+mod mcp;
+mod metrics;
+mod models;
 mod ollama;
 mod openai;
 mod openapi;
-pub mod output;
+mod output;
 mod prepare;
 mod release;
 mod retrieval;
@@ -38,8 +38,8 @@ mod settings;
 mod source;
 mod status;
 mod stored;
-pub mod stream;
-pub mod ui;
+mod stream;
+mod ui;
 pub mod units;
 mod wire;
 
@@ -50,7 +50,7 @@ use axum::{Router, middleware, routing::get};
 pub use extract::Json;
 pub use keys::{ApiKey, KeyError, KeyFile, Scope};
 pub use kv_events::{KvEvents, KvEventsSettings, KvPublisher, KvReceiver};
-pub use library::Library;
+pub use library::LibraryService;
 pub use listen::{Arrival, BindError, Bound};
 pub use mcp::{McpServer, McpTransport, Trust};
 pub use models::Residency;
@@ -58,23 +58,23 @@ pub use settings::{Alias, HttpLimits, Listen, ServerSettings};
 pub use source::{
     Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,
 };
-pub use stored::check_parameters;
+pub use stored::check_defaults;
 pub use ui::Setting;
 
 use crate::{
-    aliases::Aliased, body::BodyMemory, keys::Keys, metrics::Metrics, models::Models, prepare::Preparation,
-    release::MemoryRelease,
+    aliases::Aliased, body::BodyMemory, error::ApiError, keys::Keys, metrics::Metrics, models::Models,
+    prepare::Preparation, release::MemoryRelease,
 };
 
 /// State that all requests share.
 #[derive(Debug)]
-pub struct State {
+pub(crate) struct State {
     /// Settings of the server.
     pub settings: ServerSettings,
     /// All models.
     pub models: Arc<Models>,
-    /// Management of the library; `None` without a library.
-    pub library: Option<Library>,
+    /// Changes of the model library; `None` without a library.
+    library: Option<LibraryService>,
     /// API keys.
     pub keys: Keys,
     /// Stored responses that later requests continue.
@@ -101,8 +101,22 @@ pub struct State {
     pub mcp: mcp::McpServers,
 }
 
+impl State {
+    /// Returns the model library.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn library(&self) -> Result<&LibraryService, ApiError> {
+        self.library.as_ref().ok_or_else(|| {
+            let problem = "this server has no model library: neither PAGURO_HOME nor HOME is set, or the library \
+                           cannot be opened, and the server's log has the reason";
+            ApiError::Unavailable(problem.into())
+        })
+    }
+}
+
 /// State of handlers.
-pub type AppState = Arc<State>;
+pub(crate) type AppState = Arc<State>;
 
 /// A server that does not listen yet.
 #[derive(Debug)]
@@ -112,7 +126,11 @@ pub struct Server {
 
 impl Server {
     /// Creates a server of these models. No model is loaded yet.
-    pub fn new(settings: ServerSettings, source: Arc<dyn ModelSource>, library: Option<Library>) -> Self {
+    pub fn new(
+        settings: ServerSettings,
+        source: Arc<dyn ModelSource>,
+        library: Option<LibraryService>,
+    ) -> Self {
         let source = Aliased::wrap(source, settings.aliases.clone());
         let models = Models::new(source, settings.residency, settings.release_memory);
         let metrics = Metrics::new(models.clone());

@@ -1,20 +1,20 @@
-//! Changes of the model library. [`crate::source`] serves its content.
+//! Changes of the model library on behalf of requests. [`crate::source`] serves its content.
 
 use std::{error::Error, path::Path, sync::Arc};
 
-use paguro_registry::{
-    Cancel, Details, Digest, ImportOptions, ModelName, ModelRecord, Registry, RegistryError, hub::Hub,
+use paguro_library::{
+    Cancel, Details, Digest, ImportOptions, Library, LibraryError, ModelName, ModelRecord, hub::Hub,
 };
 use serde_json::{Map, Value};
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
 use crate::{error::ApiError, source::Outside};
 
-/// The model library and the source of its downloads.
+/// The model library, the source of its downloads, and limits of concurrent work.
 #[derive(Clone, Debug)]
-pub struct Library {
-    /// The library.
-    pub registry: Arc<Registry>,
+pub struct LibraryService {
+    /// Models of this machine.
+    pub library: Arc<Library>,
     /// Source of downloads.
     pub hub: Arc<Hub>,
     /// Opens a model and returns the properties that the library records.
@@ -41,15 +41,15 @@ struct Work {
     long: Semaphore,
 }
 
-impl Library {
-    /// Creates a library whose models come from `hub`.
+impl LibraryService {
+    /// Creates a service for `library`, whose models come from `hub`.
     pub fn new(
-        registry: Arc<Registry>,
+        library: Arc<Library>,
         hub: Arc<Hub>,
         inspect: fn(&Path) -> Result<Details, Box<dyn Error + Send + Sync>>,
     ) -> Self {
         let work = Work { short: Semaphore::new(8), long: Semaphore::new(16) };
-        Self { registry, hub, inspect, work: Arc::new(work) }
+        Self { library, hub, inspect, work: Arc::new(work) }
     }
 
     /// Runs short work on the library on a blocking thread; it waits for disks and other processes.
@@ -58,7 +58,7 @@ impl Library {
     /// The library's error.
     pub async fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
+        work: impl FnOnce(&Self) -> Result<T, LibraryError> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.run_in(&self.work.short, work).await
     }
@@ -69,20 +69,20 @@ impl Library {
     /// The library's error.
     pub async fn run_long<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
+        work: impl FnOnce(&Self) -> Result<T, LibraryError> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.run_in(&self.work.long, work).await
     }
 
     async fn run_in<T: Send + 'static>(
         &self,
-        turns: &Semaphore,
-        work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
+        permits: &Semaphore,
+        work: impl FnOnce(&Self) -> Result<T, LibraryError> + Send + 'static,
     ) -> Result<T, ApiError> {
         // The semaphore is never closed.
-        let _turn = turns.acquire().await;
-        let library = self.clone();
-        let done = spawn_blocking(move || work(&library)).await;
+        let _permit = permits.acquire().await;
+        let service = self.clone();
+        let done = spawn_blocking(move || work(&service)).await;
         done.map_err(|error| ApiError::Internal(format!("the library's work ended: {error}")))?
             .map_err(ApiError::from)
     }
@@ -91,32 +91,32 @@ impl Library {
     ///
     /// # Errors
     /// The library's error.
-    pub fn take_in(
+    pub fn import(
         &self,
         outside: &Outside,
         name: &ModelName,
-        parameters: Map<String, Value>,
-    ) -> Result<ModelRecord, RegistryError> {
+        defaults: Map<String, Value>,
+    ) -> Result<ModelRecord, LibraryError> {
         match outside {
             Outside::Program { file, bytes } => {
                 let digest = Digest::of(bytes);
-                self.registry.put_blob(*bytes, digest)?;
+                self.library.put_blob(*bytes, digest)?;
                 let files = [((*file).to_owned(), digest)];
-                self.registry.create_from_blobs(name, &files, parameters, &self.inspect)
+                self.library.create_from_blobs(name, &files, defaults, &self.inspect)
             }
             Outside::Disk(path) => {
                 let options =
                     ImportOptions { name: Some(name.clone()), replace: true, ..ImportOptions::default() };
-                self.registry.import(path, &options, &self.inspect, &|_| {})?;
-                self.registry.set_parameters(&name.to_string(), parameters)
+                self.library.import(path, &options, &self.inspect, &|_| {})?;
+                self.library.set_defaults(&name.to_string(), defaults)
             }
         }
     }
 }
 
-impl From<RegistryError> for ApiError {
-    fn from(error: RegistryError) -> Self {
-        use RegistryError as E;
+impl From<LibraryError> for ApiError {
+    fn from(error: LibraryError) -> Self {
+        use LibraryError as E;
         let message = error.to_string();
         match error {
             E::NotFound { name, .. } => Self::ModelNotFound(name),

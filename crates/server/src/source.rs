@@ -115,8 +115,8 @@ pub struct ModelEntry {
     pub created: u64,
     /// Bytes of its weights, as far as known before loading.
     pub bytes: u64,
-    /// Default parameters of its requests, in the format of the library.
-    pub parameters: Map<String, Value>,
+    /// Defaults of its requests, in the format of the library.
+    pub defaults: Map<String, Value>,
     /// Chat template that replaces its own.
     pub chat_template: Option<Arc<str>>,
     /// Properties that are known without loading it.

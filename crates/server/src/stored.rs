@@ -41,13 +41,13 @@ pub fn read(stored: &Map<String, Value>, tolerance: &Tolerance) -> Result<Defaul
     Ok(Defaults { options: options.into_options()?, system, messages })
 }
 
-/// Checks default parameters.
+/// Checks the defaults of a model's requests.
 ///
 /// # Errors
 /// The name of an unsupported parameter.
-pub fn check_parameters(parameters: &Map<String, Value>) -> Result<(), String> {
+pub fn check_defaults(defaults: &Map<String, Value>) -> Result<(), String> {
     // The first error names the best suggestion.
-    let read = |tolerance| read(parameters, &tolerance).map(drop);
+    let read = |tolerance| read(defaults, &tolerance).map(drop);
     read(Tolerance::default()).and_then(|()| read(Tolerance::strict())).map_err(|error| error.to_string())
 }
 
@@ -56,7 +56,7 @@ impl ModelEntry {
     ///
     /// # Errors
     /// The library contains a parameter that this version does not support.
-    pub fn defaults(&self) -> Result<Defaults, ApiError> {
-        read(&self.parameters, &Tolerance::default())
+    pub fn read_defaults(&self) -> Result<Defaults, ApiError> {
+        read(&self.defaults, &Tolerance::default())
     }
 }

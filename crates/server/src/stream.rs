@@ -19,12 +19,12 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::error::ApiError;
 
 /// Number of buffered bytes at which a writer waits until they are sent.
-const ENOUGH: usize = 32 << 10;
+const BUFFER_LIMIT: usize = 32 << 10;
 
 /// Time without output after which a stream sends a keep-alive event or line, so that clients do not assume a dead
 /// connection. A comment is not enough for clients that abort a stream after five minutes without events. The prefill
 /// of a long prompt can take that long.
-const SILENCE: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Writer of a streamed body.
 #[derive(Clone, Debug, Default)]
@@ -56,8 +56,10 @@ impl Writer {
     async fn write(&self, write: impl FnOnce(&mut Vec<u8>)) {
         write(&mut self.lock());
         // The sender empties the buffer and then polls the writer again, so no waker is needed.
-        std::future::poll_fn(|_| if self.lock().len() < ENOUGH { Poll::Ready(()) } else { Poll::Pending })
-            .await;
+        std::future::poll_fn(
+            |_| if self.lock().len() < BUFFER_LIMIT { Poll::Ready(()) } else { Poll::Pending },
+        )
+        .await;
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
@@ -119,7 +121,7 @@ where
 }
 
 /// Returns a response that streams the JSON lines of `write`. If `keep_alive` is set, it generates the lines that are
-/// sent after a time of [`SILENCE`].
+/// sent after each [`KEEP_ALIVE_INTERVAL`] without output.
 pub fn lines<F>(keep_alive: Option<KeepAlive>, write: impl FnOnce(Writer) -> F) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
@@ -135,20 +137,26 @@ where
 {
     let writer = Writer::default();
     let work = Box::pin(write(writer.clone()));
-    Body::new(Written { work: Some(work), writer, keep_alive, silence: Box::pin(sleep(SILENCE)) })
+    Body::new(StreamBody {
+        work: Some(work),
+        writer,
+        keep_alive,
+        timer: Box::pin(sleep(KEEP_ALIVE_INTERVAL)),
+    })
 }
 
 /// Body that polls the future of its writer. All bytes written since the last frame form the next one, so a client that
 /// reads slowly gets fewer and larger frames.
-struct Written<F> {
+struct StreamBody<F> {
     /// Future that writes the body; `None` after it has finished.
     work: Option<Pin<Box<F>>>,
     writer: Writer,
     keep_alive: Option<KeepAlive>,
-    silence: Pin<Box<Sleep>>,
+    /// Expires [`KEEP_ALIVE_INTERVAL`] after the last frame.
+    timer: Pin<Box<Sleep>>,
 }
 
-impl<F: Future<Output = ()>> hyper::body::Body for Written<F> {
+impl<F: Future<Output = ()>> hyper::body::Body for StreamBody<F> {
     type Data = Bytes;
     type Error = ApiError;
 
@@ -168,12 +176,12 @@ impl<F: Future<Output = ()>> hyper::body::Body for Written<F> {
         } else if this.work.is_none() {
             return Poll::Ready(None);
         } else {
-            match (&mut this.keep_alive, this.silence.as_mut().poll(context)) {
+            match (&mut this.keep_alive, this.timer.as_mut().poll(context)) {
                 (Some(keep_alive), Poll::Ready(())) => keep_alive(),
                 _ => return Poll::Pending,
             }
         };
-        this.silence.as_mut().reset(Instant::now() + SILENCE);
+        this.timer.as_mut().reset(Instant::now() + KEEP_ALIVE_INTERVAL);
         Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 }

@@ -11,8 +11,8 @@ use super::Report;
 /// ends a prefix of names.
 const ARROWS: &[(&str, &[&str])] = &[
     ("paguro", &["paguro-*"]),
-    ("paguro-server", &["paguro-engine", "paguro-model", "paguro-registry"]),
-    ("paguro-registry", &[]),
+    ("paguro-server", &["paguro-engine", "paguro-model", "paguro-library"]),
+    ("paguro-library", &[]),
     ("paguro-engine", &["paguro-model", "paguro-backend", "paguro-backend-conformance", "paguro-kv-store"]),
     ("paguro-kv-store", &[]),
     ("paguro-model", &["paguro-backend"]),

@@ -21,7 +21,7 @@ const ENVIRONMENT: &[&str] = &[
 
 /// Files in which a library reads the proxy of an HTTP client, and code of tests.
 const PROXIES: &[&str] = &[
-    "crates/registry/src/hub/client.rs",
+    "crates/library/src/hub/client.rs",
     "crates/server/src/mcp/http.rs",
     "crates/backend-conformance/src/draw.rs",
     "crates/backend-conformance/src/mutations.rs",

@@ -18,8 +18,8 @@ use std::{
 use paguro_backend::KvDtype;
 use paguro_engine::{EngineOptions, HostMemory};
 use paguro_kv_store::Store;
+use paguro_library::{Library, LibraryError, ModelRecord};
 use paguro_model::{ModelError, ModelFile};
-use paguro_registry::{ModelRecord, Registry, RegistryError};
 use paguro_server::{Alias, Details, KvEvents, LoadError, ModelEntry};
 use serde_json::Map;
 
@@ -42,7 +42,7 @@ pub struct ServedModels {
     /// Name of the first model on the command line, or of the embedded one.
     first: String,
     /// The library; `None` without a home.
-    library: Option<Arc<Registry>>,
+    library: Option<Arc<Library>>,
     on: RunOnArgs,
     threads: Option<usize>,
     /// `--ctx`.
@@ -88,7 +88,7 @@ impl ServedModels {
         on: RunOnArgs,
         memory: u64,
         settings: &LibrarySettings,
-        library: Option<Arc<Registry>>,
+        library: Option<Arc<Library>>,
         tiers: Tiers,
     ) -> Outcome<Self> {
         let mut models = vec![(EMBEDDED.to_owned(), Source::Embedded)];
@@ -166,13 +166,13 @@ impl ServedModels {
     }
 
     /// Returns a model of the library.
-    fn record(&self, name: &str) -> Result<(&Registry, ModelRecord), LoadError> {
+    fn record(&self, name: &str) -> Result<(&Library, ModelRecord), LoadError> {
         let not_found = || LoadError::NotFound(name.to_owned());
         let library = self.library.as_deref().ok_or_else(not_found)?;
         match library.find(name) {
             Ok(record) => Ok((library, record)),
-            Err(RegistryError::NotFound { .. } | RegistryError::BadName { .. }) => Err(not_found()),
-            Err(error @ RegistryError::Ambiguous { .. }) => Err(LoadError::Ambiguous(error.to_string())),
+            Err(LibraryError::NotFound { .. } | LibraryError::BadName { .. }) => Err(not_found()),
+            Err(error @ LibraryError::Ambiguous { .. }) => Err(LoadError::Ambiguous(error.to_string())),
             Err(error) => Err(LoadError::Failed(error.to_string())),
         }
     }
@@ -184,7 +184,7 @@ impl ServedModels {
         }
         let (library, record) = self.record(name)?;
         let path = library.path(&record).map_err(|error| LoadError::Failed(error.to_string()))?;
-        Ok(Source::Library { name: record.name.short(), path, parameters: Vec::new() })
+        Ok(Source::Library { name: record.name.short(), path, defaults: Vec::new() })
     }
 
     /// Returns the preset of a model in the settings file.
@@ -246,7 +246,7 @@ impl ServedModels {
             version: preset.version(version),
             created,
             bytes,
-            parameters: preset.parameters(Map::new()),
+            defaults: preset.defaults(Map::new()),
             chat_template: preset.chat_template.as_deref().map(Arc::from),
             details,
         };
@@ -265,7 +265,7 @@ impl ServedModels {
     }
 
     /// Returns the entry of a model of the library, from its record and its file.
-    fn recorded(&self, library: &Registry, record: &ModelRecord) -> ModelEntry {
+    fn recorded(&self, library: &Library, record: &ModelRecord) -> ModelEntry {
         let name = record.name.short();
         let stored = Preset::of(record);
         let preset = self.own_preset(&name).or(stored.clone().unwrap_or_default());
@@ -273,7 +273,7 @@ impl ServedModels {
             version: preset.version(record.digest().to_string()),
             created: seconds(record.created_at),
             bytes: record.size(),
-            parameters: preset.parameters(record.parameters.clone()),
+            defaults: preset.defaults(record.defaults.clone()),
             chat_template: preset.chat_template.as_deref().map(Arc::from),
             details: Details::default(),
             name,

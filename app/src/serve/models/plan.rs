@@ -17,14 +17,14 @@ const MOST_TOKENS: usize = 65_536;
 const LEAST_TOKENS: usize = 1024;
 
 impl ServedModels {
-    /// Returns the maximum tokens of a sequence for a model trained for `trained` tokens; `asked` is the value of a request.
-    fn wanted(&self, preset: &Preset, trained: usize, asked: Option<usize>) -> usize {
+    /// Returns the maximum tokens of a sequence for a model trained for `trained` tokens; `requested` is the value of a request.
+    fn wanted(&self, preset: &Preset, trained: usize, requested: Option<usize>) -> usize {
         let own = match preset.ctx.or(self.context) {
             Some(0) => trained,
             Some(tokens) => tokens,
             None => trained.min(MOST_TOKENS),
         };
-        asked.map_or(own, |asked| own.max(asked.min(trained)))
+        requested.map_or(own, |requested| own.max(requested.min(trained)))
     }
 
     /// Returns the options of an engine.
@@ -68,14 +68,14 @@ impl ServedModels {
         planner.as_ref().is_none_or(|device| device.backend.name() == "cpu")
     }
 
-    /// Returns the memory of a load whose sequences have `asked` tokens, or the context of the settings.
+    /// Returns the memory of a load whose sequences have `requested` tokens, or the context of the settings.
     pub(super) fn load_plan(
         &self,
         file: &ModelFile,
         preset: &Preset,
-        asked: Option<usize>,
+        requested: Option<usize>,
     ) -> Result<LoadPlan, LoadError> {
-        let context = self.wanted(preset, file.context_length().unwrap_or(MOST_TOKENS), asked).max(1);
+        let context = self.wanted(preset, file.context_length().unwrap_or(MOST_TOKENS), requested).max(1);
         let tokens = context.saturating_mul(self.parallel).min(MOST_TOKENS.max(context));
         let plan = self.engine_plan(file, preset, context, PageBudget::Tokens(tokens))?;
         // Exactly the bytes of the settings, if given.

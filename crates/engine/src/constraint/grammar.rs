@@ -26,7 +26,7 @@ pub enum Grammar {
 }
 
 /// Blanks that JSON may be indented by. Without a bound, small models write blanks without end.
-pub const MAX_INDENT: usize = 40;
+const MAX_INDENT: usize = 40;
 
 /// Error of a grammar.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

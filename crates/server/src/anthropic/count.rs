@@ -31,7 +31,7 @@ pub struct CountTokensRequest {
     pub system: Option<Content<SystemBlock>>,
     /// Tools that the model may call.
     pub tools: Option<Vec<ToolParam>>,
-    /// Whether the model may or must call tools.
+    /// Permits, requires or forbids calls of tools, or requires a call of one tool.
     pub tool_choice: Option<ToolChoiceParam>,
     /// Controls reasoning.
     pub thinking: Option<ThinkingParam>,

@@ -48,7 +48,7 @@ pub struct MessagesRequest {
     pub top_p: Option<f32>,
     /// Tools that the model may call.
     pub tools: Option<Vec<ToolParam>>,
-    /// Whether the model may or must call tools.
+    /// Permits, requires or forbids calls of tools, or requires a call of one tool.
     pub tool_choice: Option<ToolChoiceParam>,
     /// Controls reasoning.
     pub thinking: Option<ThinkingParam>,

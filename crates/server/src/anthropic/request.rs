@@ -206,7 +206,7 @@ pub const OTHERS: &[Other] = &[
 
 const PREFIXES: &str = "all prefixes are cached while memory allows, and `usage` reports the tokens found";
 
-/// Whether the model may or must call tools.
+/// Permits, requires or forbids calls of tools, or requires a call of one tool.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 #[schema(as = AnthropicToolChoice)]

@@ -29,7 +29,7 @@ enum Event<'e> {
 
 /// Keep-alive event. Claude Code ignores `ping`, and the type of the next block may be unknown; an empty delta of the
 /// message is valid anywhere.
-const SILENCE: &[u8] = b"event: message_delta
+const KEEP_ALIVE: &[u8] = b"event: message_delta
 data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":null,\"stop_sequence\":null},\"usage\":{\"output_tokens\":0}}
 
 ";
@@ -85,7 +85,7 @@ struct Blocks {
 
 /// Streams the answer.
 pub fn write(mut generating: Generating, omit_thinking: bool) -> Response {
-    events(Box::new(|| Bytes::from_static(SILENCE)), move |events| async move {
+    events(Box::new(|| Bytes::from_static(KEEP_ALIVE)), move |events| async move {
         let mut blocks = Blocks { events, open: Open::Nothing, index: 0, omit_thinking };
         blocks.send(&Event::MessageStart { message: &Message::begin(&generating) }).await;
         blocks.send(&Event::Ping).await;

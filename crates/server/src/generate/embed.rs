@@ -1,204 +1,18 @@
 //! Embeddings of whole texts.
 
+mod reader;
+mod request;
+
 use std::time::Instant;
 
 use paguro_engine::{Batch, BatchError, Request, RequestError, normalize};
-use paguro_model::{
-    Model, Pooling, Prompts, TextRole,
-    tokenizer::{Cut, SpecialTokens},
-};
+use paguro_model::{Model, Pooling};
 
-use super::{Caller, Prompt, Timing, Usage, off_thread, request::check_text};
-use crate::{
-    AppState,
-    count::{ClientCount, check_length},
-    error::ApiError,
-    metrics::RequestMetrics,
-    models::Lease,
-    wire::Tolerance,
-};
+pub use self::request::{EmbedRequest, Field, PromptChoice, Truncation, VectorKinds};
 
-/// Texts whose embeddings a request asks for.
-#[derive(Clone, Debug)]
-pub struct EmbedRequest {
-    /// The texts.
-    pub inputs: Vec<Prompt>,
-    /// The field that they were in.
-    pub field: Field,
-    /// Text of the model that is put before each of them.
-    pub prompt: PromptChoice,
-    /// Number of leading values to keep.
-    pub dimensions: Option<ClientCount>,
-    /// Treatment of texts that are too long.
-    pub truncation: Truncation,
-    /// Most tokens of a text, at most the model's own bound.
-    pub context: Option<ClientCount>,
-    /// True if vectors are not normalized.
-    pub raw: bool,
-    /// Kinds of vectors.
-    pub kinds: VectorKinds,
-}
-
-impl EmbedRequest {
-    /// A request for vectors of length one. Texts that are too long are refused.
-    pub fn new(inputs: Vec<Prompt>, field: Field) -> Self {
-        Self {
-            inputs,
-            field,
-            prompt: PromptChoice::None,
-            dimensions: None,
-            truncation: Truncation::Refuse,
-            context: None,
-            raw: false,
-            kinds: VectorKinds::default(),
-        }
-    }
-}
-
-/// Kinds of vectors of a text. A kind beside the first has the field that requests it, for errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VectorKinds {
-    /// One vector of the whole text.
-    pub dense: bool,
-    /// Weights of its tokens.
-    pub sparse: Option<&'static str>,
-    /// A vector for each token.
-    pub multi_vector: Option<&'static str>,
-}
-
-impl Default for VectorKinds {
-    fn default() -> Self {
-        Self { dense: true, sparse: None, multi_vector: None }
-    }
-}
-
-impl VectorKinds {
-    /// Checks that the model computes these kinds.
-    fn check(self, lease: &Lease) -> Result<(), ApiError> {
-        let (head, name) = (&lease.model.head, &lease.entry.name);
-        let missing = |param: &str, what: &str, file: &str| {
-            let message = format!(
-                "the model `{name}` has no {what}; name one like bge-m3, with a `{file}` in its folder"
-            );
-            Err(ApiError::invalid(param, message))
-        };
-        match self {
-            Self { sparse: Some(param), .. } if head.sparse.is_none() => {
-                missing(param, "sparse vectors", "sparse_linear.pt")
-            }
-            Self { multi_vector: Some(param), .. } if head.multi_vector.is_none() => {
-                missing(param, "vectors of tokens", "colbert_linear.pt")
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// The field that texts of a request are in, for errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Field {
-    /// Its name.
-    pub name: &'static str,
-    /// True if it is a list.
-    pub is_list: bool,
-}
-
-impl Field {
-    /// A list of texts.
-    pub fn list(name: &'static str) -> Self {
-        Self { name, is_list: true }
-    }
-
-    /// One text.
-    pub fn one(name: &'static str) -> Self {
-        Self { name, is_list: false }
-    }
-
-    /// Returns the name of an element: `input[3]`, or `input` if the field is a single text.
-    pub fn at(self, index: usize) -> String {
-        if self.is_list { format!("{}[{index}]", self.name) } else { self.name.to_owned() }
-    }
-}
-
-/// Treatment of texts that are too long.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Truncation {
-    /// The request is refused.
-    #[default]
-    Refuse,
-    /// They lose tokens.
-    Cut {
-        /// The end that loses them.
-        at: Cut,
-        /// Most tokens of a text, and the field that says so; `None` is as many as the model reads.
-        tokens: Option<(ClientCount, &'static str)>,
-    },
-}
-
-impl Truncation {
-    /// Cuts texts to what the model reads.
-    pub fn to_context(at: Cut) -> Self {
-        Self::Cut { at, tokens: None }
-    }
-}
-
-/// A text of the model that is put before each text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum PromptChoice {
-    /// None: texts are embedded as they are.
-    #[default]
-    None,
-    /// The prompt of this name.
-    Named {
-        /// The name.
-        name: String,
-        /// The field that it was in.
-        param: &'static str,
-    },
-    /// The prompt of texts of this type, if the model has one.
-    InputType {
-        /// The type as the request names it: `query`, `search_document`, `clustering`.
-        name: String,
-        /// The field that it was in.
-        param: &'static str,
-    },
-}
-
-impl PromptChoice {
-    /// Returns the text. A type for which the model has no prompt is left out.
-    ///
-    /// # Errors
-    /// The model has no prompt of this name, or the request is strict.
-    fn text(&self, prompts: &Prompts, tolerance: &Tolerance) -> Result<String, ApiError> {
-        let has_none =
-            "the files of this model define no prompts; put the prompt of its card before each text";
-        match self {
-            Self::None => Ok(String::new()),
-            Self::Named { name, param } => prompts.get(name).map(str::to_owned).ok_or_else(|| {
-                let name: String = name.chars().take(40).collect();
-                let message = match prompts.named.is_empty() {
-                    true => format!("`{param}` is `{name}`, but {has_none}"),
-                    false => format!("`{param}` is `{name}`; this model has {}", prompts.names()),
-                };
-                ApiError::invalid(*param, message)
-            }),
-            Self::InputType { name, param } => {
-                let role = TextRole::of_input_type(name);
-                let found = prompts.get(name).or_else(|| prompts.of_role(role?));
-                if let Some(text) = found {
-                    return Ok(text.to_owned());
-                }
-                if prompts.named.is_empty() {
-                    tolerance.leave_out(param, has_none)?;
-                } else if role != Some(TextRole::Document) {
-                    // Documents without a prompt of their own are embedded as they are.
-                    tolerance.leave_out(param, format!("this model has {}", prompts.names()))?;
-                }
-                Ok(String::new())
-            }
-        }
-    }
-}
+pub(super) use self::reader::TextReader;
+use super::{Caller, Timing, Usage, off_thread};
+use crate::{AppState, count::check_length, error::ApiError, metrics::RequestMetrics, models::Lease};
 
 /// Embeddings.
 #[derive(Debug)]
@@ -356,7 +170,7 @@ fn check_tokens(lease: &Lease, kinds: VectorKinds, tokens: usize, field: Field) 
     Err(ApiError::invalid(field.name, message))
 }
 
-/// The fields that all prompts of a request share.
+/// Returns the fields that all prompts of a request share.
 pub(super) fn template(state: &AppState, caller: &Caller) -> Request {
     Request {
         max_tokens: Some(0),
@@ -367,7 +181,7 @@ pub(super) fn template(state: &AppState, caller: &Caller) -> Request {
     }
 }
 
-/// Computes the vectors of all prompts, and `finish`es each. They are in the order of the prompts.
+/// Returns the results of `finish` for the vectors of all prompts, in their order.
 pub(super) async fn run<T>(
     state: &AppState,
     lease: &Lease,
@@ -414,10 +228,10 @@ impl Texts {
         Self { batch, metrics, usage: Usage::default(), field }
     }
 
-    /// Waits for the next vector in any order, with the index of its prompt; `None` after the last one.
+    /// Waits for the next vector in any order. Returns it with the index of its prompt; `None` after the last one.
     ///
     /// # Errors
-    /// A prompt that failed, by its field.
+    /// A prompt failed; the error names its field.
     async fn next(&mut self) -> Result<Option<(usize, Vec<f32>)>, ApiError> {
         match self.batch.next().await {
             None => Ok(None),
@@ -447,7 +261,7 @@ impl Texts {
     }
 }
 
-/// The error of a text, which is in the field `param`.
+/// Converts the error of a text in the field `param`.
 fn failure(error: BatchError, param: &str) -> ApiError {
     match error {
         BatchError::Refused(error) => match ApiError::from(error) {
@@ -460,74 +274,5 @@ fn failure(error: BatchError, param: &str) -> ApiError {
         BatchError::Failed(RequestError::DeadlineExceeded) => ApiError::timeout(),
         BatchError::Failed(error) => error.into(),
         BatchError::Cancelled => ApiError::Unavailable("the server is shutting down".into()),
-    }
-}
-
-/// Makes tokens of texts.
-pub(super) struct TextReader<'m> {
-    pub model: &'m Model,
-    /// Most tokens that the model reads.
-    pub most: usize,
-    pub truncation: Truncation,
-    pub field: Field,
-}
-
-impl TextReader<'_> {
-    /// Returns the tokens of the text at `index` with `before` before it.
-    pub fn tokens(&self, before: &str, input: Prompt, index: usize) -> Result<Vec<u32>, ApiError> {
-        let tokenizer = &self.model.tokenizer;
-        match input {
-            Prompt::Tokens(mut tokens) => {
-                if let Truncation::Cut { at, tokens: limit } = self.truncation {
-                    tokenizer.cut(&mut tokens, self.limit(limit)?, at);
-                }
-                if tokens.len() > self.most {
-                    return Err(self.too_long(index, tokens.len(), true));
-                }
-                Ok(tokens)
-            }
-            Prompt::Text(text) | Prompt::Gap { prefix: text, .. } => {
-                let text = if before.is_empty() { text } else { format!("{before}{text}") };
-                self.encode(&text, index)
-            }
-        }
-    }
-
-    /// Returns the tokens of a whole text.
-    pub fn encode(&self, text: &str, index: usize) -> Result<Vec<u32>, ApiError> {
-        let tokenizer = &self.model.tokenizer;
-        if let Truncation::Cut { at, tokens } = self.truncation {
-            let tokens = tokenizer.encode_within(text, SpecialTokens::Parse, self.limit(tokens)?, at);
-            return self.not_empty(tokens, index);
-        }
-        // A text that is certainly too long is not tokenized.
-        if let Err(ApiError::ContextTooLong { tokens, .. }) =
-            check_text(text, self.model, self.most.saturating_mul(2))
-        {
-            return Err(self.too_long(index, tokens, false));
-        }
-        let tokens = tokenizer.encode_prompt(text, SpecialTokens::Parse);
-        if tokens.len() > self.most {
-            return Err(self.too_long(index, tokens.len(), true));
-        }
-        self.not_empty(tokens, index)
-    }
-
-    /// Most tokens of a text that is cut.
-    fn limit(&self, asked: Option<(ClientCount, &'static str)>) -> Result<usize, ApiError> {
-        asked.map_or(Ok(self.most), |(count, param)| count.within(1..=self.most, param))
-    }
-
-    fn not_empty(&self, tokens: Vec<u32>, index: usize) -> Result<Vec<u32>, ApiError> {
-        if tokens.is_empty() {
-            let param = self.field.at(index);
-            let message = format!("`{param}` has no tokens, so it has no embedding; leave it out");
-            return Err(ApiError::invalid(param, message));
-        }
-        Ok(tokens)
-    }
-
-    fn too_long(&self, index: usize, tokens: usize, is_exact: bool) -> ApiError {
-        ApiError::InputTooLong { param: self.field.at(index), tokens, is_exact, limit: self.most }
     }
 }

@@ -24,7 +24,7 @@ use paguro_model::Model;
 use crate::{AppState, count::ClientCount, error::ApiError, models::Lease, prepare::Size};
 
 pub use caller::Caller;
-pub use classify::{Classified, ClassifyInput, ClassifyRequest, classify};
+pub use classify::{ClassifyInput, ClassifyRequest, classify};
 use constraint::Compiler;
 pub use defaults::Defaults;
 pub use dry::DryOptions;
@@ -33,8 +33,8 @@ pub use generating::Generating;
 pub use message::{Message, Role, Tool, ToolCall};
 use options::Counts;
 pub use options::Options;
-pub use piece::{Delta, Finish, Piece, Progress, PromptLogprobs, Sampling, Timing, TokenLogprob, Usage};
-pub use rank::{RankRequest, Ranked, rank, score};
+pub use piece::{Delta, Finish, Piece, Progress, PromptLogprobs, Timing, TokenLogprob, Usage};
+pub use rank::{RankRequest, rank, score};
 use reading::Reading;
 pub use reasoning::Reasoning;
 pub(crate) use request::check_text;
@@ -56,7 +56,7 @@ pub async fn chat(
     let received = Instant::now();
     let entry = state.models.find(model).await?;
     let asked = request.options.context;
-    entry.defaults()?.complete(&mut request);
+    entry.read_defaults()?.complete(&mut request);
     let lease = lease(state, &caller, model, asked, request.options.context).await?;
     request.tolerance = caller.tolerance.clone();
     let handle = lease.handle.clone();
@@ -95,7 +95,7 @@ pub async fn text(
     let TextRequest { prompt, format, default_max_tokens, options } = request;
     let entry = state.models.find(model).await?;
     let asked = options.context;
-    let mut options = entry.defaults()?.complete_options(options);
+    let mut options = entry.read_defaults()?.complete_options(options);
     let lease = lease(state, &caller, model, asked, options.context).await?;
     options.max_tokens = options.max_tokens.or(default_max_tokens.map(ClientCount::from));
     let handle = lease.handle.clone();

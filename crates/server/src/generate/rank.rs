@@ -34,14 +34,12 @@ pub struct RankRequest {
 /// Scores.
 #[derive(Debug)]
 pub struct Ranked {
-    /// The model's one name.
+    /// Canonical name of the model.
     pub model: String,
-    /// In the order of the pairs.
+    /// Scores in the order of the pairs.
     pub scores: Vec<f32>,
     /// Tokens of all pairs.
     pub tokens: usize,
-    /// The resident model.
-    pub lease: Lease,
 }
 
 /// Scores pairs with a reranker.
@@ -107,7 +105,7 @@ pub async fn score(
         left.vectors[at].iter().zip(vector).map(|(a, b)| a * b).sum()
     });
     let scores = scores.collect();
-    Ok(Ranked { model: left.model, scores, tokens: left.tokens + right.tokens, lease: right.lease })
+    Ok(Ranked { model: left.model, scores, tokens: left.tokens + right.tokens })
 }
 
 /// The way in which a model scores pairs; `None` if it is no reranker.
@@ -250,5 +248,5 @@ async fn rank_with(
     let template = Request { embedding: Some(ranker.pooling()), ..embed::template(state, caller) };
     let finish = |hidden: Vec<f32>| ranker.score(&hidden, raw);
     let scores = embed::run(state, &lease, template, prompts, field, received, finish).await?;
-    Ok(Ranked { model: lease.entry.name.clone(), scores, tokens, lease })
+    Ok(Ranked { model: lease.entry.name.clone(), scores, tokens })
 }

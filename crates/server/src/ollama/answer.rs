@@ -143,8 +143,8 @@ impl AnswerWriter {
     /// The request failed.
     pub async fn write(self, mut generating: Generating, stream: bool) -> Result<Response, ApiError> {
         if stream {
-            let silence = line(&self.line(Part::default(), None));
-            return Ok(lines(Some(Box::new(move || silence.clone())), move |lines| async move {
+            let keep_alive = line(&self.line(Part::default(), None));
+            return Ok(lines(Some(Box::new(move || keep_alive.clone())), move |lines| async move {
                 loop {
                     let mut part = Part::default();
                     match part.next(&mut generating).await {

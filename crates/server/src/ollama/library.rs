@@ -12,7 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::StreamExt;
-use paguro_registry::{Cancel, Digest, ModelName, Progress, PullOptions, RegistryError, Transfer, known};
+use paguro_library::{Cancel, Digest, LibraryError, ModelName, Progress, PullOptions, Transfer, known};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -24,7 +24,7 @@ use crate::{
     body::Pace,
     error::ApiError,
     extract::{Json, Path},
-    library::{CancelOnDrop, Library},
+    library::{CancelOnDrop, LibraryService},
     source::Outside,
     stored,
     stream::lines,
@@ -74,14 +74,6 @@ impl Status {
     }
 }
 
-fn library(state: &AppState) -> Result<Library, ApiError> {
-    state.library.clone().ok_or_else(|| {
-        ApiError::Unavailable(
-            "this server has no model library, or it cannot be used; the server's log says why".into(),
-        )
-    })
-}
-
 /// Returns the place of a model that is served from outside of the library.
 fn outside(state: &AppState, name: &str) -> Option<Outside> {
     state.models.outside(without_latest(name).unwrap_or(name))
@@ -122,16 +114,16 @@ fn given(model: Option<String>, name: Option<String>) -> Result<String, ApiError
     ),
 )]
 pub async fn pull(State(state): State<AppState>, Json(body): Json<PullParams>) -> Result<Response, ApiError> {
-    let library = library(&state)?;
+    let service = state.library()?.clone();
     let (reference, name) = known::wanted(&given(body.model, body.name)?)?;
     work(body.stream, move |reports, cancel| async move {
         let _ = reports.send(Status::new("pulling manifest"));
         let options = PullOptions { name, cancel };
-        library
-            .run_long(move |library| {
+        service
+            .run_long(move |service| {
                 let reporter = Reporter { reports, files: Mutex::default() };
                 let progress = |progress: Progress<'_>| reporter.report(progress);
-                library.registry.pull(&library.hub, &reference, &options, &library.inspect, &progress)
+                service.library.pull(&service.hub, &reference, &options, &service.inspect, &progress)
             })
             .await
             .map(drop)
@@ -291,12 +283,12 @@ pub async fn create(
     tolerance: Tolerance,
     Json(body): Json<CreateParams>,
 ) -> Result<Response, ApiError> {
-    let library = library(&state)?;
-    let parameters = body.defaults(&tolerance)?;
+    let service = state.library()?.clone();
+    let defaults = body.defaults(&tolerance)?;
     let name: ModelName = given(body.model, body.name)?.parse()?;
     refuse_outside(&state, &name.short())?;
     let files = body.files.into_iter().flatten().map(|(file, digest)| Ok((file, digest.parse()?)));
-    let files: Vec<(String, Digest)> = files.collect::<Result<_, RegistryError>>()?;
+    let files: Vec<(String, Digest)> = files.collect::<Result<_, LibraryError>>()?;
     let from = body.from.filter(|from| !from.is_empty());
     let outside = from.as_ref().and_then(|from| outside(&state, from));
     match (&from, files.is_empty()) {
@@ -308,10 +300,10 @@ pub async fn create(
     }
     work(body.stream, move |reports, _| async move {
         let _ = reports.send(Status::new("writing manifest"));
-        let made = library.run_long(move |library| match (from, outside) {
-            (_, Some(outside)) => library.take_in(&outside, &name, parameters),
-            (Some(from), None) => library.registry.create_from_model(&name, &from, parameters),
-            (None, None) => library.registry.create_from_blobs(&name, &files, parameters, &library.inspect),
+        let made = service.run_long(move |service| match (from, outside) {
+            (_, Some(outside)) => service.import(&outside, &name, defaults),
+            (Some(from), None) => service.library.create_from_model(&name, &from, defaults),
+            (None, None) => service.library.create_from_blobs(&name, &files, defaults, &service.inspect),
         });
         made.await.map(drop)
     })
@@ -368,11 +360,11 @@ pub async fn copy(State(state): State<AppState>, Json(body): Json<CopyParams>) -
     let to: ModelName = body.destination.parse()?;
     refuse_outside(&state, &to.short())?;
     let outside = outside(&state, &body.source);
-    let copy = move |library: &Library| match outside {
-        Some(outside) => library.take_in(&outside, &to, Map::new()),
-        None => library.registry.copy(&body.source, &to, true),
+    let copy = move |service: &LibraryService| match outside {
+        Some(outside) => service.import(&outside, &to, Map::new()),
+        None => service.library.copy(&body.source, &to, true),
     };
-    library(&state)?.run_long(copy).await.map(drop)
+    state.library()?.run_long(copy).await.map(drop)
 }
 
 /// A request to delete a model.
@@ -401,7 +393,7 @@ pub struct DeleteParams {
 pub async fn delete(State(state): State<AppState>, Json(body): Json<DeleteParams>) -> Result<(), ApiError> {
     let name = given(body.model, body.name)?;
     refuse_outside(&state, &name)?;
-    let removed = library(&state)?.run(move |library| library.registry.remove(&name)).await?;
+    let removed = state.library()?.run(move |service| service.library.remove(&name)).await?;
     let name = removed.record.name.short();
     // Its engine has prefixes in memory, which must not be reused. An engine in use continues.
     state.models.unload(&name).await;
@@ -424,8 +416,8 @@ pub async fn delete(State(state): State<AppState>, Json(body): Json<DeleteParams
 )]
 pub async fn has_blob(State(state): State<AppState>, Path(digest): Path<String>) -> Result<(), ApiError> {
     let digest: Digest = digest.parse()?;
-    let has = library(&state)?.run(move |library| Ok(library.registry.has_blob(&digest))).await?;
-    if has { Ok(()) } else { Err(RegistryError::NoBlob(digest).into()) }
+    let has = state.library()?.run(move |service| Ok(service.library.has_blob(&digest))).await?;
+    if has { Ok(()) } else { Err(LibraryError::NoBlob(digest).into()) }
 }
 
 /// Uploads a file for a model. A file that does not match its digest is refused.
@@ -448,10 +440,10 @@ pub async fn put_blob(
     body: Body,
 ) -> Result<StatusCode, ApiError> {
     let digest: Digest = digest.parse()?;
-    let library = library(&state)?;
+    let service = state.library()?.clone();
     // A model has gigabytes, so its size is not limited like that of other bodies, but its rate is. No thread is
     // blocked and no lock is held while the server waits for bytes.
-    let mut upload = library.run(|library| library.registry.begin_upload()).await?;
+    let mut upload = service.run(|service| service.library.begin_upload()).await?;
     let mut pace = Pace::new(&state.settings.limits);
     let mut stream = body.into_data_stream();
     while let Some(chunk) = pace.wait(stream.next()).await? {
@@ -460,8 +452,8 @@ pub async fn put_blob(
             message: format!("the body cannot be read: {error}"),
         })?;
         pace.arrived(chunk.len());
-        upload = library.run(move |_| upload.write(&chunk).map(|()| upload)).await?;
+        upload = service.run(move |_| upload.write(&chunk).map(|()| upload)).await?;
     }
-    library.run_long(move |library| library.registry.finish_upload(upload, digest)).await?;
+    service.run_long(move |service| service.library.finish_upload(upload, digest)).await?;
     Ok(StatusCode::CREATED)
 }

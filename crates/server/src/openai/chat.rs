@@ -58,7 +58,7 @@ pub struct ChatCompletionRequest {
     pub top_logprobs: Option<usize>,
     /// Tools that the model may call.
     pub tools: Option<Vec<ToolParam>>,
-    /// Whether the model may or must call tools.
+    /// Permits, requires or forbids calls of tools, or requires a call of one tool.
     pub tool_choice: Option<ToolChoiceParam>,
     /// True if an answer may have several calls.
     pub parallel_tool_calls: Option<bool>,

@@ -462,8 +462,8 @@ impl Answers {
     }
 
     fn stream(mut self, chunks: UsageChunks) -> Response {
-        let silence = data(&self.chunk(vec![CompletionChoice::default()]));
-        events(Box::new(move || silence.clone()), |events| async move {
+        let keep_alive = data(&self.chunk(vec![CompletionChoice::default()]));
+        events(Box::new(move || keep_alive.clone()), |events| async move {
             while let Some(part) = self.next().await {
                 match part {
                     Ok(choice) => {

@@ -12,8 +12,8 @@ use crate::{
     count::ClientCount,
     error::ApiError,
     extract::{Json, written},
-    generate::{self, Caller, EmbedRequest, Field, MAX_INPUTS, VectorKinds},
-    retrieval::{EncodingFormat, OTHERS, PromptParams, TruncationParams, Vector, check_inputs},
+    generate::{self, Caller, EmbedRequest, VectorKinds},
+    retrieval::{EncodingFormat, OTHERS, PromptParams, TruncationParams, Vector, read_inputs},
     wire::{Body, Other},
 };
 
@@ -113,10 +113,7 @@ pub async fn create(
         (one, other) => one.or(other).unwrap_or_default(),
     };
     let kinds = kinds(&body)?;
-    let is_list = matches!(body.input, PromptParam::Texts(_) | PromptParam::TokenLists(_));
-    let field = Field { name: "input", is_list };
-    check_inputs(&body.input, field)?;
-    let inputs = body.input.into_prompts("input", MAX_INPUTS, &state.settings)?;
+    let (inputs, field) = read_inputs(body.input, "input", &state.settings)?;
     let request = EmbedRequest {
         dimensions: body.dimensions,
         truncation: body.truncation.read()?,

@@ -171,8 +171,8 @@ impl Filler {
     }
 
     fn stream(mut self) -> Response {
-        let silence = stream::data(&self.part(String::new()));
-        stream::events(Box::new(move || silence.clone()), |events| async move {
+        let keep_alive = stream::data(&self.part(String::new()));
+        stream::events(Box::new(move || keep_alive.clone()), |events| async move {
             while let Some(piece) = self.generating.next().await {
                 match piece {
                     Ok(Piece::Delta { delta: Delta::Text(text), .. }) => events.data(&self.part(text)).await,

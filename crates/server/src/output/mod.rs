@@ -26,7 +26,7 @@ use syntax::{Reading, Tags};
 
 pub use grammar::{AnswerRules, OfferedTool, Otherwise, Thought};
 pub(crate) use json::one_line;
-pub use syntax::{CallSyntax, Format, UnreadCalls};
+pub use syntax::{CallSyntax, Format};
 pub use tools::ReadTool;
 pub use write::{instructions, write_calls};
 

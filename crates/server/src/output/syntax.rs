@@ -14,14 +14,15 @@ use super::{
 /// Syntax of tool calls.
 #[derive(Debug)]
 pub struct CallSyntax {
-    /// Its name, for logs and errors.
+    /// Its name in tests.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests name it"))]
     pub name: &'static str,
     /// Signs in chat templates: the syntax applies if a template contains all texts of one of these lists.
     pub(super) signs: &'static [&'static [&'static str]],
     pub(super) layout: Layout,
     /// Texts that begin a call anywhere.
     pub(super) markers: &'static [&'static str],
-    /// Whether an answer that begins with a JSON object, or with an array of them, is calls.
+    /// True if an answer that begins with a JSON object, or with an array of them, is calls.
     pub(super) bare: bool,
     pub(super) reading: Reading,
     /// Texts that may follow a call and belong to it, in order.

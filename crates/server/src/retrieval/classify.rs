@@ -13,7 +13,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::{Json, written},
-    generate::{self, Caller, ClassifyInput, ClassifyRequest, Field, MAX_INPUTS, Prompt},
+    generate::{self, Caller, ClassifyInput, ClassifyRequest, Field, Prompt},
     ids,
     openai::{completions::PromptParam, embeddings::EmbeddingUsage},
     wire::{Body, OneOrMany, Other, refused},
@@ -92,10 +92,7 @@ pub async fn v1(
     caller: Caller,
     Json(body): Json<ClassifyParams>,
 ) -> Result<Response, ApiError> {
-    let is_list = matches!(body.input, PromptParam::Texts(_) | PromptParam::TokenLists(_));
-    let field = Field { name: "input", is_list };
-    params::check_inputs(&body.input, field)?;
-    let inputs = body.input.into_prompts("input", MAX_INPUTS, &state.settings)?;
+    let (inputs, field) = params::read_inputs(body.input, "input", &state.settings)?;
     let request = ClassifyRequest {
         inputs: inputs.into_iter().map(ClassifyInput::One).collect(),
         field,

@@ -12,7 +12,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{AppState, wire};
 
-pub use params::{EncodingFormat, OTHERS, PromptParams, TruncationParams, Vector, check_inputs};
+pub use params::{EncodingFormat, OTHERS, PromptParams, TruncationParams, Vector, read_inputs};
 
 /// All of its paths.
 pub fn routes() -> OpenApiRouter<AppState> {

@@ -13,8 +13,9 @@ use crate::{
     AppState,
     count::ClientCount,
     error::ApiError,
-    generate::{Field, PromptChoice, Truncation},
+    generate::{Field, MAX_INPUTS, Prompt, PromptChoice, Truncation},
     openai::completions::PromptParam,
+    settings::ServerSettings,
     source::{ModelEntry, Outside},
     wire::{Limit, Other, left_out, no_effect, refused},
 };
@@ -234,31 +235,34 @@ pub async fn model_or_default(state: &AppState, model: Option<String>) -> Result
     first.map(|entry| entry.name.clone()).ok_or_else(|| ApiError::invalid("model", "there are no models"))
 }
 
-/// Refuses texts and lists of tokens with nothing in them, as OpenAI's API does: a model without a token at the beginning
-/// of each text has no vector for them.
+/// Returns the inputs of the field `name`. Texts and lists of tokens with nothing in them are refused, as in OpenAI's API: a model
+/// without a token at the beginning of each text has no vector for them.
 ///
 /// # Errors
-/// The first empty input.
-pub fn check_inputs(input: &PromptParam, field: Field) -> Result<(), ApiError> {
-    let empty = |index: usize, what: &str| {
-        let param = field.at(index);
-        Err(ApiError::invalid(
-            &param,
-            format!("`{param}` is {what}, of which there is no embedding; leave it out"),
-        ))
+/// The first empty input, no inputs or too many, or token ids that the settings refuse.
+pub fn read_inputs(
+    input: PromptParam,
+    name: &'static str,
+    settings: &ServerSettings,
+) -> Result<(Vec<Prompt>, Field), ApiError> {
+    let is_list = matches!(input, PromptParam::Texts(_) | PromptParam::TokenLists(_));
+    let field = Field { name, is_list };
+    let empty = match &input {
+        PromptParam::Text(text) => text.is_empty().then_some((0, "an empty text")),
+        PromptParam::Texts(texts) => {
+            texts.iter().position(String::is_empty).map(|index| (index, "an empty text"))
+        }
+        PromptParam::TokenLists(lists) => {
+            lists.iter().position(Vec::is_empty).map(|index| (index, "an empty list of tokens"))
+        }
+        PromptParam::Tokens(_) => None,
     };
-    match input {
-        PromptParam::Text(text) if text.is_empty() => empty(0, "an empty text"),
-        PromptParam::Texts(texts) => match texts.iter().position(String::is_empty) {
-            Some(index) => empty(index, "an empty text"),
-            None => Ok(()),
-        },
-        PromptParam::TokenLists(lists) => match lists.iter().position(Vec::is_empty) {
-            Some(index) => empty(index, "an empty list of tokens"),
-            None => Ok(()),
-        },
-        PromptParam::Text(_) | PromptParam::Tokens(_) => Ok(()),
+    if let Some((index, kind)) = empty {
+        let param = field.at(index);
+        let message = format!("`{param}` is {kind}, of which there is no embedding; leave it out");
+        return Err(ApiError::invalid(param, message));
     }
+    Ok((input.into_prompts(name, MAX_INPUTS, settings)?, field))
 }
 
 /// Known fields of requests for embeddings that have no implementation.

@@ -58,10 +58,7 @@ pub async fn embed(
     caller: Caller,
     Json(body): Json<EmbedParams>,
 ) -> Result<Response, ApiError> {
-    let is_list = matches!(body.inputs, PromptParam::Texts(_) | PromptParam::TokenLists(_));
-    let field = Field { name: "inputs", is_list };
-    params::check_inputs(&body.inputs, field)?;
-    let inputs = body.inputs.into_prompts("inputs", MAX_INPUTS, &state.settings)?;
+    let (inputs, field) = params::read_inputs(body.inputs, "inputs", &state.settings)?;
     let request = EmbedRequest {
         dimensions: body.dimensions,
         truncation: body.truncation.read()?,
@@ -120,10 +117,7 @@ pub async fn embed_sparse(
     caller: Caller,
     Json(body): Json<SparseParams>,
 ) -> Result<Response, ApiError> {
-    let is_list = matches!(body.inputs, PromptParam::Texts(_) | PromptParam::TokenLists(_));
-    let field = Field { name: "inputs", is_list };
-    params::check_inputs(&body.inputs, field)?;
-    let inputs = body.inputs.into_prompts("inputs", MAX_INPUTS, &state.settings)?;
+    let (inputs, field) = params::read_inputs(body.inputs, "inputs", &state.settings)?;
     let request = EmbedRequest {
         truncation: body.truncation.read()?,
         prompt: body.prompt.read()?,

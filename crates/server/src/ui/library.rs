@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use axum::extract::{RawQuery, State};
-use paguro_registry::{Cancel, ImportOptions, ModelName, PullOptions, known};
+use paguro_library::{Cancel, ImportOptions, ModelName, PullOptions, known};
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
@@ -13,7 +13,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    library::{CancelOnDrop, Library},
+    library::{CancelOnDrop, LibraryService},
     wire,
 };
 
@@ -84,12 +84,6 @@ fn about(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 8)
 }
 
-fn library(state: &AppState) -> Result<&Library, ApiError> {
-    let none =
-        || ApiError::Unavailable("there is no model library: neither PAGURO_HOME nor HOME is set".into());
-    state.library.as_ref().ok_or_else(none)
-}
-
 /// Lists well-known models, largest first.
 ///
 /// # Errors
@@ -133,8 +127,8 @@ pub async fn remote(
     let cancel = Cancel::default();
     let _guard = CancelOnDrop(cancel.clone());
     let options = PullOptions { name, cancel };
-    let look_up = move |library: &Library| library.registry.look_up(&library.hub, &reference, &options);
-    let (name, bytes) = library(&state)?.run_long(look_up).await?;
+    let look_up = move |service: &LibraryService| service.library.look_up(&service.hub, &reference, &options);
+    let (name, bytes) = state.library()?.run_long(look_up).await?;
     let here = state.models.find(&name.short()).await.is_ok();
     Ok(Json(RemoteModel { name: name.short(), bytes, needs: about(bytes), here }))
 }
@@ -156,7 +150,7 @@ pub async fn import(
     State(state): State<AppState>,
     Json(NewImport { path, name, copy }): Json<NewImport>,
 ) -> Result<Json<Imported>, ApiError> {
-    let library = library(&state)?;
+    let service = state.library()?;
     let path = PathBuf::from(path.trim());
     if !path.is_absolute() {
         let message = format!(
@@ -181,7 +175,8 @@ pub async fn import(
     // The copy is cancelled when the client disconnects.
     let _guard = CancelOnDrop(cancel.clone());
     let options = ImportOptions { name, copy, cancel, ..ImportOptions::default() };
-    let work = move |library: &Library| library.registry.import(&path, &options, &library.inspect, &|_| {});
-    let record = library.run_long(work).await?;
+    let work =
+        move |service: &LibraryService| service.library.import(&path, &options, &service.inspect, &|_| {});
+    let record = service.run_long(work).await?;
     Ok(Json(Imported { name: record.name.short(), bytes: record.size() }))
 }

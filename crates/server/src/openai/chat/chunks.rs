@@ -98,8 +98,8 @@ impl IntoResponse for ChunkWriter {
     fn into_response(mut self) -> Response {
         let nothing =
             ChunkChoice { index: 0, delta: ChunkDelta::default(), logprobs: None, finish_reason: None };
-        let silence = stream::data(&self.chunk(vec![nothing]));
-        stream::events(Box::new(move || silence.clone()), |events| async move {
+        let keep_alive = stream::data(&self.chunk(vec![nothing]));
+        stream::events(Box::new(move || keep_alive.clone()), |events| async move {
             for index in 0..self.generating.choices() {
                 let delta =
                     ChunkDelta { role: Some("assistant"), content: Some(""), ..ChunkDelta::default() };

@@ -398,11 +398,11 @@ impl Answer {
         };
         // `response.in_progress` cannot keep the connection alive: OpenAI's library takes its response as complete.
         let silent = event.clone();
-        let silence = Box::new(move || {
+        let keep_alive = Box::new(move || {
             let (name, fields) = silent("keepalive", json!({}));
             stream::event(name, &fields)
         });
-        stream::events(silence, |writer| async move {
+        stream::events(keep_alive, |writer| async move {
             for name in ["response.created", "response.in_progress"] {
                 let (name, fields) = event(name, json!({"response": self.object}));
                 writer.event(name, &fields).await;

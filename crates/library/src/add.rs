@@ -1,0 +1,245 @@
+//! Models that enter the library: pulls, imports, copies, uploads.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::{
+    cancel::Cancel,
+    digest::Digest,
+    error::LibraryError,
+    hub::{self, Hub, Reference},
+    import::{self, ImportOptions},
+    library::{Library, PullOptions, now, stamp},
+    lock::Lock,
+    name::ModelName,
+    record::{Details, FileRecord, Format, Inspect, ModelRecord, OnProgress, Progress, Source},
+};
+
+impl Library {
+    /// Pulls a model from a hub, or its changed files. A model of that name is replaced when the new one is complete.
+    ///
+    /// Concurrent pulls of one model, in any processes, download each file once.
+    ///
+    /// # Errors
+    /// [`LibraryError`]; the library is unchanged, and the downloaded parts are kept for the next attempt.
+    pub fn pull(
+        &self,
+        hub: &Hub,
+        reference: &Reference,
+        options: &PullOptions,
+        inspect: &Inspect<'_>,
+        progress: &OnProgress<'_>,
+    ) -> Result<ModelRecord, LibraryError> {
+        let cancel = &options.cancel;
+        self.writable()?;
+        let repository = hub.repository(reference, cancel, progress)?;
+        let chosen = hub::choose(&repository, reference.choice.as_ref())?;
+        let name = match &options.name {
+            Some(name) => name.clone(),
+            None => ModelName::new(&repository.name, &chosen.tag)?,
+        };
+        let writing = self.writing()?;
+        let files = hub.download(&self.store, &repository, &chosen.files, cancel, progress)?;
+        progress(Progress::Recording);
+        let source = Source::Hub {
+            endpoint: hub.endpoint().to_owned(),
+            repo: repository.name,
+            commit: repository.commit,
+        };
+        let new = New { name, source, format: chosen.format, files, defaults: Map::new(), replace: true };
+        self.record(writing, new, inspect)
+    }
+
+    /// Queries the name and size that a pulled model would have.
+    ///
+    /// # Errors
+    /// As for [`Library::pull`]; the library is not changed.
+    pub fn look_up(
+        &self,
+        hub: &Hub,
+        reference: &Reference,
+        options: &PullOptions,
+    ) -> Result<(ModelName, u64), LibraryError> {
+        let repository = hub.repository(reference, &options.cancel, &|_| {})?;
+        let chosen = hub::choose(&repository, reference.choice.as_ref())?;
+        let name = match &options.name {
+            Some(name) => name.clone(),
+            None => ModelName::new(&repository.name, &chosen.tag)?,
+        };
+        Ok((name, chosen.files.iter().map(|file| file.size).sum()))
+    }
+
+    /// Imports a GGUF file (with its siblings, if the model is split) or a Hugging Face folder.
+    ///
+    /// # Errors
+    /// [`LibraryError`]; the library is as it was. [`LibraryError::CannotRun`] unless `options.force`.
+    pub fn import(
+        &self,
+        path: &Path,
+        options: &ImportOptions,
+        inspect: &Inspect<'_>,
+        progress: &OnProgress<'_>,
+    ) -> Result<ModelRecord, LibraryError> {
+        self.writable()?;
+        let found = import::find(path)?;
+        let failed = |source| LibraryError::Inspect { name: path.display().to_string(), source };
+        // The model is inspected before it is copied, which may take minutes.
+        let details = inspect(&found.open).map_err(failed)?;
+        if !options.force {
+            refuse_unusable(&details, path.display())?;
+        }
+        let name = match &options.name {
+            Some(name) => name.clone(),
+            None => import::name(&found, &details)?,
+        };
+        self.check_free(&name, options.replace)?;
+        let writing = self.writing()?;
+        let files = import::store_files(&self.store, &found, options, progress)?;
+        progress(Progress::Recording);
+        let source = Source::Import { path: found.open.clone() };
+        let defaults = Map::new();
+        let new = New { name, source, format: found.format, files, defaults, replace: options.replace };
+        self.record(writing, new, &|_| Ok(details.clone()))
+    }
+
+    /// Adds another name of a model. Both share their blobs, and either may be removed.
+    ///
+    /// # Errors
+    /// As for [`Library::find`], and [`LibraryError::NameTaken`] unless `replace`.
+    pub fn copy(&self, from: &str, to: &ModelName, replace: bool) -> Result<ModelRecord, LibraryError> {
+        self.writable()?;
+        let writing = self.writing()?;
+        let old = self.find(from)?;
+        if old.name.is_same(to) {
+            return Err(LibraryError::NameTaken { name: to.to_string() });
+        }
+        let new = New { name: to.clone(), replace, ..New::like(&old) };
+        self.record(writing, new, &|_| Ok(old.details.clone()))
+    }
+
+    /// Creates a model from another one, with other defaults. The two may have one name.
+    ///
+    /// # Errors
+    /// As for [`Library::find`].
+    pub fn create_from_model(
+        &self,
+        name: &ModelName,
+        from: &str,
+        defaults: Map<String, Value>,
+    ) -> Result<ModelRecord, LibraryError> {
+        self.writable()?;
+        let writing = self.writing()?;
+        let old = self.find(from)?;
+        let source = Source::Model { name: old.name.to_string() };
+        let new = New { name: name.clone(), source, defaults, replace: true, ..New::like(&old) };
+        self.record(writing, new, &|_| Ok(old.details.clone()))
+    }
+
+    /// Creates a model from stored blobs and their file names: one GGUF file, all files of a split model, or those of a
+    /// Hugging Face folder.
+    ///
+    /// # Errors
+    /// [`LibraryError::NoBlob`], invalid file names, or files that are not a model.
+    pub fn create_from_blobs(
+        &self,
+        name: &ModelName,
+        files: &[(String, Digest)],
+        defaults: Map<String, Value>,
+        inspect: &Inspect<'_>,
+    ) -> Result<ModelRecord, LibraryError> {
+        self.writable()?;
+        let writing = self.writing()?;
+        let names: Vec<&str> = files.iter().map(|file| file.0.as_str()).collect();
+        let format = import::format_of(Path::new(&name.to_string()), &names)?;
+        let record = |(name, digest): &(String, Digest)| {
+            let size = self.store.blob_size(digest)?;
+            Ok(FileRecord { name: name.clone(), size, digest: *digest, location: None })
+        };
+        let mut files = files.iter().map(record).collect::<Result<Vec<_>, LibraryError>>()?;
+        // The first file of a split model also has the first name.
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        for file in &files {
+            if !self.store.is_sound(&file.digest, &Cancel::default(), |_| {})? {
+                // The client is then told that the blob is missing, and uploads it again.
+                self.store.set_damage(&file.digest, Some("its content has changed since it was stored"))?;
+                return Err(LibraryError::NoBlob(file.digest));
+            }
+        }
+        let new = New { name: name.clone(), source: Source::Upload, format, files, defaults, replace: true };
+        self.record(writing, new, &|path| {
+            let details = inspect(path)?;
+            refuse_unusable(&details, name)?;
+            Ok(details)
+        })
+    }
+
+    /// Records a model whose files are in the library, after `inspect` has opened it.
+    fn record(&self, writing: Lock, new: New, inspect: &Inspect<'_>) -> Result<ModelRecord, LibraryError> {
+        let name = new.name.to_string();
+        let path = self.place(&name, new.format, &new.files)?;
+        let details = inspect(&path).map_err(|source| LibraryError::Inspect { name, source })?;
+        let changing = self.manifests.change()?;
+        let replaced = self.catalogue.get(&new.name)?;
+        let now = now();
+        let record = ModelRecord {
+            created_at: replaced.as_ref().map_or(now, |old| old.created_at),
+            extra: replaced.as_ref().map(|old| old.extra.clone()).unwrap_or_default(),
+            stamp: stamp(&details.inspected_by, &new.files),
+            name: new.name,
+            source: new.source,
+            format: new.format,
+            details,
+            defaults: new.defaults,
+            files: new.files,
+            modified_at: now,
+        };
+        let commit = || self.catalogue.put(&record, new.replace);
+        self.manifests.put(&changing, &record, commit).map_err(|error| self.lack_of_space(error))?;
+        drop(changing);
+        drop(writing);
+        if let Some(old) = replaced {
+            self.release(&old.files)?;
+        }
+        Ok(record)
+    }
+
+    /// Refuses a taken name before long work.
+    fn check_free(&self, name: &ModelName, replace: bool) -> Result<(), LibraryError> {
+        match self.catalogue.get(name)? {
+            Some(_) if !replace => Err(LibraryError::NameTaken { name: name.to_string() }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Refuses a model that the program cannot run.
+fn refuse_unusable(details: &Details, name: impl ToString) -> Result<(), LibraryError> {
+    match &details.problem {
+        Some(problem) => Err(LibraryError::CannotRun { name: name.to_string(), problem: problem.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// A model that is about to be recorded.
+struct New {
+    name: ModelName,
+    source: Source,
+    format: Format,
+    files: Vec<FileRecord>,
+    defaults: Map<String, Value>,
+    replace: bool,
+}
+
+impl New {
+    fn like(old: &ModelRecord) -> Self {
+        Self {
+            name: old.name.clone(),
+            source: old.source.clone(),
+            format: old.format,
+            files: old.files.clone(),
+            defaults: old.defaults.clone(),
+            replace: false,
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The model library: the models of this machine, their origins, and downloads.
+//!
+//! A [`Library`] is a folder. Its catalogue is a SQLite database; the models' files are blobs, named by their content
+//! and shared by models. Any number of processes may use it concurrently, and any of them may be killed at any time:
+//! the catalogue contains a model only if all of its files are present, complete and verified.
+//!
+//! The library does not read the content of a model. Its caller opens the model ([`Inspect`]) and reports its
+//! properties.
+
+mod add;
+mod cancel;
+mod catalogue;
+mod digest;
+mod error;
+mod files;
+mod import;
+mod library;
+mod lock;
+mod manifest;
+mod name;
+mod open;
+mod rebuild;
+mod record;
+mod remove;
+mod reserve;
+mod store;
+mod upload;
+mod verify;
+
+pub mod hub;
+pub mod known;
+
+pub use cancel::Cancel;
+pub use digest::Digest;
+pub use error::LibraryError;
+pub use import::ImportOptions;
+pub use library::{Library, PullOptions, Removed};
+pub use name::{LATEST, ModelName};
+pub use rebuild::{Rebuilt, Restored};
+pub use record::{Details, FileRecord, Format, Inspect, ModelRecord, OnProgress, Progress, Source, Transfer};
+pub use store::Pruned;
+pub use upload::Upload;
+pub use verify::{Finding, Problem, Repair, Verified, VerifyOptions};
