@@ -93,11 +93,7 @@ impl Lowering<'_, '_> {
         };
         let is_hf = self.names.is_hf();
         // In neither file format do these names have the suffix of a weight.
-        let decay = self.names.layer(layer, Part::DeltaDecay);
-        let mut decay = self.tensors.require_vector(&decay, heads)?;
-        if is_hf {
-            decay.iter_mut().for_each(|decay| *decay = -decay.exp());
-        }
+        let decay = self.decays(layer, heads)?;
         let dt = self.names.layer(layer, Part::DeltaDt);
         let dt = self.tensors.require_vector(&dt, heads)?;
         let out_norm = format!("{}.weight", self.names.layer(layer, Part::DeltaNorm));

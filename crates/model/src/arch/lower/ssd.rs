@@ -30,11 +30,7 @@ impl Lowering<'_, '_> {
         let [cbv, gate, dt] =
             self.pick_rows(&input, 2 * (width + keys) + heads, [&[c, b, x], &[z], &[dt]])?;
         let convolution = self.ssd_convolution(layer, taps, &shape, config.channel_scales)?;
-        let decay = self.names.layer(layer, Part::DeltaDecay);
-        let mut decay = self.flat(&decay, heads)?;
-        if self.names.is_hf() {
-            decay.iter_mut().for_each(|decay| *decay = -decay.exp());
-        }
+        let decay = self.decays(layer, heads)?;
         let [dt_bias, skip] = [Part::DeltaDt, Part::SsmSkip].map(|part| self.names.layer(layer, part));
         let (dt_bias, skip) = (self.flat(&dt_bias, heads)?, self.flat(&skip, heads)?);
         let out_norm = match config.norm {
@@ -133,8 +129,27 @@ impl Lowering<'_, '_> {
         })
     }
 
+    /// Reads the decays of a layer's heads. Those of Hugging Face folders are logarithms of their magnitudes.
+    ///
+    /// # Errors
+    /// A state that grows, because it overflows sooner or later.
+    pub(super) fn decays(&mut self, layer: usize, heads: usize) -> Result<Vec<f32>, ModelError> {
+        let name = self.names.layer(layer, Part::DeltaDecay);
+        let mut decays = self.flat(&name, heads)?;
+        if self.names.is_hf() {
+            decays.iter_mut().for_each(|decay| *decay = -decay.exp());
+        }
+        match decays.iter().position(|decay| !(decay.is_finite() && *decay <= 0.0)) {
+            None => Ok(decays),
+            Some(head) => Err(ModelError::Config(format!(
+                "tensor `{name}`: the decay of head {head} is {}, and states decay with numbers of at most 0",
+                decays[head]
+            ))),
+        }
+    }
+
     /// Returns the `len` numbers `name` in any shape: files differ in the position of dimensions of size one.
-    fn flat(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+    pub(super) fn flat(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         match self.tensors.shape(name) {
             Some(shape) if shape.iter().try_fold(1_usize, |all, &dim| all.checked_mul(dim)) == Some(len) => {
                 self.tensors.values(name, shape)
