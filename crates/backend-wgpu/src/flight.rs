@@ -26,7 +26,7 @@ pub struct Flight {
     pub sampled: Vec<usize>,
     /// The submission whose end makes the answers readable; none while the step is held.
     pub submission: Option<wgpu::SubmissionIndex>,
-    /// What went wrong when the step was to be submitted after the one before.
+    /// Error of reading the data that a held step waited for.
     pub failure: Option<StepError>,
     /// Time of submission, rows and launches, if the device did nothing else and it was one pass.
     pub timed: Option<(Instant, usize, usize)>,

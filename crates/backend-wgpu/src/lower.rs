@@ -1,5 +1,6 @@
 //! A program, lowered once more: to a fixed list of launches with their kernels and buffers.
 
+mod activation;
 mod attention;
 mod coop_attention;
 mod experts;

@@ -3,46 +3,37 @@
 mod moves;
 mod page_kernels;
 mod repeat;
+mod run;
 mod table;
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::sync::Arc;
 
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Carried, KernelCount, Limits, LoadError, OutputKind, OutputValue, PageContent, PageFormat, PageId,
-    PageMove, Program, Runner, Sampled, Step, StepError, StepOutput, Ticket, Weights,
-    sampling::{self, Scratch},
+    Carried, KernelCount, Limits, LoadError, OutputKind, PageContent, PageFormat, PageId, PageMove, Program,
+    Runner, Step, StepError, StepOutput, Ticket, Weights, sampling::Scratch,
 };
 
 use crate::{
     GpuOptions,
     canary::Canaries,
     device::Device,
-    flight::{Encoding, Flight, Slice},
+    flight::Flight,
     kernel_statistics::KernelStatistics,
     lower::{LOGIT_ROWS, LayerState, Lowering, Model, StateBuffer},
     ops,
-    pace::{Pace, Pass},
+    pace::Pace,
     page_io::{self, PageReader},
     pages::{self, page_words},
     plan::Plan,
-    planned::{PATIENCE, Planned, encode_all, launches},
-    sampler::{self, Sampler},
+    sampler::{self},
 };
 
 use moves::Content;
 use page_kernels::PageKernels;
 pub use page_kernels::words as page_kernel_words;
 use table::Table;
-
-/// Launches of the first submission. Each further submission has twice as many, so the device is never idle if encoding
-/// a launch takes less than half of the time of running it.
-const FIRST_LAUNCHES: usize = 24;
 
 /// Name under which repeated steps are counted.
 const REPEATED: &str = "step_repeated_without_handoff";
@@ -82,7 +73,7 @@ pub struct GpuRunner {
     carried: Vec<usize>,
     /// The device's tokens of the step that was read last.
     tokens: Vec<u32>,
-    /// What reading a step gave before it was collected.
+    /// Result of reading a step before it was collected.
     early: Option<Result<bool, StepError>>,
     submitted: u64,
     collected: u64,
@@ -171,187 +162,6 @@ impl GpuRunner {
     fn flight_index(&self) -> usize {
         flight_index(self.submitted)
     }
-
-    /// Plans and runs a step, in passes of as many rows as may run at once.
-    fn run_all(&mut self, step: &Step<'_>) -> Result<(), StepError> {
-        let rows = self.pace.rows(step.tokens.len());
-        if rows >= step.tokens.len() {
-            return self.plan_and_run(step, true, &|output| output);
-        }
-        let (groups, block_size) = (self.program.kv.groups.len(), self.limits.block_size);
-        for pass in Pass::split(step, rows, groups, block_size) {
-            self.plan_and_run(&pass.step(), false, &|output| pass.places[output])?;
-        }
-        Ok(())
-    }
-
-    /// Runs a step or a pass of it; `place` maps its outputs to those of the whole step.
-    fn plan_and_run(
-        &mut self,
-        step: &Step<'_>,
-        is_whole: bool,
-        place: &dyn Fn(usize) -> usize,
-    ) -> Result<(), StepError> {
-        let plan = &mut self.flights[flight_index(self.submitted)].plan;
-        plan.make(step);
-        for carried in step.carried {
-            // `submit` has looked.
-            let at = self.carried.iter().position(|&output| output == carried.output);
-            plan.carry(carried.row, at.unwrap_or_default());
-        }
-        self.prepare_table_rows(step, is_whole)?;
-        self.run(step, place)
-    }
-
-    /// Runs the planned step, in slices of its output rows.
-    fn run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
-        let plan = &self.flights[self.flight_index()].plan;
-        self.device.queue.write_buffer(&self.model.io.step, 0, cast_slice(&plan.words));
-        let (outputs, logits) = (plan.outputs.rows.len(), plan.outputs.logit_rows);
-        let mut first = 0;
-        loop {
-            // Rows with and without logits do not share a slice.
-            let end = if first < logits { logits } else { outputs };
-            let count = (end - first).min(LOGIT_ROWS);
-            self.run_slice(step, place, first, count)?;
-            first += count;
-            if first >= outputs {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Runs a slice of the output rows, and the whole pass before the first one.
-    fn run_slice(
-        &mut self,
-        step: &Step<'_>,
-        place_of: &dyn Fn(usize) -> usize,
-        first: usize,
-        count: usize,
-    ) -> Result<(), StepError> {
-        let flight = self.flight_index();
-        let Self { device, model, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
-        let Flight { plan, slices, sampled, submission, timed, is_apart, .. } = &mut flights[flight];
-        let launches = launches(model, plan, first, count);
-        if device.timed {
-            let kernels: BTreeSet<usize> = launches.iter().map(Planned::timed_as).collect();
-            kernel_statistics.time(device, &Vec::from_iter(kernels), |pass, kernel| {
-                encode_all(pass, launches.iter().filter(|planned| planned.timed_as() == kernel), PATIENCE);
-            })?;
-        }
-        let mut encoding = Encoding { device, model, canaries, kernel_statistics, step: self.submitted };
-        // A step that carries tokens is encoded while the one before runs.
-        let mut next = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
-        let step_rows = step.tokens.len();
-        *timed = match (first, timed.is_none(), self.submitted - self.collected) {
-            (0, true, 1) => Some((Instant::now(), step_rows, launches.len())),
-            _ => None,
-        };
-        *is_apart = device.in_doubt.load(Ordering::Relaxed);
-        let mut commands = encoding.launch(&launches, || {
-            // Submissions run in order, independent of wgpu's knowledge of their buffers.
-            let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
-            next *= 2;
-            size
-        })?;
-        let vocab = self.program.vocab;
-        let mut sampler = Sampler::new(vocab, (model.io.edits.size() / 16) as usize);
-        let mut for_host = Vec::new();
-        for row in 0..count {
-            let outputs = plan.outputs.outputs_of(first + row);
-            for &index in outputs {
-                match &step.outputs[index].kind {
-                    OutputKind::Sample(request)
-                        if sampler.add(row, request, sampled.len(), outputs.len() == 1, edits_scratch) =>
-                    {
-                        sampled.push(place_of(index));
-                    }
-                    _ => for_host.push((index, row)),
-                }
-            }
-        }
-        let Sampler { samples, edits, masks, .. } = sampler;
-        if masks.iter().any(|mask| mask.known().is_none()) {
-            // The device computes while other threads compute masks.
-            encoding.submit(commands)?;
-            commands = device.encoder();
-        }
-        let mut words = Vec::new();
-        for (index, mask) in masks.iter().enumerate() {
-            words.extend_from_slice(mask.bits());
-            words.resize((index + 1) * vocab.div_ceil(32), 0);
-        }
-        slices.push(Slice { first, count, samples, edits, masks: words });
-        encoding.sample(&mut commands, plan, &slices[slices.len() - 1]);
-        let (logits, normed) = (vocab * 4, self.program.hidden * 4);
-        let bytes = count * (logits + normed);
-        if !for_host.is_empty() {
-            let io = &model.io;
-            if first < plan.outputs.logit_rows {
-                commands.copy_buffer_to_buffer(&io.logits, 0, &self.rows, 0, (count * logits) as u64);
-            }
-            let (at, size) = ((count * logits) as u64, (count * normed) as u64);
-            commands.copy_buffer_to_buffer(&io.normed, 0, &self.rows, at, size);
-            if device.handoff {
-                encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
-            }
-        }
-        *submission = encoding.finish(commands, sampled.len())?;
-        if for_host.is_empty() {
-            return Ok(());
-        }
-        self.flush()?;
-        let Self { scratch, device, rows, flights, .. } = self;
-        let Flight { answers, submission, gave_up, .. } = &mut flights[flight];
-        let last = submission.clone().ok_or_else(nothing_submitted)?;
-        device.read(rows, bytes + 4, last, |words| {
-            *gave_up |= device.handoff && words[bytes..] != [0; 4];
-            let row = |base: usize, width: usize, row: usize| {
-                let bytes = &words[base + row * width..][..width];
-                bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
-            };
-            for &(index, place) in &for_host {
-                let kind = &step.outputs[index].kind;
-                answers[place_of(index)] = match kind {
-                    OutputKind::Embedding => Some(OutputValue::Embedding(row(count * logits, normed, place))),
-                    OutputKind::Logits => Some(OutputValue::Logits(row(0, logits, place))),
-                    kind => sampling::answer(&row(0, logits, place), kind, scratch),
-                };
-            }
-        })
-    }
-
-    /// Reads the answers of a step, once the device has run it. Returns true if a kernel gave up waiting.
-    fn read(&mut self, step: u64) -> Result<bool, StepError> {
-        let Self { flights, device, canaries, tokens, pace, .. } = self;
-        let Flight { answers, sampled, submission, failure, timed, .. } = &mut flights[flight_index(step)];
-        if let Some(failure) = failure.take() {
-            return Err(failure);
-        }
-        let submission = submission.take().ok_or_else(nothing_submitted)?;
-        let mut gave_up = false;
-        let read = canaries.read(device, step, 4 + sampled.len() * 4, submission, |words| {
-            let (flag, words) = words.split_at(4);
-            gave_up = flag != [0; 4];
-            if gave_up {
-                return;
-            }
-            tokens.clear();
-            tokens.extend(words.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)));
-            for (&index, &token) in sampled.iter().zip(&*tokens) {
-                answers[index] =
-                    Some(OutputValue::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
-            }
-        });
-        if let Some((since, rows, launches)) = timed.take() {
-            pace.learn(rows, launches, since.elapsed());
-        }
-        read.map(|()| gave_up)
-    }
-}
-
-fn nothing_submitted() -> StepError {
-    StepError::Invalid("nothing was submitted".into())
 }
 
 /// Index of a step's flight.

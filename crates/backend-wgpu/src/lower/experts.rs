@@ -32,8 +32,10 @@ use crate::{
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
-    When, kernels,
-    matmuls::{Inputs, NO_EXPERT, Places, decoder, planes},
+    When,
+    activation::{NO_EXPERT, Places},
+    kernels,
+    matmuls::{Inputs, decoder, planes},
     wgsl,
 };
 pub(super) use room::{Buffers, Room};

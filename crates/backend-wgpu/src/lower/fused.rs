@@ -1,17 +1,17 @@
 //! Matmuls fused with operations before or after them, for steps of one row, where much of a launch's time is its
 //! latency. The results are bitwise equal to those of separate launches.
 
-use paguro_backend::{KvDtype, LayerInput, Linear, LoadError, Norm, RopeStyle};
+use paguro_backend::{KvDtype, Linear, LoadError, Norm, RopeStyle};
 
-use crate::ops::{self, NormGateUp, NormLogits, NormQkvRopeStore, Op, is_plain};
+use crate::ops::{self, NormLogits, NormQkvRopeStore, Op, is_plain};
 
 use super::{
-    Acts, Before, Gates, Grid, Launch, Lowering, Place, Store,
+    Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
     When,
     handoff::{self, Bindings, HandoffInput},
     kernels,
-    matmuls::{Group, Inputs, Places, activation_constants, decoder, planes},
+    matmuls::{Group, Inputs, decoder, planes},
     wgsl,
 };
 use crate::{
@@ -23,18 +23,18 @@ use crate::{
 
 /// Operation after a matmul of one row.
 pub(super) struct Finish {
-    name: &'static str,
-    files: Vec<&'static str>,
-    constants: Constants,
-    buffers: Vec<(&'static str, wgpu::Buffer)>,
+    pub name: &'static str,
+    pub files: Vec<&'static str>,
+    pub constants: Constants,
+    pub buffers: Vec<(&'static str, wgpu::Buffer)>,
     /// True if a workgroup computes a whole block of outputs.
-    by_blocks: bool,
-    hazards: Hazards,
+    pub by_blocks: bool,
+    pub hazards: Hazards,
 }
 
 impl Finish {
     /// Adds the handoff.
-    fn with(mut self, (constants, mut buffers): Bindings, hazards: Hazards) -> Self {
+    pub(super) fn with(mut self, (constants, mut buffers): Bindings, hazards: Hazards) -> Self {
         self.constants.extend(constants);
         // The first of two buffers of a name is bound.
         buffers.append(&mut self.buffers);
@@ -99,7 +99,7 @@ impl Lowering<'_> {
     }
 
     /// Adds matmuls with a norm's activations. In steps of one row, `finishes` replace `store`, if there are any.
-    fn after_norm<const N: usize>(
+    pub(super) fn after_norm<const N: usize>(
         &mut self,
         linears: [&Linear; N],
         groups: &[(Group<'_>, Place)],
@@ -194,125 +194,6 @@ impl Lowering<'_> {
             buffers,
             by_blocks: false,
             hazards: Hazards::DECLARED,
-        }
-    }
-
-    /// Adds gate and up, and the activations of the next matmul. Returns true if that matmul reads floats in steps of
-    /// one row.
-    pub(super) fn gate_and_up(
-        &mut self,
-        op: &NormGateUp,
-        before: Before,
-        down: &Linear,
-        body: &mut Vec<Launch>,
-    ) -> Result<bool, LoadError> {
-        let Some(gate) = &op.gate else { return self.only_up(op, before, down, body) };
-        let linears = [gate, &op.up];
-        let gates = self.gates(op, down);
-        let order = if gates { Order::InTurn } else { Order::Joined };
-        let groups = self.groups(linears, |_| order);
-        let finishes = if gates { vec![self.gate_finish(op)] } else { vec![] };
-        let fused = self.fused_gates(op, down).filter(|_| gates);
-        let store = Store { gates: fused, ..Store::WRITE };
-        let source = before.source();
-        let [gate, up] =
-            self.after_norm(linears, &groups, (source, store), finishes, HandoffInput::Projected, body)?;
-        let launch = self.activate(op.activation, Some(&gate), &up, gates, down, Places::Rows)?;
-        let when = match fused {
-            Some(Gates { few, .. }) => When::Between(2, few as usize + 1),
-            None => When::unless_one_row(gates),
-        };
-        body.push(Launch { when, ..launch });
-        Ok(gates)
-    }
-
-    /// Adds up without a gate.
-    fn only_up(
-        &mut self,
-        op: &NormGateUp,
-        before: Before,
-        down: &Linear,
-        body: &mut Vec<Launch>,
-    ) -> Result<bool, LoadError> {
-        let linears = [&op.up];
-        let groups = self.groups(linears, |_| Order::Joined);
-        let source = (before.source(), Store::WRITE);
-        let [up] = self.after_norm(linears, &groups, source, vec![], HandoffInput::Projected, body)?;
-        let launch = self.activate(op.activation, None, &up, false, down, Places::Rows)?;
-        body.push(launch);
-        Ok(false)
-    }
-
-    /// Returns true if the matmul of gate and up also computes the activations of `down` in steps of one row.
-    pub(super) fn gates(&self, op: &NormGateUp, down: &Linear) -> bool {
-        let Some(gate) = &op.gate else { return false };
-        let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
-        layout(gate) == layout(&op.up)
-            && op.width.is_multiple_of(BLOCK)
-            && self.is_whole(&[gate, &op.up])
-            && self.is_whole(&[down])
-            && kernels::has_room(self.device, layout(down), op.width / BLOCK)
-    }
-
-    /// Returns the epilogue of gate and up in steps whose matmuls have cooperative matrices.
-    fn fused_gates(&self, op: &NormGateUp, down: &Linear) -> Option<Gates> {
-        let layouts = [&op.up, down].map(|linear| Layout::of(self.weights.matrix(linear.matrix).format));
-        let has = self.device.cooperative.is_some() && !layouts.contains(&Layout::F32);
-        let few = layouts.map(kernels::few_rows).into_iter().max()?;
-        has.then_some(Gates { activation: op.activation, down: layouts[1], width: op.width, few })
-    }
-
-    /// Adds the matmul of a layer embedding's gate in steps of one row, with the activation. Returns false if there is
-    /// none.
-    pub(super) fn gates_embed(
-        &mut self,
-        op: &LayerInput,
-        embed: &Place,
-        body: &mut Vec<Launch>,
-    ) -> Result<bool, LoadError> {
-        let [gate, out] = [&op.gate, &op.out].map(|linear| self.weights.matrix(linear.matrix));
-        let (width, layout) = (gate.rows, Layout::of(out.format));
-        let is_fused = width.is_multiple_of(BLOCK)
-            && self.is_whole(&[&op.gate])
-            && self.is_whole(&[&op.out])
-            && kernels::has_room(self.device, layout, width / BLOCK);
-        if !is_fused {
-            return Ok(false);
-        }
-        let mut constants = vec![
-            ("ACT_BLOCKS", U((width / BLOCK) as u32)),
-            ("EMBED", U(1)),
-            ("UP_FIRST", U(embed.first as u32)),
-        ];
-        constants.extend(activation_constants(op.activation));
-        let finish = Finish {
-            name: "_embed",
-            files: wgsl!("activation", "finish_gate").to_vec(),
-            constants,
-            buffers: vec![("gated", self.acts[2].clone()), ("up", embed.buffer.clone())],
-            by_blocks: false,
-            hazards: Hazards::DECLARED,
-        };
-        let inputs =
-            Inputs { linears: &[&op.gate], order: Order::Joined, acts: Acts::Normed, in_order: false };
-        self.one_row(&inputs, Source::Made, finish, None, body)?;
-        Ok(true)
-    }
-
-    fn gate_finish(&self, op: &NormGateUp) -> Finish {
-        let mut constants = vec![("ACT_BLOCKS", U((op.width / BLOCK) as u32))];
-        constants.extend(activation_constants(op.activation));
-        let finish = Finish {
-            name: "_gate",
-            files: wgsl!("activation", "finish_gate").to_vec(),
-            constants,
-            buffers: vec![("gated", self.acts[2].clone())],
-            by_blocks: false,
-            hazards: Hazards::DECLARED,
-        };
-        match self.word_handoff() {
-            Some(handoff) => finish.with(handoff.gate(), handoff::MATMUL),
-            None => finish,
         }
     }
 
@@ -441,7 +322,7 @@ impl Lowering<'_> {
     }
 
     /// Adds a matmul of a step of one row, with its inputs if launches use handoff.
-    fn one_row(
+    pub(super) fn one_row(
         &mut self,
         inputs: &Inputs<'_>,
         source: Source,
@@ -548,7 +429,7 @@ pub(super) fn row_scale(width: usize, eps: f32) -> Constants {
 }
 
 impl Before {
-    fn source(self) -> Source {
+    pub(super) fn source(self) -> Source {
         match self {
             Self::Emitted(eps) => Source::Normed(eps),
             Self::Added | Self::Pending(..) => Source::Made,

@@ -22,7 +22,8 @@ use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
     When,
-    matmuls::{Inputs, Places},
+    activation::Places,
+    matmuls::Inputs,
     wgsl,
 };
 

@@ -2,18 +2,17 @@
 
 use std::{iter, ops::Range};
 
-use paguro_backend::{Activation, Linear, LoadError, MatrixId, Norm, NormKind};
+use paguro_backend::{Linear, LoadError, MatrixId, Norm, NormKind};
 
 use crate::ops::{Add, Embed, is_plain};
 
 use super::{
-    Acts, Before, Gates, Grid, Launch, Lowering, Matmul, Place, Store,
-    Value::{self, F, U},
+    Acts, Before, Grid, Launch, Lowering, Matmul, Place, Store,
+    Value::{F, U},
     When,
     fused::row_scale,
     handoff::Bindings,
     kernels::{self, FEW_ROWS},
-    launch::ExpertTiles,
     wgsl,
 };
 use crate::{
@@ -295,6 +294,19 @@ impl Lowering<'_> {
         Ok(places.map(|place| place.expect("every matmul is in a group")))
     }
 
+    /// Adds a matmul with a norm's activations, to its own buffer.
+    pub(super) fn normed_matmul(
+        &mut self,
+        linear: &Linear,
+        buffer: &wgpu::Buffer,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let stride = self.weights.matrix(linear.matrix).rows;
+        let place = Place { buffer: buffer.clone(), stride, first: 0 };
+        let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Normed, in_order: false };
+        self.matmul(&inputs, &place, Store::WRITE, When::Always, body)
+    }
+
     /// Biases of some rows.
     pub(super) fn bias(
         &self,
@@ -398,93 +410,6 @@ impl Lowering<'_> {
             body.push(Launch { when, kernels: compiled, grid, kv_group: 0, counter, timed_with: None });
         }
         Ok(())
-    }
-
-    /// Constants of the epilogue that stores activations, and its buffer.
-    fn gates_finish(&self, gates: Gates) -> (Constants, wgpu::Buffer) {
-        let mut constants = activation_constants(gates.activation);
-        constants.extend([
-            ("GATES", U(1)),
-            ("ACT_BLOCKS", U((gates.width / BLOCK) as u32)),
-            ("GATED_AT", U(2 * self.halves_at(gates.down))),
-        ]);
-        (constants, self.half_acts(Acts::Plain, gates.down))
-    }
-
-    pub(super) fn activate(
-        &mut self,
-        activation: Activation,
-        gate: Option<&Place>,
-        up: &Place,
-        in_turn: bool,
-        down: &Linear,
-        places: Places<'_>,
-    ) -> Result<Launch, LoadError> {
-        let width = self.weights.matrix(down.matrix).cols;
-        let mut constants = vec![
-            ("WIDTH", U(width as u32)),
-            ("STAGED", U(8 * 33)),
-            ("GATED", U(u32::from(gate.is_some()))),
-            ("GATE_STRIDE", U(gate.map_or(0, |gate| gate.stride) as u32)),
-            ("UP_STRIDE", U(up.stride as u32)),
-            ("UP_FIRST", U(up.first as u32)),
-            ("EACH", U(1 + u32::from(in_turn))),
-        ];
-        constants.extend(activation_constants(activation));
-        constants.extend(self.emit_for(&[down], width));
-        constants.extend(match places {
-            // Matmuls of pairs have no cooperative matrices.
-            Places::Pairs { .. } => vec![],
-            Places::Rows | Places::Tiles { .. } => self.halves(FEW_ROWS + 1),
-        });
-        let mut buffers = vec![("up", &up.buffer)];
-        buffers.extend(gate.map(|gate| ("gate", &gate.buffer)));
-        let each = width.div_ceil(8 * BLOCK) as u32;
-        let grid = match places {
-            Places::Rows => Grid::Each(each),
-            Places::Pairs { used } => Grid::Pairs { used, each, along_x: false },
-            Places::Tiles { tiles, tile_experts } => {
-                constants.extend([("TILED", U(1)), ("TILE", U(tiles.tile)), NO_EXPERT]);
-                buffers.push(("tile_experts", tile_experts));
-                Grid::ExpertTiles { tiles, each, along_x: false }
-            }
-        };
-        self.launch(
-            "activate",
-            wgsl!("args", "quantize", "emit", "activation", "activate"),
-            constants,
-            &buffers,
-            grid,
-            0,
-        )
-    }
-}
-
-/// Rows of activations.
-#[derive(Clone, Copy)]
-pub(super) enum Places<'a> {
-    /// One for each row of the step.
-    Rows,
-    /// One for each row and one of its experts.
-    Pairs { used: u32 },
-    /// All places of tiles that have an expert.
-    Tiles { tiles: ExpertTiles, tile_experts: &'a wgpu::Buffer },
-}
-
-/// Marks a tile without an expert.
-pub(super) const NO_EXPERT: (&str, Value) = ("NO_EXPERT", U(u32::MAX));
-
-/// Returns the constants of kernels with an activation.
-pub(super) fn activation_constants(activation: Activation) -> Constants {
-    match activation {
-        Activation::GeluTanh => vec![("GELU", U(1))],
-        Activation::Gelu => vec![("GELU_ERF", U(1))],
-        Activation::Relu2 => vec![("RELU2", U(1))],
-        Activation::ClampedSwiglu { alpha, limit } => {
-            vec![("CLAMPED", U(1)), ("SLOPE", F(alpha)), ("LIMIT", F(limit))]
-        }
-        // `ops` has refused all others.
-        _ => vec![],
     }
 }
 

@@ -15,25 +15,22 @@
 //! A step overwrites the states that it reads, so it cannot be repeated. Programs with states therefore run without handoff.
 
 use paguro_backend::{
-    Convolution, DeltaRule, DeltaShape, KeySharing, Limits, Linear, LoadError, STATE_CHUNK, StateShape,
-    VectorId,
+    Convolution, DeltaRule, DeltaShape, KeySharing, Limits, LoadError, STATE_CHUNK, StateShape, VectorId,
 };
 
 use crate::{
     device::Device,
     layout::BLOCK,
-    matrix::Order,
     ops::{self, Op, Program},
     template::Constants,
 };
 
 use super::{
-    Acts, Before, Grid, Launch, Lowering, Place, Store,
+    Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
     When,
     handoff::Bindings,
     kernels::FEW_ROWS,
-    matmuls::Inputs,
     wgsl,
 };
 
@@ -224,19 +221,6 @@ pub(super) struct StateInputs {
 impl Lowering<'_> {
     pub(super) fn mixers(&self) -> &Buffers {
         self.mixers.as_ref().expect("programs with such mixers have the buffers")
-    }
-
-    /// Adds a matmul with a norm's activations, to its own buffer.
-    pub(super) fn normed_matmul(
-        &mut self,
-        linear: &Linear,
-        buffer: &wgpu::Buffer,
-        body: &mut Vec<Launch>,
-    ) -> Result<(), LoadError> {
-        let stride = self.weights.matrix(linear.matrix).rows;
-        let place = Place { buffer: buffer.clone(), stride, first: 0 };
-        let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Normed, in_order: false };
-        self.matmul(&inputs, &place, Store::WRITE, When::Always, body)
     }
 
     /// A short convolution, from the norm to the residual stream.

@@ -20,7 +20,7 @@ use crate::{
 /// Most bytes of a state that are copied at once.
 const MOST_BYTES: usize = 64 << 20;
 
-/// What a kernel does with pages.
+/// A change of the content of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Save,
