@@ -382,7 +382,7 @@ fn a_killed_pull_leaves_a_sound_library() {
         ],
     );
     f.hub.add("o/one", &[("one.gguf", &model(11, 80_000))]);
-    f.hub.state().delay = 4;
+    f.hub.state().delay = 1;
     let remove = || {
         let registry = Registry::open(&f.root()).unwrap();
         if registry.find("o/one").is_ok() {
