@@ -1,4 +1,4 @@
-//! 64 sequences of different lengths on the real engine, the CPU backend and the embedded model. The pages hold about 20 of
+//! 32 sequences of different lengths on the real engine, the CPU backend and the embedded model. The pages hold about 10 of
 //! them. Text and log-probabilities of each sequence, some with those of the prompt, are equal bit for bit to a run alone,
 //! and no page is lost.
 
@@ -13,8 +13,8 @@ use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_engine::{Engine, EngineOptions, Event, Generation, PageBudget, Request, Score};
 use paguro_model::{LoadOptions, Model, tokenizer::SpecialTokens};
 
-const SEQUENCES: u64 = 64;
-const PAGES_FOR: usize = 20;
+const SEQUENCES: u64 = 32;
+const PAGES_FOR: usize = 10;
 const BLOCK: usize = 16;
 
 /// Request number `i`: a prompt of 4 to about 150 tokens and an answer of 5 to 154.

@@ -1,7 +1,8 @@
-//! `cargo xtask ci`: the steps, in order of how soon they find something.
+//! `cargo xtask ci`: the steps, mostly in order of how soon they find something.
 
 use std::{
     ffi::OsStr,
+    fs::File,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Instant,
@@ -10,28 +11,44 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    aarch64, clients, macos, packaging,
+    aarch64, beside, clients, macos, packaging,
     sample::Sample,
     table::{self, Outcome, Row},
     tests, tidy, ui, wgsl,
 };
 
-type Step = fn(&Path, Sample) -> Result<Outcome>;
+struct Step {
+    name: &'static str,
+    group: Group,
+    run: fn(&Path, Sample) -> Result<Outcome>,
+}
 
-const STEPS: [(&str, Step); 13] = [
-    ("fmt", |root, _| fmt(root)),
-    ("tidy", |root, _| tidy(root)),
-    ("clippy", |root, _| clippy(root)),
-    ("test", test),
-    ("requests", |root, _| requests(root)),
-    ("doc", |root, _| doc(root)),
-    ("aarch64", aarch64::run),
-    ("macos", |root, _| macos::run(root)),
-    ("fuzz", |root, _| fuzz(root)),
-    ("wgsl", |root, _| wgsl::run(root, cargo(root))),
-    ("clients", |root, _| clients(root)),
-    ("ui", |root, _| ui(root)),
-    ("packaging", |root, _| packaging::run(root)),
+/// Steps of the last two groups run at the same time, after those of the first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Group {
+    /// Steps that find most defects, and tests that depend on time.
+    Alone,
+    /// Steps that only compute. They have a lower priority, so that they use the time in which the others wait.
+    Computing,
+    /// Steps that wait for downloads, browsers and clients.
+    Waiting,
+}
+
+const STEPS: [Step; 14] = [
+    Step { name: "fmt", group: Group::Alone, run: |root, _| fmt(root) },
+    Step { name: "tidy", group: Group::Alone, run: |root, _| tidy(root) },
+    Step { name: "clippy", group: Group::Alone, run: |root, _| clippy(root) },
+    Step { name: "test", group: Group::Alone, run: test },
+    Step { name: "requests", group: Group::Alone, run: |root, _| requests(root) },
+    Step { name: "gpu", group: Group::Computing, run: gpu },
+    Step { name: "macos", group: Group::Computing, run: |root, _| macos::run(root) },
+    Step { name: "fuzz", group: Group::Computing, run: |root, _| fuzz(root) },
+    Step { name: "doc", group: Group::Computing, run: |root, _| doc(root) },
+    Step { name: "aarch64", group: Group::Computing, run: aarch64::run },
+    Step { name: "wgsl", group: Group::Computing, run: |root, _| wgsl::run(root, cargo(root)) },
+    Step { name: "ui", group: Group::Waiting, run: |root, _| ui(root) },
+    Step { name: "clients", group: Group::Waiting, run: |root, _| clients(root) },
+    Step { name: "packaging", group: Group::Waiting, run: |root, _| packaging::run(root) },
 ];
 
 /// Runs these steps, or all, and continues after a failure. Returns true if all passed.
@@ -53,26 +70,44 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
             _ => only.push(argument.clone()),
         }
     }
-    if let Some(unknown) = only.iter().find(|name| !STEPS.iter().any(|step| step.0 == *name)) {
-        bail!("there is no step `{unknown}`; the steps are {}", STEPS.map(|step| step.0).join(", "));
+    if let Some(unknown) = only.iter().find(|name| !STEPS.iter().any(|step| step.name == *name)) {
+        bail!("there is no step `{unknown}`; the steps are {}", STEPS.map(|step| step.name).join(", "));
     }
-    let mut rows = Vec::new();
-    for (step, run) in STEPS {
-        if !only.is_empty() && !only.iter().any(|name| name == step) {
-            continue;
-        }
-        println!("--- {step}");
+    let begin = Instant::now();
+    let of = |group: Group| {
+        let of_group = move |step: &&Step| step.group == group;
+        let is_chosen = |step: &&Step| only.is_empty() || only.iter().any(|name| name == step.name);
+        STEPS.iter().filter(of_group).filter(is_chosen).collect::<Vec<_>>()
+    };
+    let [alone, computing, waiting] = [Group::Alone, Group::Computing, Group::Waiting].map(of);
+    let perform = |step: &&Step| {
+        let Step { name, run, .. } = **step;
+        println!("--- {name}");
         let start = Instant::now();
         let outcome = run(root, sample).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
-        rows.push(Row { step, outcome, time: start.elapsed() });
+        Row { step: name, outcome, time: start.elapsed() }
+    };
+    let mut rows: Vec<Row> = alone.iter().map(perform).collect();
+    if computing.is_empty() || waiting.is_empty() {
+        rows.extend(computing.iter().chain(&waiting).map(perform));
+    } else {
+        let others = beside::start(root, &waiting.iter().map(|step| step.name).collect::<Vec<_>>())?;
+        beside::lower_priority();
+        rows.extend(computing.iter().map(perform));
+        rows.extend(others.finish()?);
     }
-    print!("{}", table::render(&rows));
+    print!("{}", table::render(&rows, begin.elapsed()));
     Ok(table::passed(&rows))
 }
 
 fn test(root: &Path, sample: Sample) -> Result<Outcome> {
     vulkan_driver();
     tests::run(root, sample)
+}
+
+fn gpu(root: &Path, sample: Sample) -> Result<Outcome> {
+    vulkan_driver();
+    tests::run_on_gpu(root, sample)
 }
 
 fn fmt(root: &Path) -> Result<Outcome> {
@@ -176,9 +211,12 @@ fn vulkan_driver() {
 pub fn install(packages: &[&str]) -> bool {
     let apt = |arguments: &[&str]| quiet(Command::new("apt-get").args(arguments));
     let arguments = [&["install", "-y", "--no-install-recommends"], packages].concat();
+    // apt does not wait for another apt, which steps of the other process may have started.
+    let alone = File::create(std::env::temp_dir().join("xtask-apt.lock"));
     std::env::var_os("CI").is_some()
         && is_root()
         && apt(&["--version"])
+        && alone.as_ref().is_ok_and(|file| file.lock().is_ok())
         // Package lists of an image may be missing or outdated, so that packages are not found.
         && (apt(&["update"]) && apt(&arguments) || apt(&arguments))
 }
@@ -208,11 +246,26 @@ pub fn rust_target(target: &str) -> bool {
 pub fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").as_deref().unwrap_or(OsStr::new("cargo")));
     command.current_dir(root);
+    without_package(&mut command);
     if std::env::var_os("CI").is_some() {
         // No crate is built twice there, so incremental state would only cost time and space.
         command.env("CARGO_INCREMENTAL", "0");
     }
     command
+}
+
+/// Removes the variables with which cargo describes xtask to it. Build scripts that read variables of these names, such
+/// as ring's, would run again, and all that depends on them be compiled again, after each change between `cargo xtask`
+/// and other cargo commands.
+pub fn without_package(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+        {
+            command.env_remove(name);
+        }
+    }
 }
 
 /// Runs a command with its output.

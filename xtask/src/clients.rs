@@ -28,8 +28,7 @@ pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
         match install(&tests.join(language), &installed)? {
             Err(reason) => skipped.push(reason),
             Ok(mut tests) => {
-                let status =
-                    tests.env("PAGURO_BINARY", &binary).env("PAGURO_SCRIPTED", &scripted).status()?;
+                let status = tests.env(PROGRAM, &binary).env("PAGURO_SCRIPTED", &scripted).status()?;
                 if !status.success() {
                     return Ok(Outcome::Failed(format!("the {language} clients: {status}")));
                 }
@@ -67,9 +66,15 @@ pub fn target(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
+/// Variable with the path of a program that is built already.
+pub const PROGRAM: &str = "PAGURO_BINARY";
+
 /// Builds the program as the tests of the workspace have it: built alone, its dependencies' features would differ, and
 /// most of them be built once more. Returns its path.
 pub fn program(target: &Path, cargo: &mut Command) -> Result<PathBuf> {
+    if let Some(program) = std::env::var_os(PROGRAM) {
+        return Ok(program.into());
+    }
     let build = ["test", "--workspace", "--test", "serve", "--no-run", "--locked"];
     let built = cargo.args(build).status().context("cargo does not start")?;
     if !built.success() {

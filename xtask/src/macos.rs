@@ -12,7 +12,7 @@ use std::{
 use anyhow::Result;
 
 use crate::{
-    ci::{cargo, install, rust_target, succeed},
+    ci::{cargo, install, rust_target, succeed, without_package},
     table::Outcome,
 };
 
@@ -35,6 +35,7 @@ pub fn run(root: &Path) -> Result<Outcome> {
     } else if debian_compiler() || install(&DEBIAN) && debian_compiler() {
         let mut command = Command::new(format!("{DEBIAN_BIN}/cargo"));
         command.current_dir(root).args(["clippy", "-Zbuild-std=std,panic_abort"]);
+        without_package(&mut command);
         // Variables that `cargo` of a toolchain sets for its children would lead this one astray.
         for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {
             command.env_remove(name);

@@ -1,6 +1,7 @@
 //! The project's CI and chores: `cargo xtask <command>`.
 
 mod aarch64;
+mod beside;
 mod ci;
 mod clients;
 mod macos;
@@ -22,8 +23,8 @@ const HELP: &str = "\
 usage: cargo xtask <command>
 
   ci [STEP...]   everything that continuous integration checks, or only these steps:
-                 fmt, tidy, clippy, test, requests, doc, aarch64, macos, fuzz, wgsl, clients,
-                 ui, packaging
+                 fmt, tidy, clippy, test, requests, gpu, macos, fuzz, doc, aarch64, wgsl, ui,
+                 clients, packaging
                  --all      every slow variant of a test, not a sample of them
                  --seed N   the sample of another run
   tidy           the project's own rules: arrows between crates, invariants, lengths of files,

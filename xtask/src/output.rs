@@ -78,6 +78,13 @@ impl Digest {
         self.in_failure
     }
 
+    /// Adds the results of another test program.
+    pub fn add(&mut self, other: Self) {
+        self.skipped.extend(other.skipped);
+        self.failed.extend(other.failed);
+        self.times.extend(other.times);
+    }
+
     /// The slowest tests with their seconds, slowest first.
     pub fn slowest(&self, count: usize) -> Vec<(f64, &str)> {
         let mut times: Vec<_> = self.times.iter().map(|(time, name)| (*time, name.as_str())).collect();

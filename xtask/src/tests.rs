@@ -4,7 +4,7 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::mpsc,
+    sync::{Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::Duration,
 };
@@ -36,111 +36,175 @@ const LIMIT: Duration = Duration::from_secs(45 * 60);
 /// Slowest tests that are listed.
 const SLOWEST: usize = 20;
 
-/// Runs all tests except slow variants that `sample` does not draw. A test that cannot run here prints a line `skipped:
-/// ...`; these lines are collected.
+/// Tests of the application on a GPU, as a filter of nextest.
+const APP_ON_GPU: &str = "binary_id(paguro::it) and test(/(^|::)gpu::|on_a_gpu/)";
+
+/// Runs all tests except those on a GPU. A test that cannot run here prints a line `skipped: ...`; these lines are
+/// collected.
 pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
-    let (left_out, variants) = sample.left_out();
-    if let Sample::Seed(seed) = sample {
-        let drawn = variants - left_out.len();
-        println!("{drawn} of {variants} slow variants drawn by --seed {seed}; --all runs all of them");
-    }
-    let draw = match sample {
-        Sample::All => "all".to_owned(),
-        Sample::Seed(seed) => seed.to_string(),
-    };
-    let mut digest = Digest::default();
-    let mut statuses = Vec::new();
-    if quiet(cargo(root).args(["nextest", "--version"])) {
-        let tests = format!("not package({GPU}){}", filter(&left_out));
-        statuses.push(nextest(root, &tests, &draw, &mut digest)?);
-        statuses.push(libtest(root, &["--workspace", "--doc"], &[], &draw, &mut digest)?);
-        statuses.push(on_gpu(root, &left_out, &draw, &mut digest)?);
+    let mut tests = Tests::new(sample);
+    if has_nextest(root) {
+        tests.nextest(root, &format!("not package({GPU}) and not ({APP_ON_GPU})"))?;
+        tests.libtest(root, &["--workspace", "--doc"], &[])?;
     } else {
         println!("cargo-nextest is not installed: no times and no limits of single tests");
-        let names: Vec<&str> = left_out.iter().flat_map(|test| ["--skip", &test.test]).collect();
-        statuses.push(libtest(root, &["--workspace"], &names, &draw, &mut digest)?);
+        let names: Vec<String> = tests.left_out.iter().map(|test| test.test.clone()).collect();
+        let skip: Vec<&str> = names.iter().flat_map(|name| ["--skip", name]).collect();
+        tests.libtest(root, &["--workspace"], &skip)?;
     }
-    digest.skipped().iter().for_each(|line| println!("{line}"));
-    let slowest = digest.slowest(SLOWEST);
-    if !slowest.is_empty() {
-        println!("the {} slowest tests:", slowest.len());
-        slowest.iter().for_each(|(seconds, name)| println!("{seconds:>8.1} s  {name}"));
+    Ok(tests.outcome())
+}
+
+/// Runs the tests on this machine's first GPU, which may be a software driver.
+pub fn run_on_gpu(root: &Path, sample: Sample) -> Result<Outcome> {
+    if !has_nextest(root) {
+        return Ok(Outcome::Skipped("cargo-nextest is not installed, so `test` runs them".to_owned()));
     }
-    let failed = statuses.into_iter().find(|status| !status.success());
-    Ok(match (failed, digest.skipped().len()) {
-        (Some(status), _) => Outcome::Failed(format!("{status}: {}", digest.failed().join(", "))),
-        (None, 0) => Outcome::Passed(String::new()),
-        (None, skipped) => Outcome::Passed(format!("not tested here, listed above: {skipped}")),
-    })
+    let mut tests = Tests::new(sample);
+    tests.nextest(root, APP_ON_GPU)?;
+    tests.gpu_backend(root)?;
+    Ok(tests.outcome())
 }
 
-/// A filter expression that excludes these tests.
-fn filter(left_out: &[LeftOut]) -> String {
-    let exclude = |LeftOut { package, target, test }: &LeftOut| {
-        format!(" and not (binary_id({package}::{target}) and test(={test}))")
-    };
-    left_out.iter().filter(|test| test.package != GPU).map(exclude).collect()
+fn has_nextest(root: &Path) -> bool {
+    quiet(cargo(root).args(["nextest", "--version"]))
 }
 
-fn nextest(root: &Path, filter: &str, draw: &str, digest: &mut Digest) -> Result<ExitStatus> {
-    let mut command = cargo(root);
-    command.args(["nextest", "run", "--workspace", "--locked", "--profile", "ci", "--color", "never"]);
-    command.args(["-E", filter]);
-    // nextest writes results to standard error, and the output of tests with them.
-    command.env("RUST_BACKTRACE", "0").env(DRAW, draw);
-    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let mut child = child.context("cargo does not start")?;
-    let output = child.stderr.take();
-    read(child, output, |line| digest.nextest(line))
+/// Test programs of a step, and their results.
+struct Tests {
+    left_out: Vec<LeftOut>,
+    /// Value of [`DRAW`].
+    draw: String,
+    digest: Digest,
+    statuses: Vec<ExitStatus>,
 }
 
-fn libtest(
-    root: &Path,
-    build: &[&str],
-    tests: &[&str],
-    draw: &str,
-    digest: &mut Digest,
-) -> Result<ExitStatus> {
-    let mut command = cargo(root);
-    command
-        .args(["test", "--locked", "--no-fail-fast"])
-        .args(build)
-        .args(["--", "--show-output"])
-        .args(tests)
-        .env(DRAW, draw);
-    processes(&mut command, digest)
-}
-
-/// The GPU backend's tests, binary by binary, so that each test's time is known.
-fn on_gpu(root: &Path, left_out: &[LeftOut], draw: &str, digest: &mut Digest) -> Result<ExitStatus> {
-    let mut last = None;
-    for (target, binary) in binaries(root)? {
-        let mut command = Command::new(&binary);
-        command.current_dir(root.join("crates/backend-wgpu"));
-        command.args(["--show-output", "--exact", "-Zunstable-options", "--report-time"]);
-        // Times are an option that is not stable; this lets the test's own harness have it.
-        command.env("RUSTC_BOOTSTRAP", "1").env(DRAW, draw);
-        for test in left_out.iter().filter(|test| test.package == GPU && test.target == target) {
-            command.args(["--skip", &test.test]);
+impl Tests {
+    /// Prints which slow variants are left out.
+    fn new(sample: Sample) -> Self {
+        let (left_out, variants) = sample.left_out();
+        let draw = match sample {
+            Sample::All => "all".to_owned(),
+            Sample::Seed(seed) => seed.to_string(),
+        };
+        if let Sample::Seed(seed) = sample {
+            let drawn = variants - left_out.len();
+            println!("{drawn} of {variants} slow variants drawn by --seed {seed}; --all runs all of them");
         }
-        let mut runs = vec![(format!("{GPU}::{target}"), command)];
-        if target == "conformance" && cfg!(target_os = "linux") {
-            runs.extend(WIDTHS.map(|width| {
+        Self { left_out, draw, digest: Digest::default(), statuses: Vec::new() }
+    }
+
+    /// Prints the skipped tests and the slowest ones.
+    fn outcome(self) -> Outcome {
+        let Self { digest, statuses, .. } = self;
+        digest.skipped().iter().for_each(|line| println!("{line}"));
+        let slowest = digest.slowest(SLOWEST);
+        if !slowest.is_empty() {
+            println!("the {} slowest tests:", slowest.len());
+            slowest.iter().for_each(|(seconds, name)| println!("{seconds:>8.1} s  {name}"));
+        }
+        let failed = statuses.into_iter().find(|status| !status.success());
+        match (failed, digest.skipped().len()) {
+            (Some(status), _) => Outcome::Failed(format!("{status}: {}", digest.failed().join(", "))),
+            (None, 0) => Outcome::Passed(String::new()),
+            (None, skipped) => Outcome::Passed(format!("not tested here, listed above: {skipped}")),
+        }
+    }
+
+    /// Runs the drawn tests of this filter expression.
+    fn nextest(&mut self, root: &Path, tests: &str) -> Result<()> {
+        let exclude = |LeftOut { package, target, test }: &LeftOut| {
+            format!(" and not (binary_id({package}::{target}) and test(={test}))")
+        };
+        let others = self.left_out.iter().filter(|test| test.package != GPU);
+        let filter = format!("({tests}){}", others.map(exclude).collect::<String>());
+        let mut command = cargo(root);
+        command.args(["nextest", "run", "--workspace", "--locked", "--profile", "ci", "--color", "never"]);
+        command.args(["-E", &filter]);
+        // nextest writes results to standard error, and the output of tests with them.
+        command.env("RUST_BACKTRACE", "0").env(DRAW, &self.draw);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let mut child = child.context("cargo does not start")?;
+        let output = child.stderr.take();
+        self.statuses.push(read(child, output, |line| {
+            if self.digest.nextest(line) {
+                println!("{line}");
+            }
+        })?);
+        Ok(())
+    }
+
+    fn libtest(&mut self, root: &Path, build: &[&str], tests: &[&str]) -> Result<()> {
+        let mut command = cargo(root);
+        command.args(["test", "--locked", "--no-fail-fast"]).args(build);
+        command.args(["--", "--show-output"]).args(tests).env(DRAW, &self.draw);
+        self.statuses.push(process(&mut command, |line| {
+            if self.digest.line(line) {
+                println!("{line}");
+            }
+        })?);
+        Ok(())
+    }
+
+    /// Runs the test programs of the GPU backend, so that each test's time is known. Two run at a time: a software driver
+    /// compiles the kernels of a device one after the other.
+    fn gpu_backend(&mut self, root: &Path) -> Result<()> {
+        let runs = Mutex::new(self.gpu_programs(root)?.into_iter());
+        let results = Mutex::new(Vec::new());
+        let next = || lock(&runs).next();
+        let work = || {
+            while let Some((name, mut command)) = next() {
+                let (mut digest, mut shown) = (Digest::default(), format!("--- {name}\n"));
+                let status = process(&mut command, |line| {
+                    if digest.line(line) {
+                        shown.extend([line, "\n"]);
+                    }
+                });
+                print!("{shown}");
+                lock(&results).push((digest, status));
+            }
+        };
+        thread::scope(|scope| (0..2).for_each(|_| _ = scope.spawn(work)));
+        let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if results.is_empty() {
+            bail!("{GPU} has no tests");
+        }
+        for (digest, status) in results {
+            self.digest.add(digest);
+            self.statuses.push(status?);
+        }
+        Ok(())
+    }
+
+    /// Test programs of the GPU backend with their names, the slowest first.
+    fn gpu_programs(&self, root: &Path) -> Result<Vec<(String, Command)>> {
+        let mut runs = Vec::new();
+        for (target, binary) in binaries(root)? {
+            let command = |name: String| {
                 let mut command = Command::new(&binary);
-                command.current_dir(root.join("crates/backend-wgpu")).env("LP_NATIVE_VECTOR_WIDTH", width);
-                command.args(["--show-output", "--exact"]).args(WIDTH_CASES);
-                (format!("{GPU}::{target} on a software driver with vectors of {width} bits"), command)
-            }));
-        }
-        for (name, mut command) in runs {
-            println!("--- {name}");
-            let status = processes(&mut command, digest)?;
-            if last.is_none_or(|status: ExitStatus| status.success()) {
-                last = Some(status);
+                command.current_dir(root.join("crates/backend-wgpu")).env(DRAW, &self.draw);
+                command.args(["--show-output", "--exact", "-Zunstable-options", "--report-time"]);
+                // Times are an option that is not stable; this lets the test's own harness have it.
+                command.env("RUSTC_BOOTSTRAP", "1");
+                (name, command)
+            };
+            let mut all = command(format!("{GPU}::{target}"));
+            for test in self.left_out.iter().filter(|test| test.package == GPU && test.target == target) {
+                all.1.args(["--skip", &test.test]);
+            }
+            runs.push(all);
+            if target == "conformance" && cfg!(target_os = "linux") {
+                runs.extend(WIDTHS.map(|width| {
+                    let name = format!("{GPU}::{target} on a software driver with vectors of {width} bits");
+                    let mut command = command(name);
+                    command.1.env("LP_NATIVE_VECTOR_WIDTH", width).args(WIDTH_CASES);
+                    command
+                }));
             }
         }
+        runs.sort_by_key(|(name, _)| !name.contains("::conformance"));
+        Ok(runs)
     }
-    last.with_context(|| format!("{GPU} has no tests"))
 }
 
 /// Builds the tests of the GPU backend, as part of the workspace so that nothing is built twice, and returns their names and files.
@@ -173,19 +237,20 @@ fn binaries(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(binaries)
 }
 
-fn processes(command: &mut Command, digest: &mut Digest) -> Result<ExitStatus> {
+/// Calls `see` for each line that a test program writes.
+fn process(command: &mut Command, see: impl FnMut(&str)) -> Result<ExitStatus> {
     // Some tests panic on purpose, so backtraces are off.
     let child = command.env("RUST_BACKTRACE", "0").stdout(Stdio::piped()).spawn();
     let mut child = child.with_context(|| format!("{command:?} does not start"))?;
     let output = child.stdout.take();
-    read(child, output, |line| digest.line(line))
+    read(child, output, see)
 }
 
-/// Prints the lines for which `show` is true, until the child has ended. It is killed after the [limit](LIMIT).
+/// Calls `see` for each line until the child has ended. It is killed after the [limit](LIMIT).
 fn read(
     mut child: Child,
     output: Option<impl std::io::Read>,
-    mut show: impl FnMut(&str) -> bool,
+    mut see: impl FnMut(&str),
 ) -> Result<ExitStatus> {
     let (ended, watch) = mpsc::channel::<()>();
     let id = child.id();
@@ -197,13 +262,14 @@ fn read(
         }
     });
     for line in output.into_iter().flat_map(|output| BufReader::new(output).split(b'\n')) {
-        let line = String::from_utf8_lossy(&line?).into_owned();
-        if show(&line) {
-            println!("{line}");
-        }
+        see(&String::from_utf8_lossy(&line?));
     }
     let status = child.wait()?;
     drop(ended);
     let _ = watchdog.join();
     Ok(status)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

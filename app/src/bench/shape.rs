@@ -342,7 +342,9 @@ fn pool(format: WeightFormat, bytes: usize) -> Vec<u8> {
             }
         }
     }
-    random.iter().copied().cycle().take(bytes).collect()
+    let mut pool = random.repeat(bytes.div_ceil(random.len()));
+    pool.truncate(bytes);
+    pool
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use paguro_backend_conformance::Draw;
 use paguro_model::{LoadOptions, Model, ModelFile, Pooling};
 use serde_json::{Map, Value, json};
 
@@ -10,8 +11,8 @@ use super::{Backend, CHUNKS, OutputKind, ROUNDING, distance, half_pages, run, we
 /// Where the second text of a pair begins.
 const SECOND: usize = 40;
 
-/// Runs all folders on these backends; those that are not exact round like the CPU's.
-pub fn compare(backends: &[(&dyn Backend, bool)]) {
+/// Runs all folders, or some that are drawn, on these backends; those that are not exact round like the CPU's.
+pub fn compare(backends: &[(&dyn Backend, bool)], draw: Draw) {
     const CONTEXT: usize = 256;
 
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/hf");
@@ -20,7 +21,7 @@ pub fn compare(backends: &[(&dyn Backend, bool)]) {
         all["positions"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap() as usize).collect();
     let tokens = weights::tokens(positions[positions.len() - 1] + 1, all["vocab"].as_u64().unwrap());
     let mut failures = Vec::new();
-    for case in all["cases"].as_array().unwrap() {
+    for case in &draw.some("folders", all["cases"].as_array().unwrap(), 10) {
         let name = case["name"].as_str().unwrap();
         let logits = fs::read(folder.join(format!("{name}.logits"))).unwrap();
         let expected: Vec<f32> =

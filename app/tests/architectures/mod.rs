@@ -12,6 +12,7 @@ use paguro_backend::{
     AttentionMode, Backend, KvDtype, Limits, LoadError, Output, OutputKind, OutputValue, PageId, Program,
     StateId, Step, StepOutput, StepSequence, reference::Reference,
 };
+use paguro_backend_conformance::Draw;
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_model::{LoadOptions, Model};
 use serde_json::Value;
@@ -51,7 +52,7 @@ fn logits_equal_those_of_llama_cpp() {
 fn logits_equal_those_of_transformers() {
     let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
     let reference = Reference { poison: Some(7), ..Reference::default() };
-    hf::compare(&[(&reference, false), (&cpu, true)]);
+    hf::compare(&[(&reference, false), (&cpu, true)], Draw::All);
 }
 
 #[test]
@@ -279,7 +280,7 @@ mod gpu {
     #[test]
     fn logits_on_a_gpu_equal_those_of_transformers() {
         if let Some(gpu) = gpu() {
-            hf::compare(&[(&gpu, true)]);
+            hf::compare(&[(&gpu, true)], draw());
         }
     }
 

@@ -58,7 +58,7 @@ pub(super) fn alone(
 
 /// Results do not depend on other rows of the step.
 pub(super) fn batches(subject: &Subject) -> Verdict {
-    for format in drawn(subject, "batches", subject.kernel_formats, 2) {
+    for format in drawn(subject, "batches", subject.kernel_formats, 1) {
         let shape = busy(format);
         let model = shape.build(2);
         let schedule = Schedule::mixed(16, shape.vocab);
@@ -69,7 +69,7 @@ pub(super) fn batches(subject: &Subject) -> Verdict {
     // Each thread processes several chunks of these inputs, however they are divided.
     for format in drawn(subject, "many inputs", &SOME, 1) {
         let [few, many] = if format.block_len() > 32 { [256, 3328] } else { [64, 3296] };
-        for (hidden, ffn) in [(few, many), (many, few)] {
+        for (hidden, ffn) in subject.draw.some("sides of many inputs", &[(few, many), (many, few)], 1) {
             let shape = ModelShape { format, hidden, ffn, windows: vec![None], ..ModelShape::default() };
             let model = shape.build(2);
             let sequences = vec![Rng::new(2).tokens(5, shape.vocab)];
@@ -105,7 +105,7 @@ pub(super) fn embeddings(subject: &Subject) -> Verdict {
 
 /// Results do not depend on the chunks of the prompt.
 pub(super) fn chunks(subject: &Subject) -> Verdict {
-    for format in drawn(subject, "chunks", subject.kernel_formats, 2) {
+    for format in drawn(subject, "chunks", subject.kernel_formats, 1) {
         let shape = busy(format);
         let model = shape.build(3);
         let sequences = vec![Rng::new(3).tokens(53, shape.vocab)];
@@ -115,7 +115,7 @@ pub(super) fn chunks(subject: &Subject) -> Verdict {
             true => &[1, 2, 3, 4, 7, 8, 15, 16, 17, 32, 48, 52],
             false => &[1, 3, 8, 17],
         };
-        for &chunk in sizes {
+        for chunk in subject.draw.some(&format!("sizes of chunks {format}"), sizes, 4) {
             let id = driver.start(&sequences[0]);
             driver.run(id, chunk)?;
             let chunked = vec![driver.logits(id).1.to_vec()];
@@ -141,8 +141,11 @@ pub(super) fn long_chunks(subject: &Subject) -> Verdict {
         )
     };
     let whole = run(2, &[tokens])?;
-    same("chunking", &run(2, &[300, 1, 511, 1, 1, 286])?, &whole)?;
-    same("chunking and another number of threads", &run(3, &[1, 1023, 1, 64, 1, 10])?, &whole)
+    let ways: [(usize, &[usize]); 2] = [(2, &[300, 1, 511, 1, 1, 286]), (3, &[1, 1023, 1, 64, 1, 10])];
+    for (threads, steps) in subject.draw.some("long chunks", &ways, 1) {
+        same(&format!("chunking and {threads} threads"), &run(threads, steps)?, &whole)?;
+    }
+    Ok(())
 }
 
 /// Results do not depend on the number of rows in a step, also beyond a thousand.

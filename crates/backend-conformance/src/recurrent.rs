@@ -137,7 +137,7 @@ pub(super) fn exact_of(subject: &Subject, shape: &ModelShape) -> Verdict {
         (3, Some(4), false, true),
         (5, None, true, true),
     ];
-    for (threads, scatter, stale, moves_states) in subject.draw.some("ways of states", &ways, 2) {
+    for (threads, scatter, stale, moves_states) in subject.draw.some("ways of states", &ways, 1) {
         let threads = if subject.has_threads { threads } else { 2 };
         let options = DriveOptions { scatter, stale, moves_states, ..exact };
         let mut driver = Driver::new(&*(subject.backend)(threads), &model, &options)?;
@@ -147,17 +147,17 @@ pub(super) fn exact_of(subject: &Subject, shape: &ModelShape) -> Verdict {
         }
     }
     let mut driver = Driver::new(&*(subject.backend)(2), &model, &exact)?;
-    for chunk in subject.draw.some("chunks of states", &[1, 2, 5, 16, 31, 32, 33, 64, 65], 3) {
+    for chunk in subject.draw.some("chunks of states", &[1, 2, 5, 16, 31, 32, 33, 64, 65], 2) {
         let id = driver.start(&schedule.sequences[0]);
         driver.run(id, chunk)?;
         let chunked: Logits = vec![driver.logits(id).1.to_vec()];
         driver.preempt(id);
         same(&format!("chunks of {chunk} ({format})"), &chunked, &expected[..1].to_vec())?;
     }
-    for stem in subject.draw.some("stems of states", &[1, 31, 32, 33, 50], 2) {
+    for stem in subject.draw.some("stems of states", &[1, 31, 32, 33, 50], 1) {
         forks(subject, &model, shape.vocab, stem)?;
     }
-    for stem in [32, 50] {
+    for stem in subject.draw.some("stems of checkpoints", &[32, 50], 1) {
         checkpoints(subject, &model, shape.vocab, stem)?;
     }
     Ok(())

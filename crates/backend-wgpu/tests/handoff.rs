@@ -80,6 +80,12 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
     [1, 1, 5, 1, context - 12, 1, 1, 1].map(&mut step).into()
 }
 
+/// Variants of slow tests: a sample on a software driver.
+fn draw() -> Draw {
+    let is_software = gpus().first().is_some_and(|gpu| gpu.is_software);
+    if is_software { Draw::from_env() } else { Draw::All }
+}
+
 #[test]
 fn same_bits_with_and_without_barriers() {
     let (with, without) = match (open_with(false), open(false, false)) {
@@ -132,9 +138,7 @@ fn same_bits_with_and_without_barriers() {
             },
         ),
     ];
-    let is_software = gpus().first().is_some_and(|gpu| gpu.is_software);
-    let draw = if is_software { Draw::from_env() } else { Draw::All };
-    for ((context, count), shape) in draw.some("handoff", &shapes, 2) {
+    for ((context, count), shape) in draw().some("handoff", &shapes, 1) {
         let of = |gpu: &Gpu| logits(gpu, &shape, context, count);
         assert_eq!(of(&with), of(&without), "{count} at {context}, {:?}", shape.format);
     }
@@ -258,7 +262,8 @@ fn a_step_that_gives_up_is_repeated_without_handoff() {
     let mut notices = 0;
     // Numbers of steps that are repeated where the kernels of one step give up. Those of the first step may have nothing to wait for. Of
     // the last three steps, two are on the device together.
-    for (step, count) in [0, 1, 1, 1, 2, 2, 2].into_iter().enumerate() {
+    let steps = Vec::from_iter([0, 1, 1, 1, 2, 2, 2].into_iter().enumerate());
+    for (step, count) in draw().some("steps that give up", &steps, 3) {
         gpu.starve_handoff(step as u32);
         let (found, repeated) = run();
         assert!(
