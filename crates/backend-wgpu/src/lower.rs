@@ -22,14 +22,13 @@ use std::{collections::HashMap, sync::Arc};
 
 use paguro_backend::{Activation, KvSlot, Limits, Linear, LoadError, MatrixId, Norm, VectorId, Weights};
 
-use crate::ops::{self, Op, Program};
-
 use crate::{
     device::Device,
     hidden::Hazards,
     layout::{BLOCK, Layout},
     matrix::{DeviceMatrix, Order},
-    pages::{self},
+    ops::{self, Op, Program},
+    pages,
     plan::Tiling,
     template::{Constants, Value},
 };
