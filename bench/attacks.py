@@ -63,7 +63,8 @@ class Client:
             pass
         finally:
             for writer in self.writers:
-                writer.transport.abort()
+                if not writer.is_closing():
+                    writer.transport.abort()
             # Transports close in the loop's next round.
             await asyncio.sleep(0.1)
 

@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -208,6 +209,11 @@ class Soak:
                 pass
         return count
 
+    def resident(self):
+        """Bytes of the server's own memory. Pages of files, which the kernel evicts and reads again, do not count."""
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * int(re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)[1])
+
     def settled(self):
         """Waits until nothing runs, and no body of a client that has gone is still read; the metrics then."""
         for _ in range(1200):
@@ -241,8 +247,7 @@ class Soak:
                 self.problem("a request is stuck")
         pages = self.settled()["paguro_kv_pages_used"]
         self.unload()
-        metrics = self.metrics()
-        resident = metrics["process_resident_memory_bytes"]
+        metrics, resident = self.metrics(), self.resident()
         print(json.dumps({
             "resident": resident, "pages_used": pages, "loads": metrics["paguro_model_loads_total"],
             "requests": sum(value for name, value in self.counts.items() if isinstance(name, str)),
