@@ -133,7 +133,9 @@ class Install(unittest.TestCase):
         Release.go_on.clear()
         self.addCleanup(Release.go_on.set)
         environment = {**os.environ, "TMPDIR": str(self.root), "PAGURO_DOWNLOAD_URL": self.url, "PAGURO_INSTALL_DIR": str(self.bin)}
-        process = subprocess.Popen(["sh", HERE / "install.sh"], env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+        # A shell cannot trap a signal that was ignored when it began, as Ctrl-C is in background jobs of scripts.
+        process = subprocess.Popen(["sh", HERE / "install.sh"], env=environment, start_new_session=True, stderr=subprocess.DEVNULL,
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         self.assertTrue(Release.is_stalled.wait(DEADLINE))
         os.killpg(process.pid, signal.SIGINT)
         self.assertNotEqual(process.wait(DEADLINE), 0)
