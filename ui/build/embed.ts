@@ -2,7 +2,7 @@
 // sources give the same bytes on every machine, so the compressor is a JavaScript library of a fixed version and not
 // the one of Node.
 
-import { mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, relative } from "node:path";
 
 import { gzipSync } from "fflate";
@@ -66,19 +66,30 @@ function firstLoad(from: string, to: string): number {
   return sent.reduce((sum, file) => sum + readFileSync(file).length, 0);
 }
 
+/** Writes a file unless it has these bytes: a new time would have the server compiled again. */
+function put(file: string, bytes: Uint8Array): void {
+  if (existsSync(file) && readFileSync(file).equals(bytes)) return;
+  mkdirSync(dirname(file), { recursive: true });
+  writeFileSync(file, bytes);
+}
+
 function write(from: string, to: string): void {
-  rmSync(to, { recursive: true, force: true });
+  const table = join(to, "table.rs");
+  const written = new Set([table]);
   const rows = files(from).map((file) => {
     const path = relative(from, file).replaceAll("\\", "/");
     const bytes = readFileSync(file);
     const gzip = !COMPRESSED.test(path);
     const name = gzip ? `${path}.gz` : path;
-    mkdirSync(dirname(join(to, name)), { recursive: true });
-    writeFileSync(join(to, name), gzip ? gzipSync(bytes, { level: 9, mtime: 0 }) : bytes);
+    written.add(join(to, name));
+    put(join(to, name), gzip ? gzipSync(bytes, { level: 9, mtime: 0 }) : bytes);
     return `    File { path: "${path}", bytes: include_bytes!("${name}"), gzip: ${gzip} },\n`;
   });
-  const table = `// Written by \`npm run build\` in \`ui/\`.\n\n/// All files, by path.\nconst FILES: &[File] = &[\n${rows.join("")}];\n`;
-  writeFileSync(join(to, "table.rs"), table);
+  const head = "// Written by `npm run build` in `ui/`.\n\n/// All files, by path.\nconst FILES: &[File] = &[\n";
+  put(table, Buffer.from(`${head}${rows.join("")}];\n`));
+  files(to)
+    .filter((file) => !written.has(file))
+    .forEach((file) => rmSync(file));
   const first = firstLoad(from, to);
   if (first > MOST_FIRST) throw new Error(`the first load is ${first} bytes, and may be ${MOST_FIRST}: load what pages need when they open`);
   console.log(`the first load is ${Math.round(first / 1000)} kB`);
