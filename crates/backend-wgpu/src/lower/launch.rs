@@ -136,7 +136,7 @@ pub struct Kernel {
     pub pipeline: Arc<Pipeline>,
     /// Its buffers.
     pub group: wgpu::BindGroup,
-    /// Arguments after its [`Args`](crate::plan::Args).
+    /// Arguments after its [`Args`].
     pub arguments: Vec<u32>,
     /// Buffers that make it wait for accesses that wgpu does not see (`hidden.rs`).
     pub ends: Vec<wgpu::Buffer>,
