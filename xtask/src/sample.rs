@@ -5,6 +5,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use without_pages::WITHOUT_PAGES;
+
+#[path = "../../crates/backend-conformance/src/without_pages.rs"]
+mod without_pages;
+
 /// The choice of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sample {
@@ -33,61 +38,6 @@ pub struct LeftOut {
     pub target: &'static str,
     pub test: String,
 }
-
-/// Cases whose kernels do not depend on the type of pages, so those of pages in 16 bits suffice
-/// (`Case::depends_on_pages`).
-const WITHOUT_PAGES: &[&str] = &[
-    "format_q4_0",
-    "format_q4_1",
-    "format_q5_0",
-    "format_q5_1",
-    "format_q2_k",
-    "format_q3_k",
-    "format_q5_k",
-    "format_q6_k",
-    "format_iq1_s",
-    "format_iq1_m",
-    "format_iq2_xxs",
-    "format_iq2_xs",
-    "format_iq2_s",
-    "format_iq3_xxs",
-    "format_iq3_s",
-    "format_iq4_nl",
-    "format_iq4_xs",
-    "format_tq1_0",
-    "format_tq2_0",
-    "format_q1_0",
-    "format_q2_0",
-    "format_mxfp4",
-    "format_nvfp4",
-    "format_nvfp4_scaled",
-    "mixed_formats",
-    "biases",
-    "biases_everywhere",
-    "post_norms",
-    "tied_head",
-    "gelu",
-    "layer_norms",
-    "norm_places",
-    "activations",
-    "ungated",
-    "parallel",
-    "learned_positions",
-    "scales",
-    "experts",
-    "routers",
-    "expert_formats",
-    "short_convolutions",
-    "delta_rules",
-    "ungated_experts",
-    "layer_embeds",
-    "experts_beside",
-    "unreadable_tables",
-    "embeddings",
-    "exact_embeddings",
-    "exact_experts",
-    "bad_weights",
-];
 
 const VARIANTS: [Variants; 12] = [
     Variants {

@@ -52,6 +52,7 @@ mod recurrent;
 mod rng;
 mod sampling;
 mod scans;
+mod without_pages;
 
 pub use draw::Draw;
 pub use drive::{DriveOptions, Driver, SequenceId, submit};
@@ -138,63 +139,9 @@ impl Case {
     /// Returns true if the case depends on the type of pages. The others are about matmuls and operations around
     /// attention.
     pub fn depends_on_pages(&self) -> bool {
-        !WITHOUT_PAGES.contains(&self.name)
+        !without_pages::WITHOUT_PAGES.contains(&self.name)
     }
 }
-
-/// See [`Case::depends_on_pages`].
-const WITHOUT_PAGES: &[&str] = &[
-    "format_q4_0",
-    "format_q4_1",
-    "format_q5_0",
-    "format_q5_1",
-    "format_q2_k",
-    "format_q3_k",
-    "format_q5_k",
-    "format_q6_k",
-    "format_iq1_s",
-    "format_iq1_m",
-    "format_iq2_xxs",
-    "format_iq2_xs",
-    "format_iq2_s",
-    "format_iq3_xxs",
-    "format_iq3_s",
-    "format_iq4_nl",
-    "format_iq4_xs",
-    "format_tq1_0",
-    "format_tq2_0",
-    "format_q1_0",
-    "format_q2_0",
-    "format_mxfp4",
-    "format_nvfp4",
-    "format_nvfp4_scaled",
-    "mixed_formats",
-    "biases",
-    "biases_everywhere",
-    "post_norms",
-    "tied_head",
-    "gelu",
-    "layer_norms",
-    "norm_places",
-    "activations",
-    "ungated",
-    "parallel",
-    "learned_positions",
-    "scales",
-    "experts",
-    "routers",
-    "expert_formats",
-    "short_convolutions",
-    "delta_rules",
-    "ungated_experts",
-    "layer_embeds",
-    "experts_beside",
-    "unreadable_tables",
-    "embeddings",
-    "exact_embeddings",
-    "exact_experts",
-    "bad_weights",
-];
 
 /// All cases; `conformance!` lists the same names.
 pub const CASES: &[Case] = &[
@@ -389,7 +336,7 @@ mod tests {
     fn the_macro_lists_all_cases() {
         let names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
         assert_eq!(names, crate::conformance!(@with names []));
-        for name in WITHOUT_PAGES {
+        for name in without_pages::WITHOUT_PAGES {
             assert!(names.contains(name), "there is no case {name}");
         }
     }

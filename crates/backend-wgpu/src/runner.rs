@@ -27,7 +27,7 @@ use crate::{
     page_io::{self, PageReader},
     pages::{self, page_words},
     plan::Plan,
-    sampler::{self},
+    sampler,
 };
 
 use moves::Content;
