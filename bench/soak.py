@@ -194,8 +194,8 @@ class Soak:
             connection.close()
         for _ in range(600):
             if self.metrics()["paguro_model_bytes"] == 0:
-                # Threads of requests end after ten idle seconds, and free the little memory that each keeps.
-                return time.sleep(12)
+                # Threads of requests end after ten idle seconds, and then free memory is returned to the system.
+                return time.sleep(15)
             time.sleep(0.1)
         self.problem("a model is still loaded a minute after its last use")
 

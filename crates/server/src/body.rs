@@ -64,7 +64,7 @@ impl Drop for Share {
         if let (Some(permits), Some(release)) = (&self.permits, &self.release)
             && permits.num_permits() > MUCH
         {
-            release.later();
+            release.soon();
         }
     }
 }

@@ -160,7 +160,7 @@ impl Connections {
             let patience = state.settings.limits.write_time;
             let patience = if stopping { patience.min(WHILE_STOPPING) } else { patience };
             self.cut_blocked(Instant::now(), patience);
-            if let Some(release) = self.release.due() {
+            if let Some(release) = self.release.due(Instant::now()) {
                 // The release scans the whole heap, so it runs on another thread. A panic there is ignored.
                 let _ = tokio::task::spawn_blocking(release).await;
             }
@@ -195,7 +195,7 @@ impl Connections {
         if table.most >= MANY && table.open.len() <= table.most / 4 {
             table.most = table.open.len();
             table.open.shrink_to_fit();
-            self.release.later();
+            self.release.soon();
         }
     }
 
@@ -254,16 +254,20 @@ impl Connection {
 
 /// Marks a connection as busy until its answer has been written.
 #[derive(Debug)]
-pub struct Busy(Arc<Connection>);
+pub struct Busy {
+    connection: Arc<Connection>,
+    /// Set if the answer's memory is worth a release to the system.
+    release: Option<Arc<MemoryRelease>>,
+}
 
 impl Busy {
-    /// Starts a request.
-    pub fn new(connection: Arc<Connection>) -> Self {
+    /// Starts a request. `release` returns freed memory to the system some time after the answer.
+    pub fn new(connection: Arc<Connection>, release: Option<Arc<MemoryRelease>>) -> Self {
         let mut activity = connection.activity();
         activity.requests += 1;
         activity.deadline = None;
         drop(activity);
-        Self(connection)
+        Self { connection, release }
     }
 
     /// Ends the request when this body is dropped.
@@ -274,9 +278,13 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let mut activity = self.0.activity();
+        let now = Instant::now();
+        let mut activity = self.connection.activity();
         activity.requests -= 1;
-        activity.idle_since = Instant::now();
+        activity.idle_since = now;
+        if let Some(release) = &self.release {
+            release.when_quiet(now);
+        }
     }
 }
 
@@ -357,7 +365,7 @@ mod tests {
     fn the_longest_idle_connection_is_closed() {
         let all = connections(10);
         let [first, second, third] = [0; 3].map(|_| all.enter(None));
-        let busy = Busy::new(first.connection.clone());
+        let busy = Busy::new(first.connection.clone(), None);
         assert!(all.close_idle(None));
         assert_eq!([&first, &second, &third].map(is_closing), [false, true, false]);
         assert!(all.close_idle(None));
@@ -371,7 +379,7 @@ mod tests {
         let all = connections(2);
         let peer = Some("10.0.0.1".parse().unwrap());
         let kept = [0; 2].map(|_| all.enter(peer));
-        let busy = kept.each_ref().map(|entered| Busy::new(entered.connection.clone()));
+        let busy = kept.each_ref().map(|entered| Busy::new(entered.connection.clone(), None));
         assert!(!all.admit(peer));
         assert!(all.admit(Some("10.0.0.2".parse().unwrap())));
         drop(busy);

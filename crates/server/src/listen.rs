@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::Router;
-use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{Method, Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
@@ -27,6 +27,7 @@ use tower::ServiceExt;
 use crate::{
     AppState, Listen, Server,
     connections::{Busy, Connections, Entered, WatchedStream},
+    release::MemoryRelease,
 };
 
 /// Error of a listening socket.
@@ -173,6 +174,7 @@ struct Acceptor {
     connections: Arc<Connections>,
     room: Arc<Semaphore>,
     head_time: Duration,
+    release: Arc<MemoryRelease>,
 }
 
 impl Acceptor {
@@ -187,6 +189,7 @@ impl Acceptor {
             connections: Arc::new(Connections::new(limits.connections_per_client, state.release.clone())),
             room: Arc::new(Semaphore::new(limits.connections)),
             head_time: limits.head_time,
+            release: state.release.clone(),
         }
     }
 
@@ -257,8 +260,11 @@ impl Acceptor {
         let router = self.router.clone();
         let connection = entered.connection().clone();
         let stream = WatchedStream::new(stream, connection.clone());
+        let release = self.release.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
-            let busy = Busy::new(connection.clone());
+            // A server that is only asked for its metrics is quiet.
+            let release = (request.method() != Method::GET).then(|| release.clone());
+            let busy = Busy::new(connection.clone(), release);
             request.extensions_mut().insert(arrival);
             request.extensions_mut().insert(connection.clone());
             let answer = router.clone().oneshot(request);

@@ -163,7 +163,7 @@ pub(crate) async fn off_thread<T: Send + 'static>(
     let work = move |is_wanted: &dyn Fn() -> bool| {
         let outcome = work(&model, is_wanted);
         if size == Size::Large {
-            release.later();
+            release.soon();
         }
         outcome
     };
