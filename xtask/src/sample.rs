@@ -39,7 +39,7 @@ pub struct LeftOut {
     pub test: String,
 }
 
-const VARIANTS: [Variants; 12] = [
+const VARIANTS: [Variants; 17] = [
     Variants {
         package: "paguro-backend-cpu",
         target: "conformance",
@@ -155,6 +155,34 @@ const VARIANTS: [Variants; 12] = [
         ],
         one_in: 6,
     },
+    // Attention in eight bits: kernels of their own, of the same source as those of F16.
+    Variants {
+        package: "paguro-backend-wgpu",
+        target: "conformance",
+        modules: &["q8"],
+        cases: &[
+            "attention_gates",
+            "everything",
+            "exact_after_copy_on_write",
+            "exact_from_outside",
+            "exact_in_any_place",
+            "gather",
+            "grouped_heads",
+            "head_dims",
+            "keys_as_values",
+            "kv_geometry",
+            "large_keys",
+            "latent_attention",
+            "long_context",
+            "many_rows",
+            "many_sequences",
+            "shared_kv",
+            "sinks",
+            "soft_caps",
+            "windows",
+        ],
+        one_in: 3,
+    },
     Variants {
         package: "paguro-backend-wgpu",
         target: "conformance",
@@ -199,8 +227,56 @@ const VARIANTS: [Variants; 12] = [
         cases: &[
             "greedy_runs_are_the_reference_s_token_by_token_on_a_gpu",
             "perplexity_on_a_gpu_is_the_cpu_s",
+            "the_engine_s_greedy_answers_are_the_reference_s_on_a_gpu",
         ],
         one_in: 4,
+    },
+    // Architectures, whose shapes the suite has.
+    Variants {
+        package: "paguro",
+        target: "it",
+        modules: &["architectures::gpu"],
+        cases: &[
+            "logits_on_a_gpu_equal_those_of_llama_cpp",
+            "logits_on_a_gpu_equal_those_of_transformers",
+            "two_hundred_steps_on_a_gpu_are_those_of_the_cpu",
+        ],
+        one_in: 3,
+    },
+    // Bits that do not depend on batches, chunks and places: kinds of one property, with kernels that other cases have.
+    Variants {
+        package: "paguro-backend-wgpu",
+        target: "conformance",
+        modules: &[""],
+        cases: &[
+            "exact_in_long_chunks",
+            "exact_in_wide_steps",
+            "exact_with_shared_prefix",
+            "exact_after_copy_on_write",
+            "exact_after_preemption",
+            "exact_in_any_place",
+            "exact_embeddings",
+            "exact_experts",
+            "exact_states",
+            "exact_scans",
+            "exact_latent",
+            "exact_from_outside",
+        ],
+        one_in: 3,
+    },
+    Variants {
+        package: "paguro-backend-wgpu",
+        target: "conformance",
+        modules: &["short"],
+        cases: &["alternating_windows", "many_rows", "outputs", "carried_tokens"],
+        one_in: 3,
+    },
+    Variants {
+        package: "paguro-backend-wgpu",
+        target: "handoff",
+        modules: &[""],
+        cases: &["same_bits_with_and_without_barriers", "a_step_that_gives_up_is_repeated_without_handoff"],
+        one_in: 3,
     },
     // The slowest cases, which need most kernels: at least one kind of pages or matrices in each run.
     Variants {

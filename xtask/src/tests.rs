@@ -1,6 +1,7 @@
 //! The steps that run tests: with nextest where it is installed, with `cargo test` elsewhere.
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -52,7 +53,7 @@ pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
         let skip: Vec<&str> = names.iter().flat_map(|name| ["--skip", name]).collect();
         tests.libtest(root, &["--workspace"], &skip)?;
     }
-    Ok(tests.outcome())
+    tests.outcome(root, "test")
 }
 
 /// Runs the tests on this machine's first GPU, which may be a software driver.
@@ -63,7 +64,7 @@ pub fn run_on_gpu(root: &Path, sample: Sample) -> Result<Outcome> {
     let mut tests = Tests::new(sample);
     tests.nextest(root, APP_ON_GPU)?;
     tests.gpu_backend(root)?;
-    Ok(tests.outcome())
+    tests.outcome(root, "gpu")
 }
 
 fn has_nextest(root: &Path) -> bool {
@@ -94,21 +95,23 @@ impl Tests {
         Self { left_out, draw, digest: Digest::default(), statuses: Vec::new() }
     }
 
-    /// Prints the skipped tests and the slowest ones.
-    fn outcome(self) -> Outcome {
+    /// Prints the skipped tests and the slowest ones, and writes the times of all to a file.
+    fn outcome(self, root: &Path, step: &str) -> Result<Outcome> {
         let Self { digest, statuses, .. } = self;
         digest.skipped().iter().for_each(|line| println!("{line}"));
-        let slowest = digest.slowest(SLOWEST);
-        if !slowest.is_empty() {
-            println!("the {} slowest tests:", slowest.len());
-            slowest.iter().for_each(|(seconds, name)| println!("{seconds:>8.1} s  {name}"));
-        }
+        let times: Vec<String> =
+            digest.times().iter().map(|(s, name)| format!("{s:>8.1} s  {name}")).collect();
+        let file = format!("target/ci-times-{step}.txt");
+        fs::write(root.join(&file), times.join("\n") + "\n")
+            .with_context(|| format!("{file} cannot be written"))?;
+        println!("the slowest of {} tests, all of which are in {file}:", times.len());
+        times.iter().take(SLOWEST).for_each(|line| println!("{line}"));
         let failed = statuses.into_iter().find(|status| !status.success());
-        match (failed, digest.skipped().len()) {
+        Ok(match (failed, digest.skipped().len()) {
             (Some(status), _) => Outcome::Failed(format!("{status}: {}", digest.failed().join(", "))),
             (None, 0) => Outcome::Passed(String::new()),
             (None, skipped) => Outcome::Passed(format!("not tested here, listed above: {skipped}")),
-        }
+        })
     }
 
     /// Runs the drawn tests of this filter expression.

@@ -1,10 +1,11 @@
 //! Memory of the allocator. glibc keeps freed memory beside blocks that are in use, which is tens of megabytes after
 //! thousands of connections.
 
-/// Limits the arenas of the allocator to one for each processor. glibc makes eight, and each keeps a megabyte or two of
-/// partly used pages that no release returns.
+/// Limits the allocator to one arena. glibc makes eight for each processor, each with a megabyte or two in partly used
+/// pages, and `malloc_trim` returns the free end of the first one alone. Threads allocate small blocks from caches of
+/// their own.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-pub fn limit_arenas() {
+pub fn use_one_arena() {
     use std::ffi::c_int;
 
     /// `M_ARENA_MAX` of glibc's `malloc.h`.
@@ -12,14 +13,13 @@ pub fn limit_arenas() {
     unsafe extern "C" {
         fn mallopt(parameter: c_int, value: c_int) -> c_int;
     }
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
     // SAFETY: it takes numbers, and may be called from any thread at any time.
-    unsafe { mallopt(ARENA_MAX, c_int::try_from(processors).unwrap_or(c_int::MAX)) };
+    unsafe { mallopt(ARENA_MAX, 1) };
 }
 
 /// Allocators of other systems are left as they are.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub fn limit_arenas() {}
+pub fn use_one_arena() {}
 
 /// Returns free memory of the allocator to the system.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -12,6 +12,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
+    time::Duration,
 };
 
 use axum::http::Extensions;
@@ -21,6 +22,9 @@ use crate::{access::Tenant, error::ApiError, listen::Arrival};
 
 /// Stack of a thread, in bytes. Templates and grammars are bounded such that they need less.
 const STACK: usize = 64 << 20;
+
+/// Time after which an idle thread ends. Its stack keeps the memory of its deepest work until then.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// A client, for fair queueing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -82,7 +86,7 @@ struct Shared {
 struct Queue {
     /// Clients with waiting work, in order of service, each with its jobs in order of arrival.
     waiting: VecDeque<(Client, VecDeque<Job>)>,
-    /// Number of started threads.
+    /// Number of threads that run or wait.
     threads: usize,
     /// Number of idle threads.
     idle: usize,
@@ -204,8 +208,14 @@ impl Shared {
             }
             let Some(job) = queue.next(most_large) else {
                 queue.idle += 1;
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                let waited = self.changed.wait_timeout(queue, IDLE);
+                let (woken, wait) = waited.unwrap_or_else(PoisonError::into_inner);
+                queue = woken;
                 queue.idle -= 1;
+                if wait.timed_out() && queue.waiting.is_empty() {
+                    queue.threads -= 1;
+                    return;
+                }
                 continue;
             };
             let large = usize::from(job.size == Size::Large);
