@@ -1,25 +1,32 @@
 //! Memory of the allocator. glibc keeps freed memory beside blocks that are in use, which is tens of megabytes after
 //! thousands of connections.
 
-/// Limits the allocator to one arena. glibc makes eight for each processor, each with a megabyte or two in partly used
-/// pages, and `malloc_trim` returns the free end of the first one alone. Threads allocate small blocks from caches of
-/// their own.
+/// Sets the allocator such that little memory stays between blocks in use.
+///
+/// One arena, because glibc makes eight for each processor, each with a megabyte or two in partly used pages, and
+/// `malloc_trim` returns the free end of the first one alone. Threads allocate small blocks from caches of their own.
+/// Large blocks outside of the arena, because glibc otherwise raises the size of those with each that is freed, and
+/// small blocks then lie between large ones.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-pub fn use_one_arena() {
+pub fn configure() {
     use std::ffi::c_int;
 
     /// `M_ARENA_MAX` of glibc's `malloc.h`.
     const ARENA_MAX: c_int = -8;
+    /// `M_MMAP_THRESHOLD` of glibc's `malloc.h`.
+    const MMAP_THRESHOLD: c_int = -3;
     unsafe extern "C" {
         fn mallopt(parameter: c_int, value: c_int) -> c_int;
     }
-    // SAFETY: it takes numbers, and may be called from any thread at any time.
-    unsafe { mallopt(ARENA_MAX, 1) };
+    for (parameter, value) in [(ARENA_MAX, 1), (MMAP_THRESHOLD, 256 << 10)] {
+        // SAFETY: it takes numbers, and may be called from any thread at any time.
+        unsafe { mallopt(parameter, value) };
+    }
 }
 
 /// Allocators of other systems are left as they are.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub fn use_one_arena() {}
+pub fn configure() {}
 
 /// Returns free memory of the allocator to the system.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]

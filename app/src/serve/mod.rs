@@ -85,7 +85,7 @@ fn kv_events(options: &ServeOptions) -> Outcome<Option<KvEventsSettings>> {
 /// # Errors
 /// Invalid settings, missing models, or addresses in use.
 pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
-    memory::use_one_arena();
+    memory::configure();
     let config = read_config(args.config.as_deref(), program.serve_config.as_deref())?;
     let options = args.given.flags.clone().or(config.clone()).or(args.given.environment.clone());
     let traces = start_log(&options, program.terminal)?;
