@@ -80,6 +80,8 @@ struct Shared {
     changed: Condvar,
     /// Maximum number of threads.
     threads: usize,
+    /// Time after which an idle thread ends.
+    idle: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -138,11 +140,11 @@ where
 impl Preparation {
     /// Creates a pool with as many threads as cores, at least two. They start on demand.
     pub fn new() -> Self {
-        Self::with_threads(thread::available_parallelism().map_or(2, |cores| cores.get().max(2)))
+        Self::with_threads(thread::available_parallelism().map_or(2, |cores| cores.get().max(2)), IDLE)
     }
 
-    fn with_threads(threads: usize) -> Self {
-        let shared = Shared { queue: Mutex::default(), changed: Condvar::new(), threads };
+    fn with_threads(threads: usize, idle: Duration) -> Self {
+        let shared = Shared { queue: Mutex::default(), changed: Condvar::new(), threads, idle };
         Self { shared: Arc::new(shared) }
     }
 
@@ -208,7 +210,7 @@ impl Shared {
             }
             let Some(job) = queue.next(most_large) else {
                 queue.idle += 1;
-                let waited = self.changed.wait_timeout(queue, IDLE);
+                let waited = self.changed.wait_timeout(queue, self.idle);
                 let (woken, wait) = waited.unwrap_or_else(PoisonError::into_inner);
                 queue = woken;
                 queue.idle -= 1;
@@ -261,7 +263,7 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::{sync::mpsc, time::Instant};
 
     use super::*;
 
@@ -323,12 +325,27 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_and_the_thread_goes_on() {
-        let preparation = Preparation::with_threads(1);
+        let preparation = Preparation::with_threads(1, IDLE);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let run = |work: fn() -> u32| {
             runtime.block_on(preparation.run(&Client::Local, Size::Large, move |_| Ok(work())))
         };
         assert!(run(|| panic!("on purpose")).is_err());
         assert_eq!(run(|| 7), Ok(7));
+    }
+
+    #[test]
+    fn an_idle_thread_ends_and_another_one_takes_its_place() {
+        let preparation = Preparation::with_threads(1, Duration::from_millis(1));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for round in 0..3 {
+            let run = preparation.run(&Client::Local, Size::Small, move |_| Ok(round));
+            assert_eq!(runtime.block_on(run), Ok(round));
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while preparation.shared.lock().threads > 0 {
+                assert!(Instant::now() < deadline, "the thread does not end");
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
     }
 }
