@@ -8,7 +8,9 @@ send prompts that are too long, half a request, nonsense, schemas, embeddings, a
 clients of `attacks.py` join them, one kind after the other. Fails if the server ends, an
 answer is neither complete nor an error that belongs there, a request is stuck, pages are in use at the end, or the resident
 memory has grown by more than `--growth` between the first half (everything is warm by then) and the end. Memory is compared
-while no model is loaded: what K and V and the weights take depends on what was asked last, and leaks do not.
+while no model is loaded: what K and V and the weights take depends on what was asked last, and leaks do not. glibc's caches of
+threads keep up to five megabytes of pages, which grow for a while (docs/notebook/server-memory.md); `--no-thread-caches` runs the
+server without them, so that the limit finds smaller leaks.
 """
 
 import argparse
@@ -53,7 +55,8 @@ class Soak:
         self.process = subprocess.Popen(
             [options.binary, "serve", str(copy), "--port", "0", "--log", "error", "--memory", memory,
              "--kv-memory", "24MiB", "--max-queue", "64", "--ctx", "512"],
-            env=keep | {"HOME": self.home.name}, stdout=subprocess.PIPE, text=True,
+            env=keep | {"HOME": self.home.name} | ({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+                                                   if options.no_thread_caches else {}), stdout=subprocess.PIPE, text=True,
         )
         self.host, port = self.process.stdout.readline().split("//")[1].strip().rsplit(":", 1)
         self.port = int(port)
@@ -281,6 +284,7 @@ def main():
     parser.add_argument("--swap", type=float, default=8, help="seconds until the clients want the other model")
     parser.add_argument("--growth", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-thread-caches", action="store_true", help="without glibc's caches of small blocks")
     parser.add_argument("--attacks", action="store_true", help="hostile clients among the others")
     sys.exit(Soak(parser.parse_args()).run())
 
