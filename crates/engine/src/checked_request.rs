@@ -7,6 +7,7 @@ use paguro_model::Pooling;
 
 use crate::{
     Constraint, SubmitError,
+    constraint::MaskBudget,
     fair::Tenant,
     request::{FinishReason, Request, RequestLimits},
     thought::Thought,
@@ -32,6 +33,8 @@ pub(crate) struct CheckedRequest {
     pub logprobs: Option<usize>,
     /// Grammar, until it moves to the first sequence.
     pub constraint: Option<Constraint>,
+    /// Time of the masks of all branches.
+    pub masks: MaskBudget,
     /// Limit of reasoning, until it moves to the first sequence.
     pub thought: Option<Thought>,
     /// First prompt position to score, if any.
@@ -88,6 +91,7 @@ impl CheckedRequest {
             at_max_tokens,
             logprobs: request.logprobs,
             constraint: request.constraint.clone(),
+            masks: MaskBudget::default(),
             thought: None,
             score_from: request.score_prompt_from,
             report_prefill: request.report_prefill,

@@ -1,9 +1,9 @@
 //! Grammars of answers.
 //!
 //! A [`Grammar`] is measured ([`bounds`]) and compiled ([`vocabulary`]) to a [`Constraint`] on its own thread with a large
-//! stack, because the compiler recurses. For every sampled token the constraint provides a mask of allowed tokens. Consuming a
-//! token is fast, but computing the next mask may be slow, so [`MaskWorkers`] compute it while the device computes the
-//! logits, and the sampler waits for it at the end of the step at the latest.
+//! stack, because the compiler recurses. Every sampled token of an answer starts a computation of the mask of allowed next
+//! tokens. It usually takes some dozens of microseconds, and seconds for hostile grammars. So [`MaskWorkers`] compute it, and a
+//! sequence has no sampling row in a step before its mask is known.
 //!
 //! The grammar applies to bytes, and each token represents the bytes that it writes, so the model chooses the tokens
 //! for a text. Control tokens write nothing. They are in no mask, except those that a Lark grammar names (`<|call|>`),
@@ -11,12 +11,14 @@
 
 mod bounds;
 mod cache;
+mod clock;
 mod gbnf;
 mod grammar;
 mod mask;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
+mod workers;
 
 use std::fmt;
 
@@ -25,8 +27,9 @@ pub use self::{
     vocabulary::Constraint,
 };
 pub(crate) use self::{
-    mask::{Guide, MaskWorkers},
+    mask::{Guide, MaskBudget, Verdict},
     vocabulary::Vocabulary,
+    workers::MaskWorkers,
 };
 
 /// Stack of the thread that compiles grammars, in bytes. The deepest grammar that [`bounds`] allows uses a quarter of

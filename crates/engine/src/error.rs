@@ -115,6 +115,12 @@ pub enum RequestError {
     /// large.
     #[error("the grammar allows no continuation of the answer: {0}")]
     Constraint(String),
+    /// The masks of the grammar of [`Request::constraint`](crate::Request::constraint) take too long to compute. The
+    /// text names the limit.
+    #[error(
+        "the grammar is too slow: {0}; make it less ambiguous (let one rule match each part of the text, and write repetitions with `*` and not with recursion), or give it fewer and shorter alternatives"
+    )]
+    ConstraintTooSlow(String),
     /// No token can be sampled: all logits are NaN or `-inf`.
     #[error(
         "the model computed no finite logit for the next token: its weights are damaged (`paguro verify` checks what is in the library), or `logit_bias` rules every token out"

@@ -232,7 +232,9 @@ impl From<RequestError> for ApiError {
         match error {
             RequestError::EngineStopped(_) => Self::Unavailable(message),
             RequestError::DeadlineExceeded => Self::timeout(),
-            RequestError::Constraint(_) => Self::invalid("response_format", message),
+            RequestError::Constraint(_) | RequestError::ConstraintTooSlow(_) => {
+                Self::invalid("response_format", message)
+            }
             _ => Self::Internal(message),
         }
     }

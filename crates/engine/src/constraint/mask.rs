@@ -1,4 +1,4 @@
-//! Masks of allowed tokens, computed by threads while the device computes logits.
+//! The position of an answer in its grammar, and the computation of the mask of its next token.
 
 use std::{
     fmt,
@@ -6,28 +6,59 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
-        mpsc::{Receiver, Sender, channel},
     },
-    thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use llguidance::{TokenParser, api::StopReason, panic_utils::catch_unwind};
+use llguidance::{CancellationHandle, TokenParser, api::StopReason, panic_utils::catch_unwind};
 use paguro_backend::TokenMask;
 
-use super::{COMPILER_STACK, Constraint, message};
+use super::{Constraint, MaskWorkers, message};
+use crate::{RequestError, checked_request::CheckedRequest};
+
+/// Time of a mask that counts neither as slow nor against the budget of its request.
+pub(super) const PROMPT: Duration = Duration::from_millis(5);
+
+/// Maximum time of one mask.
+pub(crate) const MOST_OF_MASK: Duration = Duration::from_secs(2);
+
+/// Maximum time of the masks of a request, beyond [`PROMPT`] of each.
+pub(crate) const MOST_OF_REQUEST: Duration = Duration::from_secs(30);
 
 /// Position of one branch in its grammar. It is kept during preemption, like the tokens.
+///
+/// Each token of the answer starts a [computation](Guide::compute), whose [verdict](Verdict) decides if and how the
+/// answer continues. The engine thread never waits for it: a sequence without a verdict samples no token.
 #[derive(Debug)]
 pub(crate) struct Guide {
-    /// Locked by a worker while it computes a mask. No token is consumed before the mask is known, so there is no other
-    /// user.
-    parser: Arc<Mutex<Parser>>,
-    next: Arc<Next>,
+    /// Beginning of the grammar, until the first computation.
+    start: Option<Parser>,
+    /// The last computation. Branches share it, because they separate only after it has ended.
+    next: Arc<Computation>,
     words: usize,
+    /// Expected time of the next mask. `None` before the first one.
+    expected: Option<Duration>,
+    /// Start of the last computation.
+    begin: Instant,
+    /// True after [`Guide::settle`] has returned the verdict.
+    is_settled: bool,
 }
 
-struct Parser(TokenParser);
+/// Result of a computation.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// Mask of the next token.
+    Mask(TokenMask),
+    /// The grammar does not end here; there is no mask because the answer has its maximum length.
+    Open,
+    /// The grammar ends here, and no token may follow.
+    End,
+    /// The grammar allows no token here, has become too large, or needs too long.
+    Failed(RequestError),
+}
+
+/// The state of a grammar's parser. A box, because it is large and moves to the threads.
+struct Parser(Box<TokenParser>);
 
 impl fmt::Debug for Parser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -35,186 +66,305 @@ impl fmt::Debug for Parser {
     }
 }
 
-/// The mask of the next token.
+/// A computation that is queued, runs, or has ended.
 #[derive(Debug, Default)]
-struct Next {
-    mask: TokenMask,
-    /// Reason for a missing mask; the mask above then allows all tokens.
-    problem: OnceLock<String>,
+pub(super) struct Computation {
+    result: OnceLock<Computed>,
+    stop: Mutex<Stop>,
+}
+
+#[derive(Debug)]
+struct Computed {
+    verdict: Verdict,
+    took: Duration,
+    /// The position after the token. `None` after a failure.
+    parser: Option<Arc<Mutex<Parser>>>,
+}
+
+/// State of a computation's early end.
+#[derive(Debug, Default)]
+struct Stop {
+    /// True if the result is not needed any more, or takes too long.
+    is_stopped: bool,
+    is_too_slow: bool,
+    /// Ends the work of the parser soon. It is set while a thread computes.
+    handle: Option<CancellationHandle>,
+}
+
+impl Computation {
+    /// Ends a computation whose result is not needed any more.
+    fn abandon(&self) {
+        self.stop(false);
+    }
+
+    /// Ends a computation that takes too long.
+    pub fn give_up(&self) {
+        self.stop(true);
+    }
+
+    /// Returns true if the result is not needed any more, or takes too long.
+    pub fn is_stopped(&self) -> bool {
+        self.lock().is_stopped
+    }
+
+    fn stop(&self, is_too_slow: bool) {
+        let mut stop = self.lock();
+        stop.is_stopped = true;
+        stop.is_too_slow |= is_too_slow;
+        if let Some(handle) = &stop.handle {
+            handle.cancel();
+        }
+    }
+
+    /// Sets the handle that ends the computation early. Returns false if it was stopped before.
+    fn begin(&self, handle: Option<CancellationHandle>) -> bool {
+        let mut stop = self.lock();
+        stop.handle = handle;
+        !stop.is_stopped
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Stop> {
+        self.stop.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Guide {
     /// Returns the position before the first token, whose mask must be [computed](Guide::compute) before it is sampled.
     pub fn new(constraint: Constraint) -> Self {
-        let words = constraint.words;
-        Self { parser: Arc::new(Mutex::new(Parser(constraint.parser))), next: Arc::default(), words }
-    }
-
-    /// Returns the same position for another branch.
-    pub fn fork(&self) -> Self {
-        let parser = Parser(self.lock().0.deep_clone());
-        Self { parser: Arc::new(Mutex::new(parser)), next: self.next.clone(), words: self.words }
-    }
-
-    /// Starts computing the mask of the next token, restricted to `within` unless the result would be empty.
-    pub fn compute(&mut self, within: Option<Arc<TokenMask>>, workers: &mut MaskWorkers) {
-        self.next = Arc::default();
-        workers.run(self, within);
-    }
-
-    /// Returns the mask of the next token, which may still be being computed.
-    pub fn mask(&self) -> &TokenMask {
-        &self.next.mask
-    }
-
-    /// Fails if the last mask could not be computed. A token that was sampled with it is invalid.
-    ///
-    /// # Errors
-    /// The grammar allows no token here, or has become too large.
-    pub fn check(&self) -> Result<(), String> {
-        self.next.problem.get().map_or(Ok(()), |problem| Err(problem.clone()))
-    }
-
-    /// Consumes a token that was sampled with the mask. Returns true at the end of the grammar, where no token may follow.
-    ///
-    /// # Errors
-    /// As for [`Guide::check`].
-    pub fn advance(&mut self, token: u32) -> Result<bool, String> {
-        let parser = &mut self.lock().0;
-        let advanced = catch_unwind(AssertUnwindSafe(|| {
-            parser.consume_token(token)?;
-            parser.check_stop()
-        }));
-        advanced.map_err(|error| message(&error))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Parser> {
-        self.parser.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A mask to compute.
-#[derive(Debug)]
-struct MaskTask {
-    parser: Arc<Mutex<Parser>>,
-    within: Option<Arc<TokenMask>>,
-    next: Arc<Next>,
-    words: usize,
-    times: Arc<MaskTimes>,
-}
-
-impl MaskTask {
-    fn run(self) {
-        let begin = Instant::now();
-        let mut parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner);
-        let mask = catch_unwind(AssertUnwindSafe(|| parser.0.compute_mask()));
-        let reason = parser.0.stop_reason();
-        // The thread that waits for the mask may need the parser next.
-        drop(parser);
-        // Counted before the mask is filled, so that the statistics of a step include its masks.
-        let nanoseconds = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.times.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
-        self.times.masks.fetch_add(1, Ordering::Relaxed);
-        match mask {
-            Ok(mask) => {
-                let mask = &mask.as_slice()[..self.words];
-                let bits = self.within.as_ref().map(|within| and(mask, within.bits()));
-                self.next
-                    .mask
-                    .fill(bits.filter(|bits| bits.iter().any(|&word| word != 0)).unwrap_or(mask.into()));
-            }
-            Err(_) if reason == StopReason::NoExtensionBias => {
-                self.give_up(
-                    "the vocabulary has no token for what must come next, or nothing is allowed there".into(),
-                );
-            }
-            Err(error) => self.give_up(message(&error)),
+        Self {
+            start: Some(Parser(Box::new(constraint.parser))),
+            next: Arc::default(),
+            words: constraint.words,
+            expected: None,
+            begin: Instant::now(),
+            is_settled: false,
         }
     }
 
-    fn give_up(&self, problem: String) {
-        // The first one counts.
-        let _ = self.next.problem.set(problem);
-        self.next.mask.fill(vec![u32::MAX; self.words]);
+    /// Returns the same position for another branch. The computation must have ended. The position is copied by the
+    /// thread that computes the next one.
+    pub fn fork(&self) -> Self {
+        debug_assert!(!self.is_computing(), "branches separate when the first mask is known");
+        Self {
+            start: self.start.as_ref().map(|parser| Parser(Box::new(parser.0.deep_clone()))),
+            next: self.next.clone(),
+            words: self.words,
+            expected: self.expected,
+            begin: self.begin,
+            is_settled: true,
+        }
     }
+
+    /// Starts the computation after `token`, or before the first token: does the grammar end here, and if not, the mask
+    /// of the next token. The mask is restricted to `within` unless the result would be empty; the last token of an
+    /// answer needs none. The last computation must have ended.
+    pub fn compute(
+        &mut self,
+        token: Option<u32>,
+        is_last: bool,
+        within: Option<Arc<TokenMask>>,
+        request: &Arc<CheckedRequest>,
+        workers: &mut MaskWorkers,
+    ) {
+        let last = std::mem::take(&mut self.next);
+        (self.begin, self.is_settled) = (Instant::now(), false);
+        let parser = match (self.start.take(), last.result.get()) {
+            (Some(start), _) => Some(Arc::new(Mutex::new(start))),
+            (None, Some(computed)) => computed.parser.clone(),
+            (None, None) => None,
+        };
+        // A parser with one owner is not copied.
+        drop(last);
+        workers.run(MaskTask {
+            parser,
+            token,
+            is_last,
+            within,
+            words: self.words,
+            request: request.clone(),
+            next: self.next.clone(),
+            expected: self.expected,
+            queued: self.begin,
+        });
+    }
+
+    /// Returns true if a computation was started whose verdict is not [settled](Guide::settle).
+    pub fn is_computing(&self) -> bool {
+        self.start.is_none() && !self.is_settled
+    }
+
+    /// Returns true if the last computation has ended.
+    pub fn is_known(&self) -> bool {
+        self.next.result.get().is_some()
+    }
+
+    /// Returns true if a computation was started that will probably end within `time` of its start.
+    pub fn ends_within(&self, time: Duration) -> bool {
+        let is_expected = self.expected.is_some_and(|expected| expected <= time);
+        self.is_computing() && is_expected && self.begin.elapsed() <= time
+    }
+
+    /// Returns the verdict of the last computation and its time, once, after it has ended.
+    pub fn settle(&mut self) -> Option<(&Verdict, Duration)> {
+        if !self.is_computing() {
+            return None;
+        }
+        let Computed { verdict, took, .. } = self.next.result.get()?;
+        self.is_settled = true;
+        // A grammar that was slow once stays slow for a while.
+        self.expected = Some(self.expected.map_or(*took, |expected| (expected * 3 / 4).max(*took)));
+        Some((verdict, *took))
+    }
+
+    /// Returns the mask of the next token, if it is known.
+    pub fn mask(&self) -> Option<&TokenMask> {
+        match &self.next.result.get()?.verdict {
+            Verdict::Mask(mask) => Some(mask),
+            _ => None,
+        }
+    }
+}
+
+/// Ends a computation whose sequence has ended.
+impl Drop for Guide {
+    fn drop(&mut self) {
+        if self.is_computing() && self.next.result.get().is_none() {
+            self.next.abandon();
+        }
+    }
+}
+
+/// Time of the masks of a request, beyond [`PROMPT`] of each.
+#[derive(Debug, Default)]
+pub(crate) struct MaskBudget {
+    nanoseconds: AtomicU64,
+}
+
+impl MaskBudget {
+    fn spend(&self, took: Duration) {
+        let slow = u64::try_from(took.saturating_sub(PROMPT).as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.fetch_add(slow, Ordering::Relaxed);
+    }
+
+    fn left(&self) -> Duration {
+        MOST_OF_REQUEST.saturating_sub(Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed)))
+    }
+}
+
+/// A computation to run.
+#[derive(Debug)]
+pub(super) struct MaskTask {
+    parser: Option<Arc<Mutex<Parser>>>,
+    token: Option<u32>,
+    is_last: bool,
+    within: Option<Arc<TokenMask>>,
+    words: usize,
+    pub request: Arc<CheckedRequest>,
+    pub next: Arc<Computation>,
+    pub expected: Option<Duration>,
+    pub queued: Instant,
+}
+
+/// Result of a computation, before its time is known.
+pub(super) struct Answer {
+    verdict: Verdict,
+    parser: Option<Parser>,
+}
+
+impl MaskTask {
+    /// Returns the maximum time of the computation.
+    pub fn limit(&self) -> Duration {
+        MOST_OF_MASK.min(self.request.masks.left() + PROMPT)
+    }
+
+    /// Returns true if the task has a mask as its result.
+    pub fn has_mask(&self) -> bool {
+        !self.is_last
+    }
+
+    /// Computes the verdict.
+    pub fn compute(&mut self) -> Answer {
+        let failed = |problem: &str| Answer {
+            verdict: Verdict::Failed(RequestError::Constraint(problem.into())),
+            parser: None,
+        };
+        let Some(parser) = self.parser.take() else { return failed("its computation ended early") };
+        let mut parser = match Arc::try_unwrap(parser) {
+            Ok(parser) => parser.into_inner().unwrap_or_else(PoisonError::into_inner).0,
+            // Other branches continue from the same position.
+            Err(shared) => Box::new(lock(&shared).0.deep_clone()),
+        };
+        if !self.next.begin(Some(parser.enable_cancellation())) {
+            return failed("its computation was stopped");
+        }
+        let verdict = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(token) = self.token {
+                parser.consume_token(token)?;
+                if parser.check_stop()? {
+                    return Ok(Verdict::End);
+                }
+            }
+            match self.is_last {
+                true => Ok(Verdict::Open),
+                false => Ok(Verdict::Mask(self.narrow(&parser.compute_mask()?.as_slice()[..self.words]))),
+            }
+        }));
+        let is_stopped = !self.next.begin(None);
+        match verdict {
+            _ if is_stopped => failed("its computation was stopped"),
+            Ok(verdict) => Answer { verdict, parser: Some(Parser(parser)) },
+            Err(_) if parser.stop_reason() == StopReason::NoExtensionBias => {
+                failed("the vocabulary has no token for what must come next, or nothing is allowed there")
+            }
+            Err(error) => failed(&message(&error)),
+        }
+    }
+
+    /// Restricts a mask to `within`, unless nothing would remain.
+    fn narrow(&self, mask: &[u32]) -> TokenMask {
+        let within = self.within.as_ref().map(|within| and(mask, within.bits()));
+        let within = within.filter(|bits| bits.iter().any(|&word| word != 0));
+        TokenMask::new(within.unwrap_or(mask.into()))
+    }
+
+    /// Publishes the result of a computation that took `took`. It fails if that is too long.
+    pub fn finish(&self, answer: Answer, took: Duration) {
+        let limit = self.limit();
+        self.request.masks.spend(took);
+        let Answer { verdict, parser } = answer;
+        let (verdict, parser) = match took > limit || self.next.lock().is_too_slow {
+            true => (Verdict::Failed(RequestError::ConstraintTooSlow(slow(limit))), None),
+            false => (verdict, parser),
+        };
+        let parser = parser.map(|parser| Arc::new(Mutex::new(parser)));
+        // The first one counts.
+        let _ = self.next.result.set(Computed { verdict, took, parser });
+    }
+}
+
+/// Completes the computation even if the thread panics, so that no sequence waits for ever.
+impl Drop for MaskTask {
+    fn drop(&mut self) {
+        if self.next.result.get().is_none() {
+            let problem = "its computation ended early".into();
+            let verdict = Verdict::Failed(RequestError::Constraint(problem));
+            self.finish(Answer { verdict, parser: None }, Duration::ZERO);
+        }
+    }
+}
+
+/// Returns the limit that a computation has exceeded, as a part of an error.
+fn slow(limit: Duration) -> String {
+    match limit < MOST_OF_MASK {
+        true => format!("the masks of this request took more than {} s", MOST_OF_REQUEST.as_secs()),
+        false => format!("the mask of one token took more than {} s", MOST_OF_MASK.as_secs()),
+    }
+}
+
+fn lock(parser: &Mutex<Parser>) -> MutexGuard<'_, Parser> {
+    parser.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn and(a: &[u32], b: &[u32]) -> Box<[u32]> {
     a.iter().zip(b).map(|(a, b)| a & b).collect()
-}
-
-/// Completes the mask even if the worker panics, so that no thread waits for ever.
-impl Drop for MaskTask {
-    fn drop(&mut self) {
-        if self.next.mask.known().is_none() {
-            self.give_up("the computation of its mask ended early".into());
-        }
-    }
-}
-
-/// Threads that compute masks, started with the first one.
-#[derive(Debug, Default)]
-pub(crate) struct MaskWorkers {
-    tasks: Option<Sender<MaskTask>>,
-    times: Arc<MaskTimes>,
-}
-
-#[derive(Debug, Default)]
-struct MaskTimes {
-    masks: AtomicU64,
-    nanoseconds: AtomicU64,
-}
-
-/// Maximum number of threads. Masks take little time compared with a step, so a few workers suffice for any batch.
-const MAX_WORKERS: usize = 4;
-
-impl MaskWorkers {
-    /// Returns the number of masks computed so far.
-    pub fn masks(&self) -> u64 {
-        self.times.masks.load(Ordering::Relaxed)
-    }
-
-    /// Returns the time of these computations, summed over threads.
-    pub fn nanoseconds(&self) -> u64 {
-        self.times.nanoseconds.load(Ordering::Relaxed)
-    }
-
-    fn run(&mut self, guide: &Guide, within: Option<Arc<TokenMask>>) {
-        let task = MaskTask {
-            parser: guide.parser.clone(),
-            within,
-            next: guide.next.clone(),
-            words: guide.words,
-            times: self.times.clone(),
-        };
-        let tasks = self.tasks.get_or_insert_with(start_workers);
-        // Without any thread there is no receiver.
-        if let Err(error) = tasks.send(task) {
-            error.0.run();
-        }
-    }
-}
-
-/// Starts threads that end when the sender is dropped.
-fn start_workers() -> Sender<MaskTask> {
-    let (tasks, receiver) = channel();
-    let receiver = Arc::new(Mutex::new(receiver));
-    let count = thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_WORKERS));
-    for _ in 0..count {
-        let receiver = receiver.clone();
-        // If a thread cannot be started, the others compute all masks.
-        let thread = thread::Builder::new().name("paguro-mask".into()).stack_size(COMPILER_STACK);
-        let _ = thread.spawn(move || work(&receiver));
-    }
-    tasks
-}
-
-fn work(tasks: &Mutex<Receiver<MaskTask>>) {
-    loop {
-        let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        match task {
-            Ok(task) => task.run(),
-            Err(_) => return,
-        }
-    }
 }

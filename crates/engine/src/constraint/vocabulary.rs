@@ -142,7 +142,7 @@ fn check_trie(words: &[Vec<u8>]) -> Result<(), String> {
 /// A compiled grammar, for the model of the engine whose [`Handle`](crate::Handle) compiled it. May be used for any
 /// number of requests.
 pub struct Constraint {
-    pub(super) parser: TokenParser,
+    pub(crate) parser: TokenParser,
     /// Number of 32-bit words of its masks.
     pub(super) words: usize,
     vocabulary: Weak<Vocabulary>,

@@ -18,7 +18,7 @@ use crate::{
 const UNITS_PER_STEP: usize = 4;
 /// Bytes of evicted units that are copied out at once, unless a single unit is larger.
 const BATCH_BYTES: usize = 16 << 20;
-/// Time that an engine without other work waits for a load before it polls commands.
+/// Time that an engine without other work waits for a load or a mask before it polls commands.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Maximum time that a shutdown waits for writes to the disk.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -102,6 +102,14 @@ impl Worker {
     pub(super) fn wait_for_load(&mut self) {
         if let Ok(loaded) = self.loaded.1.recv_timeout(PAUSE) {
             self.place(loaded);
+        }
+    }
+
+    /// Waits for a mask or a load for up to [`PAUSE`], while no sequence can go on.
+    pub(super) fn wait_for_parts(&mut self) {
+        self.publish();
+        if !self.scheduler.wait_for_mask(PAUSE) {
+            self.wait_for_load();
         }
     }
 

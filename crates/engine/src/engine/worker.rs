@@ -72,6 +72,9 @@ impl Worker {
                 self.scheduler.expire(Instant::now());
             }
             self.take_loaded();
+            if self.in_flight.is_none() {
+                self.scheduler.settle_masks();
+            }
             if self.scheduler.has_work() || self.in_flight.is_some() {
                 self.step();
             } else if !self.scheduler.is_idle() {
@@ -139,8 +142,7 @@ impl Worker {
         let begin = Instant::now();
         match self.run_step() {
             Ok(true) => self.scheduler.record_time(begin.elapsed()),
-            // All sequences wait for loads.
-            Ok(false) => {}
+            Ok(false) => self.wait_for_parts(),
             Err(error) => {
                 self.scheduler.fail(&error);
                 self.scheduler.record_time(begin.elapsed());
@@ -179,7 +181,7 @@ impl Worker {
         Ok(true)
     }
 
-    /// Plans a step and submits it. `None` if all sequences wait for loads.
+    /// Plans a step and submits it. `None` if all sequences wait for loads or masks.
     fn plan_and_submit(&mut self) -> Result<Option<Ticket>, StepError> {
         self.scheduler.plan(Instant::now());
         self.start_loads();
@@ -213,7 +215,7 @@ impl Worker {
     }
 
     /// Publishes the counters before the events, so that a reader of an event sees its step counted.
-    fn publish(&mut self) {
+    pub(super) fn publish(&mut self) {
         self.scheduler.send_kv_events();
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.scheduler.stats();
         for (request, event) in self.scheduler.events.drain(..) {

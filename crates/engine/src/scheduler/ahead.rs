@@ -12,13 +12,17 @@ impl Scheduler {
     /// Plans the step after the planned one, if its rows are known: the queue is empty, and every continuing sequence
     /// has one row whose token the device `carries`. Returns true if the step was planned.
     pub fn plan_ahead(&mut self, carries: impl Fn(&OutputKind<'_>) -> bool) -> bool {
-        // A mask depends on the token before it.
         let may_go_on = |sequence: &Sequence| {
             let request = sequence.sample_request(sequence.branches.start, true);
             let closes = sequence.thought.as_ref().is_some_and(Thought::may_close);
             // The state at the end of a block is copied before the next row changes it.
             let is_copied = sequence.ends_at_checkpoint(&self.layout);
-            request.mask.is_none() && !closes && !is_copied && carries(&OutputKind::Sample(request))
+            // The mask of a grammar depends on the token before it.
+            sequence.guide.is_none()
+                && request.mask.is_none()
+                && !closes
+                && !is_copied
+                && carries(&OutputKind::Sample(request))
         };
         let go_on = || self.running.iter().filter(|sequence| !sequence.ends());
         let pages = || go_on().map(|sequence| sequence.pages_ahead(&self.layout)).sum::<usize>();

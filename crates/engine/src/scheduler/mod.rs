@@ -20,6 +20,7 @@
 
 mod ahead;
 mod buffers;
+mod masks;
 mod outcomes;
 mod queue;
 mod rows;
@@ -123,7 +124,7 @@ impl Scheduler {
         sequence.seniority = self.arrivals;
         self.arrivals += 1;
         sequence.waits_since = self.step;
-        sequence.compute_mask(&mut self.mask_workers);
+        sequence.compute_mask(None, &mut self.mask_workers);
         self.waiting.insert(sequence.rank(), sequence);
     }
 
@@ -161,7 +162,7 @@ impl Scheduler {
 
     /// Plans the rows of each sequence in the next step and reserves their pages; requests that leave the queue start
     /// at `now`. The plan is empty only if the scheduler is [idle](Scheduler::is_idle), or all sequences wait for the
-    /// disk.
+    /// disk or for masks.
     pub fn plan(&mut self, now: Instant) {
         self.plan.clear();
         self.plan.moves.append(&mut self.saves.moves);
@@ -181,7 +182,12 @@ impl Scheduler {
             }
         }
         self.write_plan();
-        assert!(!self.has_work() || !self.plan.tokens.is_empty(), "one sequence can always go on");
+        if self.plan.tokens.is_empty() {
+            let can_wait = !self.has_work() || self.running.iter().any(Sequence::awaits_mask);
+            assert!(can_wait, "one sequence can always go on");
+            // It is no step, and the time of the wait does not count as steps.
+            self.step -= 1;
+        }
     }
 
     /// Returns the number of rows of the planned step.
@@ -313,13 +319,17 @@ impl Scheduler {
 
 #[cfg(test)]
 impl Scheduler {
+    pub fn mask_workers(&mut self) -> &mut MaskWorkers {
+        &mut self.mask_workers
+    }
+
     pub fn is_encoder(&self) -> bool {
         self.layout.is_whole
     }
 
-    /// Request and branch of the running sequences that decode.
+    /// Request and branch of the running sequences that decode and wait for no mask.
     pub fn decoding(&self) -> Vec<(u64, usize)> {
-        let decoding = self.running.iter().filter(|sequence| !sequence.prefills());
+        let decoding = self.running.iter().filter(|sequence| !sequence.prefills() && !sequence.awaits_mask());
         decoding.map(|sequence| (sequence.request.id, sequence.branches.start)).collect()
     }
 

@@ -7,7 +7,6 @@ use paguro_backend::{OutputValue, Sampled, Score, StepError, StepOutput};
 use super::Scheduler;
 use crate::{
     RequestError,
-    constraint::Guide,
     request::{Event, FinishReason},
     sequence::{Sequence, SequenceOutput},
 };
@@ -67,10 +66,10 @@ impl Scheduler {
                 let sequences = std::iter::once(sequence).chain(&mut forks[first_fork..]);
                 for (sequence, sampled) in sequences.zip(tokens.drain(..)) {
                     self.stats.tokens += 1;
+                    let token = sampled.token;
                     match accept(sequence, sampled, at, &mut self.events) {
                         Ok(()) if sequence.finished => {}
-                        // The mask is computed while events are published and the next step runs.
-                        Ok(()) => sequence.compute_mask(&mut self.mask_workers),
+                        Ok(()) => sequence.compute_mask(Some(token), &mut self.mask_workers),
                         Err(error) => failed.push((sequence.request.id, error)),
                     }
                 }
@@ -84,14 +83,7 @@ impl Scheduler {
         for fork in forks {
             self.run(fork);
         }
-        failed.dedup_by_key(|(request, _)| *request);
-        for (request, error) in failed {
-            // Pages with values that are not finite must not be stored on disk.
-            let of_request = self.running.iter_mut().filter(|sequence| sequence.request.id == request);
-            of_request.for_each(|sequence| sequence.is_suspect |= matches!(error, RequestError::NotFinite));
-            self.remove(|sequence| sequence.request.id == request);
-            self.events.push((request, Event::Failed(error)));
-        }
+        self.fail_requests(failed);
         for mut sequence in self.running.extract_if(.., |sequence| sequence.finished) {
             sequence.release(&self.layout, &mut self.pages, &mut self.states);
         }
@@ -121,6 +113,19 @@ impl Scheduler {
         self.remove(|sequence| requests.binary_search(&sequence.request.id).is_ok());
         let failed = || Event::Failed(RequestError::Step(error.to_string()));
         self.events.extend(requests.into_iter().map(|request| (request, failed())));
+    }
+
+    /// Ends requests with errors.
+    pub(super) fn fail_requests(&mut self, mut failed: Vec<(u64, RequestError)>) {
+        // Branches that fail together are adjacent.
+        failed.dedup_by_key(|(request, _)| *request);
+        for (request, error) in failed {
+            // Pages with values that are not finite must not be stored on disk.
+            let of_request = self.running.iter_mut().filter(|sequence| sequence.request.id == request);
+            of_request.for_each(|sequence| sequence.is_suspect |= matches!(error, RequestError::NotFinite));
+            self.remove(|sequence| sequence.request.id == request);
+            self.events.push((request, Event::Failed(error)));
+        }
     }
 
     fn check_outcomes(&self, output: &StepOutput) -> Result<(), StepError> {
@@ -154,7 +159,7 @@ impl Scheduler {
 /// Appends a sampled token to its branch.
 ///
 /// # Errors
-/// There is no token, or the grammar cannot be followed.
+/// There is no token.
 fn accept(
     sequence: &mut Sequence,
     sampled: Sampled,
@@ -163,12 +168,10 @@ fn accept(
 ) -> Result<(), RequestError> {
     let Sampled { token, logprob, top } = sampled;
     if token == Sampled::NO_TOKEN {
-        // A grammar without an allowed token has the same result.
-        sequence.guide.as_ref().map_or(Ok(()), Guide::check).map_err(RequestError::Constraint)?;
         return Err(RequestError::NotFinite);
     }
     let (request, branch) = (sequence.request.id, sequence.branches.start);
-    let end = sequence.push(token).map_err(RequestError::Constraint)?;
+    let end = sequence.push(token);
     let mut stop_score = None;
     if matches!(end, Some(FinishReason::Stop(_))) {
         stop_score = logprob.map(|logprob| Score { logprob, top });

@@ -7,6 +7,8 @@
 //! - If the decoding sequences would take more than twice `step_time` and four times that of one, and their tenants or
 //!   requests have unequal numbers of them, only some get rows: those of the tenant with the fewest tokens so far, then
 //!   of the request with the fewest branches, then those with the longest wait.
+//! - A row that samples needs the mask of its grammar. Before the mask is known, a decoding sequence gets no row, and a
+//!   prompt all rows except for the last one.
 //! - Texts of encoders get all of their rows in one step. One that would make the step too long waits for the next step,
 //!   unless it is the first one.
 //! - Among prompts, priority decides first, then the tenant with the fewest tokens so far. Within a tenant the oldest
@@ -16,7 +18,7 @@
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use super::Scheduler;
-use crate::cost::Work;
+use crate::{cost::Work, sequence::Sequence};
 
 /// Rows of shorter prompts that a long one always lets pass.
 const SHORT_ROWS: usize = 128;
@@ -81,7 +83,8 @@ impl Scheduler {
     fn share_among_decoding(&mut self) -> (usize, Work) {
         let mut branches: BTreeMap<u64, usize> = BTreeMap::new();
         let mut decoding = Vec::new();
-        for (index, sequence) in self.running.iter().enumerate().filter(|(_, s)| !s.prefills()) {
+        let decodes = |sequence: &Sequence| !sequence.prefills() && sequence.computable() > 0;
+        for (index, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| decodes(sequence)) {
             *branches.entry(sequence.request.id).or_default() += 1;
             decoding.push(index);
         }
@@ -137,7 +140,7 @@ impl Scheduler {
             return 0;
         }
         let to_checkpoint = sequence.next_checkpoint(&self.layout).map(|tokens| tokens - sequence.computed);
-        let most = most.min(to_checkpoint.unwrap_or(sequence.remaining())).min(budget.rows);
+        let most = most.min(to_checkpoint.unwrap_or(usize::MAX)).min(sequence.computable()).min(budget.rows);
         let in_time = self.cost.rows_within(budget.work, sequence.computed, most, budget.time);
         let rows = in_time.max(most.min(budget.least));
         let rows = match (self.layout.is_whole, sequence.remaining()) {

@@ -73,6 +73,8 @@ pub(crate) struct Sequence {
     pub tokens: Vec<u32>,
     /// Position in the grammar, if there is one.
     pub guide: Option<Guide>,
+    /// Time of masks that its tenant was not charged for yet, in rows.
+    pub mask_rows: f64,
     /// Position in the reasoning, if that has a limit.
     pub thought: Option<Thought>,
     /// Number of tokens whose K and V are in the pages.
@@ -140,6 +142,7 @@ impl Sequence {
             last_step: 0,
             branches: 0..request.sampling.len(),
             guide: request.constraint.take().map(Guide::new),
+            mask_rows: 0.0,
             thought: request.thought.take(),
             pool: request.embedded.is_some().then(Default::default),
             request: Arc::new(request),
@@ -187,6 +190,11 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
+    /// Returns the number of rows that can be computed now. A row that samples waits for the mask of the grammar.
+    pub fn computable(&self) -> usize {
+        self.remaining() - usize::from(self.awaits_mask())
+    }
+
     /// Returns true during the prefill, or its repetition. The last row of a prompt with a requested embedding belongs
     /// to the prefill.
     pub fn prefills(&self) -> bool {
@@ -208,32 +216,25 @@ impl Sequence {
     }
 
     /// Appends a sampled token. Returns the reason of the end if the sequence ends with it. A stop token is not part of the
-    /// answer.
-    ///
-    /// # Errors
-    /// The grammar cannot be followed; the text names the reason.
-    pub fn push(&mut self, token: u32) -> Result<Option<FinishReason>, String> {
+    /// answer. Any other end of an answer with a grammar is known after a [computation](Sequence::compute_mask).
+    pub fn push(&mut self, token: u32) -> Option<FinishReason> {
         self.tokens.push(token);
-        if let Some(guide) = &self.guide {
-            guide.check()?;
-        }
         if let Some(thought) = &mut self.thought {
             thought.push(token);
         }
         if self.request.stop_tokens.contains(&token) {
-            return Ok(Some(FinishReason::Stop(token)));
+            return Some(FinishReason::Stop(token));
         }
-        if let Some(guide) = &mut self.guide
-            && guide.advance(token)?
-        {
-            return Ok(Some(FinishReason::Complete));
-        }
-        Ok((self.generated() == self.request.max_tokens).then(|| self.request.at_max_tokens.clone()))
+        let ends = self.generated() == self.request.max_tokens && self.guide.is_none();
+        ends.then(|| self.request.at_max_tokens.clone())
     }
 
     /// Returns the mask of the next token.
     pub fn mask(&self) -> Option<&TokenMask> {
-        self.guide.as_ref().map(Guide::mask).or(self.allowed().map(Arc::as_ref))
+        match &self.guide {
+            Some(guide) => guide.mask(),
+            None => self.allowed().map(Arc::as_ref),
+        }
     }
 
     /// Returns the mask of the next token without the grammar: the end of reasoning at its limit.
@@ -246,12 +247,20 @@ impl Sequence {
         self.request.no_stop_tokens.as_ref().filter(|_| self.generated() < self.request.min_tokens)
     }
 
-    /// Starts computing the grammar's mask of the next token, if there is a grammar.
-    pub fn compute_mask(&mut self, workers: &mut MaskWorkers) {
-        let within = self.allowed().cloned();
-        if let Some(guide) = &mut self.guide {
-            guide.compute(within, workers);
+    /// Starts computing the grammar's mask of the next token after `token`, the last one of the answer so far, if there is
+    /// a grammar.
+    pub fn compute_mask(&mut self, token: Option<u32>, workers: &mut MaskWorkers) {
+        let (within, is_last) = (self.allowed().cloned(), self.generated() == self.request.max_tokens);
+        if let Some(guide) = &mut self.guide
+            && self.request.max_tokens > 0
+        {
+            guide.compute(token, is_last, within, &self.request, workers);
         }
+    }
+
+    /// Returns true if the sequence cannot sample because its grammar's mask is not known yet.
+    pub fn awaits_mask(&self) -> bool {
+        self.guide.as_ref().is_some_and(Guide::is_computing)
     }
 
     /// Creates branch `branch` as a separate sequence with the same pages and state.
@@ -290,6 +299,7 @@ impl Sequence {
             branches,
             tokens: self.tokens.clone(),
             guide: self.guide.as_ref().map(Guide::fork),
+            mask_rows: 0.0,
             thought: self.thought.clone(),
             computed: 0,
             reached: self.tokens.len(),

@@ -54,7 +54,7 @@ impl Sequence {
     }
 
     /// Returns true if `other`, which is running, will compute block `block`, which this sequence could then use. For
-    /// sequences with states, the block must end with a checkpoint.
+    /// sequences with states, the block must end with a checkpoint. A block whose last row waits for a mask may come late.
     pub fn could_wait_for(&self, other: &Sequence, block: usize, layout: &BlockLayout) -> bool {
         let block = match (layout.checkpoints, other.next_checkpoint(layout)) {
             (None, _) => block,
@@ -63,7 +63,8 @@ impl Sequence {
         };
         block < self.reusable_blocks(layout)
             && other.prefills()
-            && other.computed < (block + 1) * layout.block_size
+            && (other.computed + 1..=other.computed + other.computable())
+                .contains(&((block + 1) * layout.block_size))
             && self.keys.get(block).is_some_and(|key| other.keys.get(block) == Some(key))
     }
 

@@ -1,15 +1,10 @@
 //! The model of the [fake runner](super::fake) without pages, batches, chunks and a cache.
 
-use std::sync::Arc;
-
 use paguro_backend::{SampleRequest, Score, TokenMask};
 use paguro_model::Pooling;
 
 use super::fake::{VOCAB, best, embedding, mix, sample, score, visible};
-use crate::{
-    FinishReason, Request,
-    constraint::{Guide, MaskWorkers},
-};
+use crate::{FinishReason, Request};
 
 /// Expected answer of one branch.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,8 +34,7 @@ pub fn oracle(
     };
     let mut state = 0;
     let (mut answer, mut reason) = (Vec::new(), None);
-    let mut workers = MaskWorkers::default();
-    let mut guide = request.constraint.clone().map(Guide::new);
+    let mut parser = request.constraint.clone().map(|constraint| constraint.parser);
     while reason.is_none() {
         for (position, &token) in tokens.iter().enumerate().skip(digests.len()) {
             first.push(mix(u64::from(token), position as u64));
@@ -57,25 +51,29 @@ pub fn oracle(
             let (draw, logprobs) = (answer.len() as u64, request.logprobs);
             let early = answer.len() < request.min_tokens && !request.stop_tokens.is_empty();
             let within = early.then(|| all_but(&request.stop_tokens));
-            guide.iter_mut().for_each(|guide| guide.compute(within.clone(), &mut workers));
-            let mask = guide.as_ref().map(Guide::mask).or(within.as_deref());
+            let mask = match &mut parser {
+                None => within,
+                Some(parser) => match parser.compute_mask() {
+                    Ok(mask) => Some(narrow(mask.as_slice(), within.as_ref())),
+                    Err(_) => break,
+                },
+            };
+            let mask = mask.as_ref();
             let prompt_tokens = request.prompt.len();
             let sampling =
                 SampleRequest { params: &params, draw, history: &tokens, prompt_tokens, mask, logprobs };
             let token = sample(*digests.last().unwrap(), &sampling).token;
-            if guide.as_ref().is_some_and(|guide| guide.check().is_err()) {
-                break;
-            }
             tokens.push(token);
             if request.stop_tokens.contains(&token) {
                 reason = Some(FinishReason::Stop(token));
                 break;
             }
             answer.push(token);
-            if let Some(guide) = &mut guide
-                && guide.advance(token).unwrap()
-            {
-                reason = Some(FinishReason::Complete);
+            if let Some(parser) = &mut parser {
+                parser.consume_token(token).unwrap();
+                if parser.check_stop().unwrap() {
+                    reason = Some(FinishReason::Complete);
+                }
             }
         }
     }
@@ -101,8 +99,17 @@ pub fn oracle(
     Expected { tokens: answer, reason, scores, embedding }
 }
 
-fn all_but(tokens: &[u32]) -> Arc<TokenMask> {
+fn all_but(tokens: &[u32]) -> TokenMask {
     let mut bits = [u32::MAX; VOCAB.div_ceil(32)];
     tokens.iter().for_each(|&token| bits[token as usize / 32] &= !(1 << (token % 32)));
-    Arc::new(TokenMask::new(bits))
+    TokenMask::new(bits)
+}
+
+/// Restricts a grammar's mask to `within`, unless nothing would remain.
+fn narrow(mask: &[u32], within: Option<&TokenMask>) -> TokenMask {
+    let mask = &mask[..VOCAB.div_ceil(32)];
+    let both: Option<Vec<u32>> =
+        within.map(|within| mask.iter().zip(within.bits()).map(|(a, b)| a & b).collect());
+    let both = both.filter(|both| both.iter().any(|&word| word != 0));
+    TokenMask::new(both.unwrap_or(mask.to_vec()))
 }

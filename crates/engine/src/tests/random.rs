@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::{
     fake::{Fault, VOCAB, constraints},
     oracle::{Expected, oracle},
-    rig::{Rig, Setup},
+    rig::{Masks, Rig, Setup},
 };
 use crate::{Constraint, FinishReason, PageOrder, Request, Stats};
 
@@ -36,7 +36,12 @@ fn setups() -> impl Strategy<Value = Setup> {
         1 => (0..50_000_u64, 0..50_000_u64, 0..2000_u64).prop_map(|(a, b, c)| [a, b, c]).boxed(),
     ];
     let states = (any::<bool>(), 1..4_usize, 1..5_usize);
-    let runner = (0..30_u64, any::<bool>(), times, states);
+    let masks = prop_oneof![
+        1 => Just(Masks::Soon).boxed(),
+        2 => (any::<u64>(), 0..20_u64)
+            .prop_map(|(seed, ms)| Masks::Late { seed, took: Duration::from_millis(ms) }).boxed(),
+    ];
+    let runner = (0..30_u64, any::<bool>(), times, states, masks);
     (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order, runner).prop_map(
         |(
             block_size,
@@ -46,7 +51,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             cache,
             (low_water, high_water),
             order,
-            (max_wait_steps, carries, times, (states, checkpoint_pages, checkpoint_blocks)),
+            (max_wait_steps, carries, times, (states, checkpoint_pages, checkpoint_blocks), masks),
         )| {
             Setup {
                 block_size,
@@ -67,6 +72,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 encoder: false,
                 checkpoint_pages,
                 checkpoint_blocks,
+                masks,
             }
         },
     )

@@ -51,6 +51,18 @@ pub struct Setup {
     pub checkpoint_pages: usize,
     /// Blocks from one checkpoint to the next while a prompt is computed.
     pub checkpoint_blocks: usize,
+    pub masks: Masks,
+}
+
+/// Time at which masks are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Masks {
+    /// Before the next step.
+    Soon,
+    /// When the test [says so](Rig::finish_masks).
+    Held,
+    /// Before one of the next steps, at random. Each takes this time.
+    Late { seed: u64, took: Duration },
 }
 
 impl Default for Setup {
@@ -74,6 +86,7 @@ impl Default for Setup {
             encoder: false,
             checkpoint_pages: 2,
             checkpoint_blocks: 3,
+            masks: Masks::Soon,
         }
     }
 }
@@ -111,6 +124,7 @@ pub struct Rig {
     /// Duration of the last step.
     pub took: Duration,
     times: [Duration; 3],
+    masks: Masks,
     in_flight: Option<Ticket>,
     next: u64,
 }
@@ -149,8 +163,10 @@ impl Rig {
         if setup.carries {
             control.carry();
         }
+        let mut scheduler = Scheduler::new(limits, STEP_TIME, setup.max_wait_steps, layout, pages);
+        scheduler.mask_workers().hold();
         Some(Self {
-            scheduler: Scheduler::new(limits, STEP_TIME, setup.max_wait_steps, layout, pages),
+            scheduler,
             runner: FakeRunner::new(&program, limits, control.clone()),
             limits,
             control,
@@ -161,6 +177,7 @@ impl Rig {
             ahead: false,
             took: Duration::ZERO,
             times: setup.times,
+            masks: setup.masks,
             in_flight: None,
             next: 0,
         })
@@ -194,6 +211,31 @@ impl Rig {
         self.listen();
     }
 
+    /// Completes the masks that are being computed for a request, as if they had taken `took`.
+    pub fn finish_masks(&mut self, request: u64, took: Duration) {
+        self.scheduler.mask_workers().finish(|other| other == request, took);
+        self.scheduler.settle_masks();
+        self.listen();
+    }
+
+    /// Completes masks at their time.
+    fn compute_masks(&mut self) {
+        match &mut self.masks {
+            Masks::Soon => self.scheduler.mask_workers().finish(|_| true, Duration::ZERO),
+            Masks::Held => {}
+            Masks::Late { seed, took } => {
+                let mut is_known = |request| {
+                    *seed = fake::mix(*seed, request);
+                    *seed % 3 == 0
+                };
+                self.scheduler.mask_workers().finish(&mut is_known, *took);
+            }
+        }
+        if self.in_flight.is_none() {
+            self.scheduler.settle_masks();
+        }
+    }
+
     /// Returns true if there is no work to compute or collect.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle() && self.in_flight.is_none()
@@ -201,6 +243,7 @@ impl Rig {
 
     /// Runs one step, as the engine does; an error is one that was not ordered. Returns the page copies that it made.
     pub fn step(&mut self) -> Result<Vec<PageMove>, String> {
+        self.compute_masks();
         let mut moves = Vec::new();
         let submitted = match self.in_flight.take() {
             Some(ticket) => {
@@ -209,6 +252,14 @@ impl Rig {
             }
             None => {
                 moves = self.plan()?;
+                if self.planned.is_empty() {
+                    // All sequences wait for masks, or the last ones have ended.
+                    self.ahead = false;
+                    let moved = self.runner.move_pages(&moves);
+                    self.listen();
+                    self.scheduler.check()?;
+                    return moved.map(|()| moves).map_err(|error| error.to_string());
+                }
                 self.submit_planned(&moves)
             }
         };
