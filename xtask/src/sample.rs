@@ -148,7 +148,6 @@ const VARIANTS: [Variants; 17] = [
             "exact_latent",
             "outputs",
             "samples",
-            "late_masks",
             "carried_tokens",
             "invalid_steps",
             "runners_are_separate",

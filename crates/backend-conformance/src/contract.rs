@@ -1,6 +1,6 @@
 //! Cases about the contract itself: outputs, refusals, counters.
 
-use std::{io, sync::Arc, thread, time::Duration};
+use std::{io, sync::Arc};
 
 use paguro_backend::{
     AttentionMode, ByteSource, Bytes, Limits, LoadError, Output, OutputKind, OutputValue, PageId,
@@ -108,42 +108,6 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
     }
     // A step without outputs also writes its pages.
     submit(driver.runner(), &prompt.step(&[]), &mut out)
-}
-
-/// A mask that is filled while the step runs has the same effect as a known one.
-pub(super) fn late_masks(subject: &Subject) -> Verdict {
-    let shape = ModelShape::default();
-    let model = shape.build(1);
-    let mut driver = Driver::new(&*(subject.backend)(2), &model, &DriveOptions::default())?;
-    let prompt = Prompt::new(shape.vocab);
-    let params = SamplingParams { temperature: 4.0, seed: 3, ..SamplingParams::default() };
-    let mut run = |mask: &TokenMask| {
-        let outputs = [0, 7, 12, 19].map(|row| {
-            let history = &prompt.tokens[..=row];
-            let request = SampleRequest {
-                params: &params,
-                draw: 0,
-                history,
-                prompt_tokens: 0,
-                mask: Some(mask),
-                logprobs: None,
-            };
-            Output { row, kind: OutputKind::Sample(request) }
-        });
-        let mut out = StepOutput::default();
-        submit(driver.runner(), &prompt.step(&outputs), &mut out).map(|()| out.outcomes)
-    };
-    let expected = run(&TokenMask::new(every_third(shape.vocab)))?;
-    let mask = TokenMask::default();
-    let answers = thread::scope(|scope| {
-        scope.spawn(|| {
-            // Later than the step of such a small model; the test is also valid if it is not.
-            thread::sleep(Duration::from_millis(30));
-            mask.fill(every_third(shape.vocab));
-        });
-        run(&mask)
-    })?;
-    require(answers == expected, || format!("{answers:?} where {expected:?} is right"))
 }
 
 /// A mask that allows every third token.

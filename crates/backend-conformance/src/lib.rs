@@ -251,7 +251,6 @@ pub const CASES: &[Case] = &[
     Case { name: "foreign_pages", run: page_io::refusals },
     Case { name: "outputs", run: contract::outputs },
     Case { name: "samples", run: sampling::samples },
-    Case { name: "late_masks", run: contract::late_masks },
     Case { name: "carried_tokens", run: carried::carried_tokens },
     Case { name: "bad_weights", run: contract::bad_weights },
     Case { name: "invalid_steps", run: contract::invalid_steps },
@@ -288,7 +287,7 @@ macro_rules! conformance {
             batch_invariance exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
             exact_in_any_place exact_embeddings exact_experts exact_states exact_scans exact_latent exact_geometry
-            exact_from_outside foreign_pages outputs samples late_masks carried_tokens
+            exact_from_outside foreign_pages outputs samples carried_tokens
             bad_weights invalid_steps kernel_counts runners_are_separate
         }
     };

@@ -40,7 +40,6 @@ struct Defect {
     moves_pages: bool,
     checks_weights: bool,
     checks_steps: bool,
-    waits_for_masks: bool,
     params: fn(&mut SamplingParams),
     counts: fn(&mut Vec<KernelCount>),
 }
@@ -71,7 +70,6 @@ const NONE: Defect = Defect {
     moves_pages: true,
     checks_weights: true,
     checks_steps: true,
-    waits_for_masks: true,
     params: |_| (),
     counts: |_| (),
 };

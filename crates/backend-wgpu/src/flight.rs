@@ -172,10 +172,7 @@ impl Encoding<'_> {
     ///
     /// # Errors
     /// The step has too many submissions.
-    pub fn submit(
-        &mut self,
-        commands: wgpu::CommandEncoder,
-    ) -> Result<Option<wgpu::SubmissionIndex>, StepError> {
+    fn submit(&mut self, commands: wgpu::CommandEncoder) -> Result<Option<wgpu::SubmissionIndex>, StepError> {
         self.canaries.submit(self.device, self.step, commands)
     }
 }

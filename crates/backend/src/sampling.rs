@@ -19,8 +19,8 @@
 //! Log-probabilities are those of the model: of the logits before all of these steps.
 //!
 //! Logits that are NaN count as `-inf`, and `+inf` as the largest finite number. If no token is left (the mask excludes
-//! all tokens, or all except those with `-inf`), the result is [`Sampled::NO_TOKEN`]; steps with a known mask that
-//! excludes all tokens are refused before ([`Step::validate`](crate::Step::validate)).
+//! all tokens, or all except those with `-inf`), the result is [`Sampled::NO_TOKEN`]; steps with a mask that excludes
+//! all tokens are refused before ([`Step::validate`](crate::Step::validate)).
 
 mod dry;
 mod params;

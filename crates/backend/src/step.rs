@@ -1,6 +1,6 @@
 //! One forward pass: a ragged batch of rows over pages.
 
-use std::{ops::Range, sync::OnceLock};
+use std::ops::Range;
 
 use crate::{SamplingParams, StateUse};
 
@@ -130,38 +130,20 @@ pub struct SampleRequest<'a> {
 }
 
 /// Allowed tokens of one draw, as a bit set.
-///
-/// A grammar's mask may take long to compute and is only needed after the logits. So a step may have a mask that is not
-/// known yet: another thread [fills](TokenMask::fill) it while the step runs, and the sampler [waits](TokenMask::bits)
-/// for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct TokenMask {
-    bits: OnceLock<Box<[u32]>>, // [ceil(vocab / 32)]
+    bits: Box<[u32]>, // [ceil(vocab / 32)]
 }
 
 impl TokenMask {
-    /// Creates a known mask: bit `t % 32` of word `t / 32` allows token `t`; `[ceil(vocab / 32)]` words.
+    /// Creates a mask: bit `t % 32` of word `t / 32` allows token `t`; `[ceil(vocab / 32)]` words.
     pub fn new(bits: impl Into<Box<[u32]>>) -> Self {
-        Self { bits: OnceLock::from(bits.into()) }
+        Self { bits: bits.into() }
     }
 
-    /// Sets an unknown mask and wakes its waiters; a known mask is unchanged.
-    ///
-    /// It must allow a token: a mask that excludes all tokens, which [`Step::validate`] cannot check in advance, leads
-    /// to [`Sampled::NO_TOKEN`].
-    pub fn fill(&self, bits: impl Into<Box<[u32]>>) {
-        // The first one counts.
-        let _ = self.bits.set(bits.into());
-    }
-
-    /// Returns the words of the set, if they are known.
-    pub fn known(&self) -> Option<&[u32]> {
-        self.bits.get().map(|bits| &**bits)
-    }
-
-    /// Returns the words of the set; waits until they are known.
+    /// Returns the words of the set.
     pub fn bits(&self) -> &[u32] {
-        self.bits.wait()
+        &self.bits
     }
 }
 

@@ -196,8 +196,7 @@ impl Step<'_> {
 
 fn validate_request(index: usize, request: &SampleRequest<'_>, vocab: usize) -> Result<(), StepError> {
     request.params.check(vocab).map_err(|error| StepError::Invalid(format!("output {index}: {error}")))?;
-    // The filler of an unknown mask is responsible for it.
-    let Some(mask) = request.mask.and_then(TokenMask::known) else { return Ok(()) };
+    let Some(mask) = request.mask.map(TokenMask::bits) else { return Ok(()) };
     let words = vocab.div_ceil(32);
     rule!(
         mask.len() == words,

@@ -294,14 +294,6 @@ fn outputs() {
         |step| step.outputs[1] = sample(SampleRequest { mask: mask([0, 0, 32]), ..request() }),
         expect!["valid"],
     );
-    // One that is not known yet is not waited for.
-    check(
-        |step| {
-            let unknown = Box::leak(Box::new(TokenMask::default()));
-            step.outputs[1] = sample(SampleRequest { mask: Some(unknown), ..request() });
-        },
-        expect!["valid"],
-    );
     check(
         |step| step.outputs[0] = sample(SampleRequest { params: &BROKEN, ..request() }),
         expect!["invalid step: output 0: temperature must be finite, 0 or more, not NaN"],

@@ -82,9 +82,6 @@ impl Runner for DefectiveRunner {
         for (output, params) in outputs.iter_mut().zip(&params) {
             let OutputKind::Sample(request) = &mut output.kind else { continue };
             request.params = params;
-            if !self.defect.waits_for_masks {
-                request.mask = request.mask.filter(|mask| mask.known().is_some());
-            }
         }
         let mut carried = step.carried.to_vec();
         (self.defect.carried)(&mut carried);

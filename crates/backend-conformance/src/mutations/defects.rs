@@ -264,7 +264,6 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
         ),
         ("loads anything", Defect { checks_weights: false, ..NONE }, &["bad_weights"]),
         ("runs anything", Defect { checks_steps: false, ..NONE }, &["invalid_steps"]),
-        ("takes a late mask for none", Defect { waits_for_masks: false, ..NONE }, &["late_masks"]),
         (
             "keeps one token more",
             Defect { params: |params| params.top_k += u32::from(params.top_k > 0), ..NONE },

@@ -118,11 +118,6 @@ impl GpuRunner {
             }
         }
         let Sampler { samples, edits, masks, .. } = sampler;
-        if masks.iter().any(|mask| mask.known().is_none()) {
-            // The device computes while other threads compute masks.
-            encoding.submit(commands)?;
-            commands = device.encoder();
-        }
         let mut words = Vec::new();
         for (index, mask) in masks.iter().enumerate() {
             words.extend_from_slice(mask.bits());
