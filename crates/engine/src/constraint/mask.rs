@@ -272,6 +272,17 @@ pub(super) struct Answer {
 }
 
 impl MaskTask {
+    #[cfg(test)]
+    pub fn without_parser(
+        request: Arc<CheckedRequest>,
+        expected: Option<Duration>,
+        queued: Instant,
+    ) -> MaskTask {
+        let next = Arc::default();
+        let (token, is_last, within, words) = (None, false, None, 1);
+        Self { parser: None, token, is_last, within, words, request, next, expected, queued }
+    }
+
     /// Returns the maximum time of the computation.
     pub fn limit(&self) -> Duration {
         MOST_OF_MASK.min(self.request.masks.left() + PROMPT)

@@ -2,8 +2,8 @@
 //!
 //! A grammar can need any time for a mask, and a computation that runs can only be ended. So threads are of two kinds:
 //!
-//! - *Prompt* threads compute masks that are expected within [`PROMPT`], and the first mask of each grammar while few
-//!   others are slow. There are at most [`MOST_PROMPT`] of them.
+//! - *Prompt* threads compute masks that are expected within [`PROMPT`], and the first mask of each grammar, unless
+//!   many masks are slow and some of them are of the same tenant. There are at most [`MOST_PROMPT`] of them.
 //! - *Slow* threads have a low priority, so that they use the time that steps and other masks leave. A prompt thread
 //!   becomes a slow one when its mask takes longer than [`PROMPT`]; another prompt thread replaces it. A slow thread
 //!   ends when there is no slow mask to begin.
@@ -32,6 +32,9 @@ const MOST_PROMPT: usize = 4;
 
 /// Maximum number of slow threads that begin a mask.
 const MOST_SLOW: usize = 4;
+
+/// Number of slow threads beside which the first masks of their tenants wait for a slow thread.
+const MANY_SLOW: usize = 8;
 
 /// Maximum number of threads. A prompt thread beyond it is not replaced.
 const MOST_THREADS: usize = 32;
@@ -99,7 +102,11 @@ impl State {
     /// Returns true if a thread of this kind may begin the task.
     fn may_begin(&self, task: &MaskTask, kind: Kind) -> bool {
         match task.expected {
-            None => kind == Kind::Prompt && self.threads.slow < MOST_SLOW || kind == Kind::Slow,
+            None => {
+                let of_tenant = |running: &Running| running.is_slow && running.tenant == task.request.tenant;
+                let waits = self.threads.slow >= MANY_SLOW && self.running.iter().any(of_tenant);
+                waits == (kind == Kind::Slow)
+            }
             Some(expected) => (kind == Kind::Slow) == (expected > PROMPT),
         }
     }
@@ -193,8 +200,7 @@ impl MaskWorkers {
         let mut state = self.pool.lock();
         while !is_done() {
             let Some(rest) = deadline.checked_duration_since(Instant::now()) else { return };
-            let (next, _) =
-                self.pool.ended.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner);
+            let (next, _) = self.pool.ended.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner);
             state = next;
         }
     }
@@ -252,7 +258,9 @@ impl Pool {
             }
             match kind {
                 // The new thread is idle until it has a task.
-                Kind::Prompt => (state.threads.prompt, state.idle) = (state.threads.prompt + 1, state.idle + 1),
+                Kind::Prompt => {
+                    (state.threads.prompt, state.idle) = (state.threads.prompt + 1, state.idle + 1)
+                }
                 Kind::Slow => state.threads.slow += 1,
             }
         }
@@ -322,5 +330,85 @@ impl Pool {
         drop(state);
         self.ended.notify_all();
         if is_slow { Kind::Slow } else { Kind::Prompt }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Request, checked_request::CheckedRequest, request::RequestLimits};
+
+    fn task(id: u64, tenant: &str, expected: Option<u64>, queued: Instant) -> MaskTask {
+        let request = Request { tenant: Some(tenant.into()), ..Request::new(vec![0]) };
+        let limits =
+            RequestLimits { vocab: 32, token_ids: 32, max_context: 9, max_sequences: 1, is_encoder: false };
+        let request = Arc::new(CheckedRequest::new(id, &request, &[], limits).unwrap());
+        MaskTask::without_parser(request, expected.map(Duration::from_millis), queued)
+    }
+
+    fn running(tenant: &str) -> Running {
+        Running {
+            computation: Arc::default(),
+            tenant: Some(tenant.into()),
+            begin: Instant::now(),
+            clock: ThreadClock::start(),
+            limit: Duration::MAX,
+            is_slow: true,
+        }
+    }
+
+    fn order(state: &mut State, kind: Kind) -> Vec<u64> {
+        std::iter::from_fn(|| state.next(kind)).map(|task| task.request.id).collect()
+    }
+
+    #[test]
+    fn tenants_with_few_running_masks_and_short_masks_are_first() {
+        let now = Instant::now();
+        let later = now + Duration::from_millis(1);
+        let mut state = State::default();
+        state.running = vec![running("a"), running("a"), running("b")];
+        state.queue = vec![
+            task(1, "a", Some(0), now),
+            task(2, "b", Some(4), now),
+            task(3, "b", Some(1), later),
+            task(4, "c", Some(5), later),
+            task(5, "c", Some(6), now),
+            task(6, "a", None, now),
+        ];
+        assert_eq!(order(&mut state, Kind::Prompt), [4, 3, 2, 1, 6]);
+        assert_eq!(order(&mut state, Kind::Slow), [5]);
+    }
+
+    #[test]
+    fn first_masks_wait_while_many_masks_of_their_tenant_are_slow() {
+        let now = Instant::now();
+        let mut state = State::default();
+        state.threads.slow = MANY_SLOW;
+        state.running = vec![running("a")];
+        state.queue = vec![task(1, "a", None, now), task(2, "a", Some(0), now), task(3, "b", None, now)];
+        assert_eq!(order(&mut state, Kind::Prompt), [3, 2]);
+        // A slow thread that ends one of them begins another.
+        assert_eq!(order(&mut state, Kind::Slow), [1]);
+    }
+
+    #[test]
+    fn threads_are_started_for_tasks_that_no_thread_waits_for() {
+        let mut state = State::default();
+        assert_eq!(state.missing(), None);
+        state.queue = vec![task(1, "a", Some(0), Instant::now())];
+        assert_eq!(state.missing(), Some(Kind::Prompt));
+        (state.threads.prompt, state.idle) = (1, 1);
+        assert_eq!(state.missing(), None);
+        // Prompt threads with slow masks are replaced, up to a bound.
+        state.threads = Kinds { prompt: 0, slow: MOST_THREADS - 1 };
+        state.idle = 0;
+        assert_eq!(state.missing(), Some(Kind::Prompt));
+        state.threads.slow = MOST_THREADS;
+        assert_eq!(state.missing(), None);
+        state.threads = Kinds { prompt: 1, slow: MOST_SLOW - 1 };
+        state.queue = vec![task(1, "a", Some(9), Instant::now())];
+        assert_eq!(state.missing(), Some(Kind::Slow));
+        state.threads.slow = MOST_SLOW;
+        assert_eq!(state.missing(), None);
     }
 }

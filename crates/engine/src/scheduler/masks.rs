@@ -21,7 +21,8 @@ impl Scheduler {
     /// Applies the verdicts of grammars on the tokens of the last steps: some answers end, and some requests fail. Others
     /// can sample again. Waits for those that are expected soon.
     pub fn settle_masks(&mut self) {
-        let soon = |sequence: &Sequence| sequence.guide.as_ref().is_some_and(|guide| guide.ends_within(GRACE));
+        let soon =
+            |sequence: &Sequence| sequence.guide.as_ref().is_some_and(|guide| guide.ends_within(GRACE));
         let expected: Vec<&Guide> =
             self.running.iter().filter(|sequence| soon(sequence)).filter_map(|s| s.guide.as_ref()).collect();
         if !expected.is_empty() {
@@ -35,7 +36,8 @@ impl Scheduler {
 
     /// Waits up to `time` for the end of a computation, if a running sequence needs one. Returns false otherwise.
     pub fn wait_for_mask(&self, time: Duration) -> bool {
-        let waiting: Vec<&Guide> = self.running.iter().filter_map(|sequence| sequence.guide.as_ref()).collect();
+        let waiting: Vec<&Guide> =
+            self.running.iter().filter_map(|sequence| sequence.guide.as_ref()).collect();
         if !waiting.iter().any(|guide| guide.is_computing()) {
             return false;
         }

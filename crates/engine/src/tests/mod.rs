@@ -10,6 +10,7 @@ mod floods;
 mod host;
 mod limits;
 mod live;
+mod masks;
 mod oracle;
 mod plans;
 mod random;

@@ -3,8 +3,11 @@
 //!
 //! - `A 10 +3` submits request A with ten prompt tokens and at most three generated ones. Options: `x2` (branches),
 //!   `prio 5`, `by X` (a tenant), `in 9` (deadline in seconds), `score 4` (first scored position), `mean` or `last`
-//!   (embedding), `like B 8` (begins with eight tokens of B's prompt), `lasts 9` (tokens that later prompts share);
-//! - `step`, `step 3`, `run` (to the end), `cancel A`, `fail` (the next step), `clock 9` (advances by nine seconds).
+//!   (embedding), `like B 8` (begins with eight tokens of B's prompt), `lasts 9` (tokens that later prompts share),
+//!   `grammar` (one without an end), `ends` (one that ends after some tokens);
+//! - `mask A 9` completes the masks of A that are being computed, in nine milliseconds each; with the setting
+//!   `held masks`, they are not completed otherwise;
+//! - `step`, `step 3`, `run` (to the end, or until all sequences wait for masks), `cancel A`, `fail` (the next step), `clock 9` (advances by nine seconds).
 //!
 //! Requests are named in alphabetical order. The result has a line for each step: the computed positions of each
 //! sequence (`A 0..10`; `A 10` decodes; `A.1` is branch 1), sequences without rows, page copies, planning ahead, and
@@ -21,13 +24,15 @@ use paguro_backend::PageMove;
 use paguro_model::Pooling;
 
 use super::{
-    fake::{Fault, VOCAB},
-    rig::{Rig, Setup},
+    fake::{Fault, VOCAB, constraints},
+    rig::{Masks, Rig, Setup},
 };
-use crate::{Event, Request};
+use crate::{Constraint, Event, Request};
 
 /// Time 0 of a script's clock.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+static CONSTRAINTS: LazyLock<[Constraint; 3]> = LazyLock::new(constraints);
 
 /// Plays a script.
 pub fn check(settings: &str, script: &str, expected: Expect) {
@@ -41,12 +46,21 @@ pub fn check(settings: &str, script: &str, expected: Expect) {
             ["run"] => {
                 while !rig.is_idle() {
                     step(&mut rig, &mut out);
+                    if rig.planned.is_empty() {
+                        // All sequences wait for masks.
+                        break;
+                    }
                 }
             }
             ["fail"] => rig.control.then(Fault::Submit),
             ["clock", seconds] => {
                 rig.expire(*START + Duration::from_secs(number(seconds) as u64));
                 writeln!(out, "clock; {}", pages(&rig)).unwrap();
+                news(&rig, &mut out);
+            }
+            ["mask", name, ms] => {
+                rig.finish_masks(id(name), Duration::from_millis(number(ms) as u64));
+                writeln!(out, "mask {name}; {}", pages(&rig)).unwrap();
                 news(&rig, &mut out);
             }
             ["cancel", name] => {
@@ -84,6 +98,7 @@ fn setup(settings: &str) -> Setup {
             }
             _ if setting == "no cache" => setup.cache = false,
             _ if setting == "carries" => setup.carries = true,
+            _ if setting == "held masks" => setup.masks = Masks::Held,
             _ if setting == "encoder" => setup.encoder = true,
             Some(("states", n)) => (setup.states, setup.checkpoint_pages) = (true, number(n)),
             Some(("interval", n)) => setup.checkpoint_blocks = number(n),
@@ -99,6 +114,8 @@ fn request(name: &str, words: &[&str]) -> Request {
     while let Some(&word) = words.next() {
         let mut value = || *words.next().expect("a value");
         match word {
+            "grammar" => request.constraint = Some(CONSTRAINTS[0].clone()),
+            "ends" => request.constraint = Some(CONSTRAINTS[1].clone()),
             "mean" => request.embedding = Some(Pooling::Mean),
             "last" => request.embedding = Some(Pooling::Last),
             "prio" => request.priority = value().parse().unwrap(),

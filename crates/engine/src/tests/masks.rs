@@ -1,0 +1,218 @@
+//! Masks that are late: decisions of the scheduler as [scripts](super::script), and threads that compute masks.
+
+use std::task::{Context, Poll, Waker};
+
+use expect_test::expect;
+
+use super::{clients::*, script::check};
+use crate::{EngineOptions, Event, Grammar, PageBudget, Request};
+
+#[test]
+fn a_late_mask_delays_only_its_own_sequence() {
+    check(
+        "pages 32, held masks",
+        "A 6 +3 grammar \n B 3 +6 \n step 2 \n mask A 9 \n step 2 \n mask A 9 \n step \n mask A 9 \n run \n mask A 9",
+        expect![[r#"
+            run A 0..5, B 0..3; free 29 cached 0
+            run B 3; hold A; free 29 cached 0
+            mask A; free 29 cached 0
+            run A 5, B 4; free 28 cached 0
+            run B 5; hold A; free 28 cached 0
+            mask A; free 28 cached 0
+            run A 6, B 6; free 28 cached 0
+            mask A; free 28 cached 0
+            run A 7, B 7; free 28 cached 2
+              B: Length
+            run ; hold A; free 28 cached 2
+            mask A; free 28 cached 4
+              A: Length
+        "#]],
+    );
+}
+
+/// A mask may be known before the prompt is computed, or while the sequence has no place.
+#[test]
+fn a_mask_is_computed_while_its_sequence_waits() {
+    check(
+        "pages 6, no cache, held masks",
+        "A 8 +9 \n B 8 +5 grammar \n mask B 1 \n step 3 \n mask B 1 \n step 4 \n mask B 1 \n run",
+        expect![[r#"
+            mask B; free 6 cached 0
+            run A 0..8, B 0..8; free 2 cached 0
+            run A 8; hold B; free 1 cached 0
+            run A 9; hold B; free 1 cached 0
+            mask B; free 1 cached 0
+            run A 10, B 8; free 0 cached 0
+            run A 11; hold B; free 0 cached 0
+            run A 12; hold B; free 2 cached 0
+            run A 13; hold B; free 2 cached 0
+            mask B; free 2 cached 0
+            run A 14; hold B; free 2 cached 0
+            run A 15; hold B; free 6 cached 0
+              A: Length
+            run B 0..10; free 3 cached 0
+            run ; hold B; free 3 cached 0
+        "#]],
+    );
+}
+
+#[test]
+fn branches_separate_when_their_first_mask_is_known() {
+    check(
+        "pages 16, held masks",
+        "A 6 +2 x3 grammar \n step 2 \n mask A 1 \n step 2 \n mask A 1 \n step \n mask A 1",
+        expect![[r#"
+            run A 0..5; free 14 cached 0
+            run ; hold A; free 14 cached 0
+            mask A; free 14 cached 0
+            run A 5; free 14 cached 0
+            run ; hold A A.1 A.2; free 14 cached 0
+            mask A; free 14 cached 0
+            run A 6, A.1 6, A.2 6; copy 2>3; copy 2>4; free 12 cached 0
+            mask A; free 15 cached 1
+              A: Length
+              A.1: Length
+              A.2: Length
+        "#]],
+    );
+}
+
+#[test]
+fn the_end_of_a_grammar_is_known_with_its_mask() {
+    check(
+        "pages 16, held masks",
+        "A 4 +40 ends \n mask A 1 \n step \n mask A 1 \n step \n mask A 1 \n step \n mask A 1 \n step \n mask A 1 \n step \n mask A 1 \n step \n mask A 1",
+        expect![[r#"
+            mask A; free 16 cached 0
+            run A 0..4; free 15 cached 0
+            mask A; free 15 cached 0
+            run A 4; free 14 cached 0
+            mask A; free 14 cached 0
+            run A 5; free 14 cached 0
+            mask A; free 14 cached 0
+            run A 6; free 14 cached 0
+            mask A; free 14 cached 0
+            run A 7; free 14 cached 0
+            mask A; free 14 cached 2
+              A: Complete
+            run ; free 14 cached 2
+            mask A; free 14 cached 2
+        "#]],
+    );
+}
+
+#[test]
+fn a_sequence_that_waits_for_a_mask_can_be_cancelled_and_expires() {
+    check(
+        "pages 16, held masks",
+        "A 6 +3 grammar \n B 6 +3 grammar in 5 \n step 2 \n cancel A \n clock 6 \n mask A 1 \n mask B 1 \n run",
+        expect![[r#"
+            run A 0..5, B 0..5; free 12 cached 0
+            run ; hold A B; free 12 cached 0
+            cancel A; free 13 cached 1
+              A: Cancelled
+            clock; free 14 cached 2
+              B: DeadlineExceeded
+            mask A; free 14 cached 2
+            mask B; free 14 cached 2
+        "#]],
+    );
+}
+
+#[test]
+fn masks_that_take_too_long_end_their_request() {
+    check(
+        "pages 16, held masks",
+        "A 4 +3 grammar \n B 4 +3 grammar \n mask B 1999 \n mask A 2001 \n step 2",
+        expect![[r#"
+            mask B; free 16 cached 0
+            mask A; free 16 cached 0
+              A: the grammar is too slow: the mask of one token took more than 2 s; make it less ambiguous (let one rule match each part of the text, and write repetitions with `*` and not with recursion), or give it fewer and shorter alternatives
+            run B 0..4; free 15 cached 0
+            run ; hold B; free 15 cached 0
+        "#]],
+    );
+    let steps = "mask A 1995 \n step \n ".repeat(6);
+    check("pages 16, held masks", &format!("A 4 +90 x4 grammar \n {steps}"), expect![[r#"
+        mask A; free 16 cached 0
+        run A 0..4; free 15 cached 0
+        mask A; free 15 cached 0
+        run A 4, A.1 4, A.2 4, A.3 4; free 11 cached 0
+        mask A; free 11 cached 0
+        run A 5, A.1 5, A.2 5, A.3 5; free 11 cached 0
+        mask A; free 11 cached 0
+        run A 6, A.1 6, A.2 6, A.3 6; free 11 cached 0
+        mask A; free 15 cached 1
+          A: the grammar is too slow: the masks of this request took more than 30 s; make it less ambiguous (let one rule match each part of the text, and write repetitions with `*` and not with recursion), or give it fewer and shorter alternatives
+        run ; free 15 cached 1
+        mask A; free 15 cached 1
+        run ; free 15 cached 1
+    "#]]);
+}
+
+#[test]
+fn the_time_of_masks_is_charged_to_the_tenant() {
+    let script = |ms: usize| {
+        format!(
+            "A 4 +1 by x grammar \n step \n B 4 +1 by x \n C 30 +1 by y \n D 30 +1 by y \n mask A {ms} \n step \n mask A 0 \n run"
+        )
+    };
+    let settings = "sequences 1, row 1, rows 40, pages 64, no cache, held masks";
+    check(settings, &script(0), expect![[r#"
+        run A 0..3; free 63 cached 0
+        mask A; free 63 cached 0
+        run A 3; hold B C D; free 63 cached 0
+        mask A; free 64 cached 0
+          A: Length
+        run C 0..30; hold B D; free 64 cached 0
+          C: Length
+        run B 0..4; hold D; free 64 cached 0
+          B: Length
+        run D 0..30; free 64 cached 0
+          D: Length
+    "#]]);
+    check(settings, &script(300), expect![[r#"
+        run A 0..3; free 63 cached 0
+        mask A; free 63 cached 0
+        run A 3; hold B C D; free 63 cached 0
+        mask A; free 64 cached 0
+          A: Length
+        run C 0..30; hold B D; free 64 cached 0
+          C: Length
+        run D 0..30; hold B; free 64 cached 0
+          D: Length
+        run B 0..4; free 64 cached 0
+          B: Length
+    "#]]);
+}
+
+/// The row of a grammar's item count grows with each token, and the time of a mask with it.
+#[test]
+fn the_slow_masks_of_some_streams_delay_no_other_stream() {
+    let (engine, _) = start(&[None], EngineOptions { pages: PageBudget::Pages(400), ..options() });
+    let handle = engine.handle();
+    let ambiguous = Grammar::Lark("start: s\ns: w | s s | s s s\nw: /(.|\\n)/".into());
+    let constraint = Some(handle.compile(&ambiguous).unwrap());
+    let schema = Some(handle.compile(&Grammar::Regex("[a-z ]*".into())).unwrap());
+    let slow: Vec<_> = (0..4)
+        .map(|_| {
+            let constraint = constraint.clone();
+            handle.generate(Request { constraint, max_tokens: Some(180), ..request(3) }).unwrap()
+        })
+        .collect();
+    for constraint in [None, schema] {
+        let heard =
+            read(handle.generate(Request { constraint, max_tokens: Some(150), ..request(8) }).unwrap());
+        assert_eq!(heard.branches[0].tokens.len(), 150);
+    }
+    for mut generation in slow {
+        let mut tokens = 0;
+        let mut context = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(event)) = generation.poll_next(&mut context) {
+            tokens += usize::from(matches!(event, Event::Token { .. }));
+            assert!(!matches!(event, Event::Finished { .. } | Event::Failed(_)), "{event:?}");
+        }
+        assert!(tokens < 150, "{tokens}");
+    }
+    assert_clean(&engine);
+}
