@@ -140,11 +140,17 @@ fn clippy(root: &Path) -> Result<Outcome> {
     }
 }
 
-/// Sends random requests for a minute. The output has the seed.
+/// Sends random requests for a minute, and random peers to the sockets of KV events for a third of one. The output has the seeds.
 fn requests(root: &Path) -> Result<Outcome> {
-    let mut command = cargo(root);
-    command.args(["test", "--workspace", "--locked", "--test", "requests", "--", "--nocapture"]);
-    succeed(command.env("PAGURO_FUZZ_SECONDS", "60"))
+    let fuzz = |seconds: &str, tests: &[&str]| {
+        let mut command = cargo(root);
+        command.args(["test", "--workspace", "--locked"]).args(tests).env("PAGURO_FUZZ_SECONDS", seconds);
+        succeed(&mut command)
+    };
+    match fuzz("60", &["--test", "requests", "--", "--nocapture"])? {
+        Outcome::Passed(_) => fuzz("20", &["--lib", "kv_events::hostile::fuzz", "--", "--nocapture"]),
+        failed => Ok(failed),
+    }
 }
 
 /// The documentation, with private items: most readers of this project read its source.

@@ -146,12 +146,19 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
             }
         })?;
         if let Some((receiver, settings)) = receiver {
-            let bound = receiver.bind(settings).await;
+            let bound = receiver.bind(settings);
             let (publisher, place, replay) = bound.map_err(|error| {
                 Failure::new(error).hint("--kv-events names an address like tcp://127.0.0.1:5557")
             })?;
             tracing::info!(place, replay, "KV events");
-            tokio::spawn(publisher.run());
+            for address in publisher.open_to_all() {
+                tracing::warn!(
+                    %address,
+                    "KV events need no key and contain tokens of prompts, and this socket accepts connections at every address of \
+                     this machine; bind an address that only routers reach, such as tcp://10.0.0.5:5557"
+                );
+            }
+            publisher.start()?;
         }
         let mut out = Output::new();
         // A closed standard output does not stop the server.

@@ -14,6 +14,7 @@ mod disk;
 mod embeddings;
 mod fairness;
 mod http;
+mod kv_events;
 mod mcp;
 mod models;
 mod ollama;
