@@ -1,7 +1,7 @@
 //! Grammars of answers.
 //!
-//! A [`Grammar`] is measured ([`bounds`]) and compiled ([`vocabulary`]) to a [`Constraint`] on its own thread with a large
-//! stack, because the compiler recurses. For every sampled token the constraint provides a mask of allowed tokens. Consuming a
+//! A [`Grammar`] is read as its compiler reads it ([`lark`], [`schema`]), measured ([`bounds`]), and compiled
+//! ([`vocabulary`]) to a [`Constraint`] on its own thread ([`compiler`]). For every sampled token the constraint provides a mask of allowed tokens. Consuming a
 //! token is fast, but computing the next mask may be slow, so [`MaskWorkers`] compute it while the device computes the
 //! logits, and the sampler waits for it at the end of the step at the latest.
 //!
@@ -11,9 +11,12 @@
 
 mod bounds;
 mod cache;
+mod compiler;
 mod gbnf;
 mod grammar;
+mod lark;
 mod mask;
+mod schema;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
@@ -21,6 +24,7 @@ mod vocabulary;
 use std::fmt;
 
 pub use self::{
+    compiler::COMPILE_TIME,
     grammar::{Grammar, GrammarError, narrow_schema},
     vocabulary::Constraint,
 };
@@ -29,8 +33,7 @@ pub(crate) use self::{
     vocabulary::Vocabulary,
 };
 
-/// Stack of the thread that compiles grammars, in bytes. The deepest grammar that [`bounds`] allows uses a quarter of
-/// it.
+/// Stack of a thread that runs the compiled form of grammars, in bytes, and least stack of one that compiles.
 const COMPILER_STACK: usize = 64 << 20;
 
 /// Returns the first line of a library's error, or of the regular expression's error in it, without internal details.
@@ -40,6 +43,9 @@ fn message(error: &impl fmt::Display) -> String {
     match line.unwrap_or_default() {
         line if line.starts_with("oneOf constraints") => {
             "`oneOf` is not supported where its alternatives may overlap; use `anyOf`".to_owned()
+        }
+        line if line.starts_with("panic: ") => {
+            "the compiler has failed; make it smaller, or leave out its rare parts".to_owned()
         }
         line => line.to_owned(),
     }
