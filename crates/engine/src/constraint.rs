@@ -1,9 +1,9 @@
 //! Grammars of answers.
 //!
-//! A [`Grammar`] is measured ([`bounds`]) and compiled ([`vocabulary`]) to a [`Constraint`] on its own thread with a large
-//! stack, because the compiler recurses. Every sampled token of an answer starts a computation of the mask of allowed next
-//! tokens. It usually takes some dozens of microseconds, and seconds for hostile grammars. So [`MaskWorkers`] compute it, and a
-//! sequence has no sampling row in a step before its mask is known.
+//! A [`Grammar`] is read as its compiler reads it ([`lark`], [`schema`]), measured ([`bounds`]), and compiled
+//! ([`vocabulary`]) to a [`Constraint`] on its own thread ([`compiler`]). Every sampled token of an answer starts a
+//! computation of the mask of allowed next tokens. It usually takes some dozens of microseconds, and seconds for hostile
+//! grammars. So [`MaskWorkers`] compute it, and a sequence has no sampling row in a step before its mask is known.
 //!
 //! The grammar applies to bytes, and each token represents the bytes that it writes, so the model chooses the tokens
 //! for a text. Control tokens write nothing. They are in no mask, except those that a Lark grammar names (`<|call|>`),
@@ -12,9 +12,12 @@
 mod bounds;
 mod cache;
 mod clock;
+mod compiler;
 mod gbnf;
 mod grammar;
+mod lark;
 mod mask;
+mod schema;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
@@ -23,6 +26,7 @@ mod workers;
 use std::fmt;
 
 pub use self::{
+    compiler::COMPILE_TIME,
     grammar::{Grammar, GrammarError, narrow_schema},
     vocabulary::Constraint,
 };
@@ -32,8 +36,7 @@ pub(crate) use self::{
     workers::MaskWorkers,
 };
 
-/// Stack of the thread that compiles grammars, in bytes. The deepest grammar that [`bounds`] allows uses a quarter of
-/// it.
+/// Stack of a thread that runs the compiled form of grammars, in bytes, and least stack of one that compiles.
 const COMPILER_STACK: usize = 64 << 20;
 
 /// Returns the first line of a library's error, or of the regular expression's error in it, without internal details.
@@ -43,6 +46,9 @@ fn message(error: &impl fmt::Display) -> String {
     match line.unwrap_or_default() {
         line if line.starts_with("oneOf constraints") => {
             "`oneOf` is not supported where its alternatives may overlap; use `anyOf`".to_owned()
+        }
+        line if line.starts_with("panic: ") => {
+            "the compiler has failed; make it smaller, or leave out its rare parts".to_owned()
         }
         line => line.to_owned(),
     }

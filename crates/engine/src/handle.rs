@@ -1,10 +1,13 @@
 //! The interface of the engine: [`Handle`] checks requests and submits them from any thread. The engine thread handles only
 //! numbers.
 
-use std::sync::{
-    Arc, Mutex, OnceLock, PoisonError,
-    atomic::{AtomicU64, Ordering},
-    mpsc::{Sender, SyncSender, sync_channel},
+use std::{
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Sender, SyncSender, sync_channel},
+    },
+    time::Instant,
 };
 
 use paguro_backend::KernelCount;
@@ -16,7 +19,8 @@ use tokio::sync::{
 };
 
 use crate::{
-    Canceller, Constraint, Event, Generation, Grammar, GrammarError, Request, Stats, SubmitError, Usage,
+    COMPILE_TIME, Canceller, Constraint, Event, Generation, Grammar, GrammarError, Request, Stats,
+    SubmitError, Usage,
     checked_request::CheckedRequest,
     constraint::Vocabulary,
     request::RequestLimits,
@@ -226,12 +230,27 @@ impl Handle {
     }
 
     /// Compiles a grammar for [`Request::constraint`] on another thread, and blocks until it is compiled: milliseconds
-    /// for most grammars, and up to a second more the first time. Recently compiled grammars are cached.
+    /// for most grammars, up to a second more the first time, and at most [`COMPILE_TIME`]. Recently compiled grammars are
+    /// cached.
     ///
     /// # Errors
-    /// [`GrammarError`]: the grammar is invalid or not supported.
+    /// [`GrammarError`]: the grammar is invalid, not supported, or too slow to compile.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
-        self.shared.vocabulary()?.compile(grammar)
+        self.compile_while(grammar, Instant::now() + COMPILE_TIME, &|| true)
+    }
+
+    /// Compiles a grammar like [`Self::compile`], but blocks at the latest until `until`, and only while `is_wanted`
+    /// returns true.
+    ///
+    /// # Errors
+    /// As those of [`Self::compile`]; [`GrammarError::NotWanted`] if `is_wanted` has returned false.
+    pub fn compile_while(
+        &self,
+        grammar: &Grammar,
+        until: Instant,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Constraint, GrammarError> {
+        self.shared.vocabulary()?.compile_while(grammar, until, is_wanted)
     }
 
     /// Opens the disk tier of an engine that was started without the digest of the model's files

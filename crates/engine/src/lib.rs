@@ -41,7 +41,7 @@ mod thought;
 mod tiers;
 
 pub use batch::{Batch, BatchError, Embedded, normalize};
-pub use constraint::{Constraint, Grammar, GrammarError, narrow_schema};
+pub use constraint::{COMPILE_TIME, Constraint, Grammar, GrammarError, narrow_schema};
 pub use disk::{DiskCache, DiskStats, LEAST_TOKENS};
 pub use engine::{Engine, ModelParts};
 pub use error::{EngineError, RequestError, SubmitError};

@@ -1,12 +1,10 @@
-//! Bounds of grammars. The recursion and memory of the compiler grow with the grammar, so the grammar is measured
-//! before it is compiled. The measurement does not recurse.
+//! Bounds of grammars. The recursion, the time and the memory of the compiler grow with the grammar, so the grammar is
+//! measured before it is compiled, in the form in which the compiler reads it ([`super::schema`], [`super::lark`]). The
+//! measurement does not recurse.
 
 use std::collections::{HashMap, HashSet};
 
-use serde_json::Value;
-
-/// Most JSON values of all schemas of a grammar.
-const MAX_VALUES: usize = 20_000;
+use super::lark::{Lexeme, Source, Token};
 
 /// Deepest nesting of JSON in a schema, and of brackets in a rule or a regular expression.
 pub(super) const MAX_DEPTH: usize = 100;
@@ -14,336 +12,302 @@ pub(super) const MAX_DEPTH: usize = 100;
 /// Most names in a grammar: properties, required properties, definitions, rules, terminals.
 pub(super) const MAX_NAMES: usize = 5_000;
 
-/// Most names that one object lists as `properties` or as `required`. The compiler recurses once for each of them.
-const MAX_OBJECT_NAMES: usize = 2_000;
-
-/// Most different values of `$ref`.
-const MAX_REFERENCES: usize = 1_000;
-
-/// Most values of all `enum`s.
-const MAX_CHOICES: usize = 5_000;
-
 /// Most bytes of all names, patterns and values that a grammar consists of, without descriptions.
 pub(super) const MAX_TEXT: usize = 256 << 10;
 
-/// Deepest recursion of the compiler, counted in nested schemas and rules: if every reference were followed before the
-/// one before it is finished.
+/// Deepest recursion of the compiler, counted in nested schemas: if every reference were followed before the one before
+/// it is finished.
 const MAX_LEVELS: usize = 4_000;
 
-/// Keywords whose values are counts. The compiler reads them as 32-bit numbers.
-const COUNTS: [&str; 6] =
-    ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
+/// Deepest recursion of the compiler, counted in rules and brackets.
+const MAX_RULE_LEVELS: usize = 2_000;
 
-/// Keywords that only describe a schema.
-const ANNOTATIONS: [&str; 5] = ["title", "description", "$comment", "default", "examples"];
+/// Most alternatives of all rules. The compiler's steps take the square of a rule's alternatives.
+const MAX_ALTERNATIVES: usize = 5_000;
+
+/// Most repetitions and optional parts of one rule, terminal or regular expression. The compiler takes their square.
+const MAX_REPETITIONS: usize = 1_000;
+
+/// Most intersections of terminals.
+const MAX_INTERSECTIONS: usize = 50;
+
+/// Most sets of characters of a regular expression that name a class of Unicode (`\p`, `\w`), or ignore case. Each has
+/// hundreds of ranges.
+const MAX_CLASSES: usize = 500;
 
 /// Size of a grammar for its compiler.
 #[derive(Debug, Default)]
 pub(super) struct Measure {
-    values: usize,
+    pub values: usize,
     names: usize,
-    references: usize,
-    choices: usize,
+    pub references: usize,
+    pub choices: usize,
+    pub pattern_names: usize,
     text: usize,
-    levels: usize,
+    schema_levels: usize,
+    alternatives: usize,
+    intersections: usize,
+    classes: usize,
 }
 
 impl Measure {
-    /// Adds a JSON schema.
-    ///
-    /// # Errors
-    /// The bound that it exceeds.
-    pub fn schema(&mut self, schema: &Value) -> Result<(), String> {
-        let mut nodes = vec![Node { value: schema, parent: 0, depth: 1, names: false }];
-        let mut next = 0;
-        while let Some(&node) = nodes.get(next) {
-            self.node(node)?;
-            let child = |value, names| Node { value, parent: next, depth: node.depth + 1, names };
-            match node.value {
-                Value::Array(values) => nodes.extend(values.iter().map(|value| child(value, false))),
-                Value::Object(keys) => {
-                    let keywords =
-                        keys.iter().filter(|(key, _)| node.names || !ANNOTATIONS.contains(&key.as_str()));
-                    nodes.extend(keywords.map(|(key, value)| child(value, !node.names && lists_names(key))));
-                }
-                _ => {}
-            }
-            next += 1;
-        }
-        self.add_levels(&nodes, schema)
-    }
-
-    /// Measures one value of a schema.
-    fn node(&mut self, node: Node<'_>) -> Result<(), String> {
-        self.values += 1;
-        at_most("JSON values", self.values, MAX_VALUES)?;
-        at_most("levels of nested JSON", node.depth, MAX_DEPTH)?;
-        match node.value {
-            Value::String(text) => self.add_text(text.len()),
-            Value::Object(keys) => {
-                if node.names {
-                    at_most("names in one object", keys.len(), MAX_OBJECT_NAMES)?;
-                    self.add_names(keys.len())?;
-                }
-                if let Some(Value::Array(required)) = keys.get("required").filter(|_| !node.names) {
-                    at_most("names in `required`", required.len(), MAX_OBJECT_NAMES)?;
-                    self.add_names(required.len())?;
-                }
-                if let Some(Value::Array(choices)) = keys.get("enum").filter(|_| !node.names) {
-                    self.choices += choices.len();
-                    at_most("values in `enum`", self.choices, MAX_CHOICES)?;
-                }
-                let is_count = |(key, _): &(&String, &Value)| !node.names && COUNTS.contains(&key.as_str());
-                let is_large =
-                    |value: &Value| value.as_f64().is_some_and(|count| count > f64::from(u32::MAX));
-                if let Some((key, count)) = keys.iter().filter(is_count).find(|(_, count)| is_large(count)) {
-                    return Err(format!("`{key}` is {count}; at most {} is compiled", u32::MAX));
-                }
-                self.add_text(keys.keys().map(String::len).sum())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Measures the depth of a compiler's recursion that expands each reference in place, and only once.
-    fn add_levels(&mut self, nodes: &[Node<'_>], schema: &Value) -> Result<(), String> {
-        // Children follow their parents.
-        let mut heights = vec![1usize; nodes.len()];
-        for (index, node) in nodes.iter().enumerate().skip(1).rev() {
-            heights[node.parent] = heights[node.parent].max(heights[index] + 1);
-        }
-        let index: HashMap<*const Value, usize> =
-            nodes.iter().enumerate().map(|(index, node)| (std::ptr::from_ref(node.value), index)).collect();
-        let references: HashSet<&str> = nodes
-            .iter()
-            .filter(|node| !node.names)
-            .filter_map(|node| node.value.get("$ref").and_then(Value::as_str))
-            .collect();
-        self.references += references.len();
-        at_most("different references", self.references, MAX_REFERENCES)?;
-        let target =
-            |reference: &str| reference.strip_prefix('#').and_then(|pointer| schema.pointer(pointer));
-        let mut followed = HashSet::new();
-        for &reference in &references {
-            let (mut chain, mut last) = (HashSet::new(), reference);
-            while !followed.contains(last) {
-                if !chain.insert(last) {
-                    return Err(format!("`$ref` `{last}` leads back to itself, so nothing is valid"));
-                }
-                match target(last).and_then(|target| target.get("$ref")?.as_str()) {
-                    Some(next) => last = next,
-                    None => break,
-                }
-            }
-            followed.extend(chain);
-        }
-        let height = |reference: &str| {
-            let target = target(reference);
-            // The target of an anchor or an identifier may be any part of the schema.
-            target
-                .and_then(|target| index.get(&std::ptr::from_ref(target)))
-                .map_or(heights[0], |&index| heights[index])
-        };
-        self.levels += heights[0] + references.into_iter().map(height).sum::<usize>();
-        self.check_levels()
-    }
-
-    fn check_levels(&self) -> Result<(), String> {
-        at_most("levels, references followed", self.levels, MAX_LEVELS)
-    }
-
-    /// Adds a regular expression.
+    /// Adds a regular expression in the syntax of the crate `regex`.
     ///
     /// # Errors
     /// The bound that it exceeds.
     pub fn regex(&mut self, regex: &str) -> Result<(), String> {
         self.add_text(regex.len())?;
-        let mut depth = 0usize;
+        self.expression(regex)
+    }
+
+    /// Measures a regular expression, except its length.
+    pub fn expression(&mut self, regex: &str) -> Result<(), String> {
+        let (mut depth, mut repetitions, mut escaped) = (0usize, 0, false);
         for byte in regex.bytes() {
+            // Brackets and operators count in sets of characters as well.
             match byte {
-                b'(' => depth += 1,
-                b')' => depth = depth.saturating_sub(1),
+                b'p' | b'P' | b'w' | b'W' | b'd' | b'D' | b's' | b'S' if escaped => self.classes += 1,
+                _ if escaped => {}
+                b'(' | b'[' => depth += 1,
+                b')' | b']' => depth = depth.saturating_sub(1),
+                b'?' | b'*' | b'+' | b'{' => repetitions += 1,
                 _ => {}
             }
+            escaped = byte == b'\\' && !escaped;
             at_most("levels of nested groups", depth, MAX_DEPTH)?;
         }
-        Ok(())
+        at_most("repetitions in one expression", repetitions, MAX_REPETITIONS)?;
+        at_most("classes of characters", self.classes, MAX_CLASSES)
     }
 
     /// Adds a Lark grammar, with the schemas in it.
     ///
     /// # Errors
     /// The bound that it exceeds.
-    pub fn lark(&mut self, lark: &str) -> Result<(), String> {
-        const SCHEMA: &str = "%json";
-        let mut rest = lark;
-        let (mut depth, mut deepest) = (0usize, 0);
-        while let Some(char) = rest.chars().next() {
-            let end = match char {
-                '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
-                '"' | '/' => {
-                    let end = super::grammar::literal(rest);
-                    self.regex(&rest[..end])?;
-                    end
-                }
-                '%' if rest.starts_with(SCHEMA) => {
-                    SCHEMA.len() + self.embedded_schema(&rest[SCHEMA.len()..])?
-                }
-                _ => {
-                    self.add_text(1)?;
-                    char.len_utf8()
-                }
-            };
-            match char {
-                '(' | '[' | '{' => depth += 1,
-                ')' | ']' | '}' => depth = depth.saturating_sub(1),
-                ':' => {
+    pub fn lark(&mut self, source: &Source) -> Result<(), String> {
+        let mut scope = Scope::default();
+        // Enclosing grammars, with their open braces.
+        let mut outer: Vec<(Scope<'_>, usize)> = Vec::new();
+        let (mut depth, mut braces) = (0usize, 0usize);
+        let mut nested = false;
+        for lexeme in source.lexemes() {
+            let text = source.text_of(lexeme);
+            self.lexeme(lexeme, text)?;
+            match lexeme.token {
+                Token::Newline => scope.is_at_start = true,
+                // An alternative on a line of its own continues the item before it.
+                Token::Or => scope.is_at_start = false,
+                Token::Rule | Token::Terminal if scope.is_at_start => {
                     self.add_names(1)?;
-                    self.levels += 1 + deepest;
-                    self.check_levels()?;
-                    deepest = 0;
+                    scope.define(text, lexeme.token == Token::Rule);
+                }
+                Token::Statement => scope.define("", false),
+                Token::Rule | Token::Terminal => scope.item().references.push((text, depth)),
+                _ => {}
+            }
+            if scope.item().is_rule {
+                self.alternatives += usize::from(lexeme.token == Token::Or);
+                at_most("alternatives in rules", self.alternatives, MAX_ALTERNATIVES)?;
+            }
+            let repeats = matches!(lexeme.token, Token::Operator | Token::Tilde | Token::OpenBrace)
+                || (lexeme.token == Token::Open && text == "[");
+            scope.item().repetitions += usize::from(repeats);
+            at_most("repetitions and optional parts in one rule", scope.item().repetitions, MAX_REPETITIONS)?;
+            match lexeme.token {
+                Token::Open | Token::OpenBrace => depth += 1,
+                Token::Close | Token::CloseBrace => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            let item = scope.item();
+            item.depth = item.depth.max(depth);
+            at_most("levels of nested brackets", depth, MAX_DEPTH)?;
+            match lexeme.token {
+                Token::OpenBrace if nested => {
+                    outer.push((std::mem::take(&mut scope), braces));
+                    braces = 0;
+                }
+                Token::OpenBrace => braces += 1,
+                Token::CloseBrace if braces > 0 => braces -= 1,
+                Token::CloseBrace => {
+                    if let Some((enclosing, open)) = outer.pop() {
+                        std::mem::replace(&mut scope, enclosing).check_levels()?;
+                        braces = open;
+                    }
                 }
                 _ => {}
             }
-            deepest = deepest.max(depth);
-            at_most("levels of nested brackets", depth, MAX_DEPTH)?;
-            rest = &rest[end..];
+            nested = lexeme.token == Token::Nested;
         }
-        Ok(())
+        scope.check_levels()?;
+        outer.into_iter().try_for_each(|(scope, _)| scope.check_levels())
     }
 
-    /// Adds the schema at the beginning of `text`, and returns its length. The compiler reports errors of a malformed
-    /// one.
-    fn embedded_schema(&mut self, text: &str) -> Result<usize, String> {
-        let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-        match values.next() {
-            Some(Ok(schema)) => self.schema(&schema).map(|()| values.byte_offset()),
-            _ => Ok(0),
+    /// Measures a part of a Lark grammar by itself.
+    fn lexeme(&mut self, lexeme: &Lexeme, text: &str) -> Result<(), String> {
+        match lexeme.token {
+            Token::Newline => {}
+            Token::Regex => self.regex(text)?,
+            _ => self.add_text(text.len())?,
+        }
+        self.intersections += usize::from(lexeme.token == Token::And);
+        at_most("intersections", self.intersections, MAX_INTERSECTIONS)?;
+        match &lexeme.value {
+            Some(json) if lexeme.token == Token::Substring => self.add_text(json.range.len()),
+            Some(json) => self.schema(&json.value),
+            None => Ok(()),
         }
     }
 
-    fn add_names(&mut self, names: usize) -> Result<(), String> {
+    pub fn add_schema_levels(&mut self, levels: usize) -> Result<(), String> {
+        self.schema_levels += levels;
+        at_most("levels, references followed", self.schema_levels, MAX_LEVELS)
+    }
+
+    pub fn add_names(&mut self, names: usize) -> Result<(), String> {
         self.names += names;
         at_most("names", self.names, MAX_NAMES)
     }
 
-    fn add_text(&mut self, bytes: usize) -> Result<(), String> {
+    pub fn add_text(&mut self, bytes: usize) -> Result<(), String> {
         self.text += bytes;
         at_most("bytes of names and values", self.text, MAX_TEXT)
     }
 }
 
-/// A value in a schema.
-#[derive(Clone, Copy)]
-struct Node<'s> {
-    value: &'s Value,
-    /// Index of the value that contains it.
-    parent: usize,
+/// Rules, terminals and statements of one grammar.
+#[derive(Debug)]
+struct Scope<'s> {
+    items: Vec<Item<'s>>,
+    /// True at the beginning of a line.
+    is_at_start: bool,
+}
+
+/// A rule, a terminal or a statement.
+#[derive(Debug, Default)]
+struct Item<'s> {
+    /// Its name, empty for statements.
+    name: &'s str,
+    is_rule: bool,
+    /// Names of rules and terminals, with the number of open brackets.
+    references: Vec<(&'s str, usize)>,
     depth: usize,
-    /// Its keys are names, and no keywords.
-    names: bool,
+    repetitions: usize,
 }
 
-/// Returns true if a keyword's value is an object whose keys are names.
-fn lists_names(keyword: &str) -> bool {
-    matches!(keyword, "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas")
+impl Default for Scope<'_> {
+    fn default() -> Self {
+        Self { items: vec![Item::default()], is_at_start: true }
+    }
 }
 
-fn at_most(what: &str, count: usize, most: usize) -> Result<(), String> {
+impl<'s> Scope<'s> {
+    fn define(&mut self, name: &'s str, is_rule: bool) {
+        // These characters are no part of the name.
+        let name = name.strip_prefix('!').unwrap_or(name);
+        let name = name.strip_prefix('?').unwrap_or(name);
+        self.items.push(Item { name, is_rule, ..Item::default() });
+        self.is_at_start = false;
+    }
+
+    fn item(&mut self) -> &mut Item<'s> {
+        if self.items.is_empty() {
+            self.items.push(Item::default());
+        }
+        let last = self.items.len() - 1;
+        &mut self.items[last]
+    }
+
+    /// Checks the depth of the compiler's recursion. It compiles a rule where it first meets its name.
+    fn check_levels(&self) -> Result<(), String> {
+        let by_name: HashMap<&str, usize> =
+            self.items.iter().enumerate().map(|(index, item)| (item.name, index)).collect();
+        let mut met = HashSet::new();
+        // Statements come first, then the rule `start`. Others are met from these or not at all.
+        let statements = (0..self.items.len()).filter(|&index| self.items[index].name.is_empty());
+        for root in statements.chain(by_name.get("start").copied()) {
+            // Items in progress, with the level at which each began and the next one of its references.
+            let mut path = vec![(root, 0, 0)];
+            met.insert(root);
+            while let Some((index, level, next)) = path.last_mut() {
+                let item = &self.items[*index];
+                at_most("levels of rules in rules", *level + item.depth, MAX_RULE_LEVELS)?;
+                let Some((name, depth)) = item.references.get(*next) else {
+                    path.pop();
+                    continue;
+                };
+                *next += 1;
+                let below = *level + 1 + depth;
+                if let Some(&index) = by_name.get(name)
+                    && met.insert(index)
+                {
+                    path.push((index, below, 0));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn at_most(what: &str, count: usize, most: usize) -> Result<(), String> {
     if count <= most { Ok(()) } else { Err(format!("it has {count} {what}; at most {most} are compiled")) }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Map, json};
-
     use super::*;
-
-    fn chain(links: usize) -> Value {
-        let link = |i: usize| (format!("a{i}"), json!({"$ref": format!("#/$defs/a{}", i + 1)}));
-        let mut links_map: Map<_, _> = (0..links).map(link).collect();
-        links_map.insert(format!("a{links}"), json!({"type": "null"}));
-        json!({"$defs": links_map, "$ref": "#/$defs/a0"})
-    }
-
-    fn object(properties: usize, required: usize) -> Value {
-        let names = |count: usize| (0..count).map(|i| format!("p{i}"));
-        let list: Map<_, _> = names(properties).map(|name| (name, json!({}))).collect();
-        json!({"properties": list, "required": names(required).collect::<Vec<_>>()})
-    }
-
-    fn nested(depth: usize) -> Value {
-        (0..depth).fold(json!({}), |inner, _| json!({"items": inner}))
-    }
-
-    #[test]
-    fn what_is_too_large_is_told_by_its_measure() {
-        let cases = [
-            (chain(900), None),
-            (chain(1_001), Some("1002 different references; at most 1000")),
-            (chain(20_000), Some("names in one object; at most 2000")),
-            (object(2_000, 2_000), None),
-            (object(2_001, 0), Some("2001 names in one object; at most 2000")),
-            (object(0, 2_001), Some("2001 names in `required`; at most 2000")),
-            (json!({"anyOf": vec![object(500, 0); 11]}), Some("5500 names; at most 5000")),
-            (nested(99), None),
-            (nested(100), Some("101 levels of nested JSON; at most 100")),
-            (json!({"enum": vec![0; 5_001]}), Some("5001 values in `enum`; at most 5000")),
-            (json!({"const": "x".repeat(300 << 10)}), Some("bytes of names and values; at most 262144")),
-            (json!({"description": "x".repeat(300 << 10), "default": vec![0; 30_000]}), None),
-            (
-                json!({"maxLength": 1u64 << 63}),
-                Some("`maxLength` is 9223372036854775808; at most 4294967295"),
-            ),
-            (json!({"properties": {"maxLength": {"type": "integer"}}}), None),
-            (json!({"$ref": "#"}), Some("`$ref` `#` leads back to itself")),
-            (
-                json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "items": {"$ref": "#/$defs/a"}}),
-                Some("leads back to itself"),
-            ),
-            (json!({"properties": {"next": {"$ref": "#"}}}), None),
-            (json!({"const": vec![0; 20_000]}), Some("20001 JSON values; at most 20000")),
-            (
-                json!({"$defs": (0..60).map(|i| (format!("a{i}"), nested(90))).collect::<Map<_, _>>(),
-                    "allOf": (0..60).map(|i| json!({"$ref": format!("#/$defs/a{i}")})).collect::<Vec<_>>()}),
-                Some("levels, references followed; at most 4000"),
-            ),
-        ];
-        for (schema, expected) in cases {
-            let measured = Measure::default().schema(&schema);
-            let agrees = match (&measured, expected) {
-                (Ok(()), None) => true,
-                (Err(problem), Some(expected)) => problem.contains(expected),
-                _ => false,
-            };
-            assert!(agrees, "{measured:?} instead of {expected:?}");
-        }
-    }
 
     #[test]
     fn lark_is_measured_with_its_schemas() {
-        let rules = |count: usize| (0..count).map(|i| format!("r{i}: r{}\n", i + 1)).collect::<String>();
+        let rules = |count: usize| {
+            let rules: String = (0..count).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
+            format!("start: r0\n{rules}")
+        };
+        let chain = |links: usize| {
+            let link = |i: usize| format!("\"a{i}\": {{\"$ref\": \"#/$defs/a{}\"}}, ", i + 1);
+            let links: String = (0..links).map(link).collect();
+            format!("{{\"$comment\": \"//\", \"$defs\": {{{links}\"z\": true}}, \"$ref\": \"#/$defs/a0\"}}")
+        };
         let schema = |links| format!("start: %json {}\nx: \"y\"", chain(links));
         let brackets = |depth: usize| format!("start: {}\"a\"{}\n", "(".repeat(depth), ")".repeat(depth));
         let cases = [
-            (rules(1_000), None),
-            (rules(4_001), Some("levels, references followed")),
+            (rules(1_900), None),
+            // Rules that nothing leads to are not compiled.
+            (rules(4_001).replace("start: r0", "start: \"a\""), None),
+            (rules(2_001), Some("levels of rules in rules")),
+            (format!("start: %lark {{ {} }}", rules(2_001)), Some("levels of rules in rules")),
+            (format!("start: %lark {{ {}", rules(2_001)), Some("levels of rules in rules")),
+            (rules(5_001), Some("5001 names")),
             (schema(900), None),
             (schema(1_500), Some("different references")),
+            (format!("# \"\n{}", schema(1_500)), Some("different references")),
+            (format!("x: \"y\" # it's 5\" long\n{}", schema(1_500)), Some("different references")),
+            (format!("x: <[1-2]> // \"/\n{}", schema(1_500)), Some("different references")),
+            (format!("x: <\"> /\\/\"/\n{}", schema(1_500)), Some("different references")),
+            (format!("%ignore /#\"/\n{}", schema(1_500)), Some("different references")),
+            (format!("start: %lark {{\n{}\n}}", schema(1_500)), Some("different references")),
             (brackets(90), None),
             (brackets(10_000), Some("levels of nested brackets")),
+            (format!("start: {}", "a{".repeat(10_000)), Some("levels of nested brackets")),
+            (format!("start: {}", "%lark {start:".repeat(10_000)), Some("levels of nested brackets")),
             (format!("start: /{}/", "(".repeat(200)), Some("levels of nested groups")),
             (format!("start: \"{}\"", "x".repeat(300 << 10)), Some("bytes of names and values")),
-            ("start: %json {\"a\": ".repeat(3), None),
+            (format!("start: \"a\" # {}", "x".repeat(300 << 10)), None),
+            (format!("start: {}\"b\"", "\"a\"|".repeat(5_001)), Some("alternatives in rules")),
+            (format!("start: T\nT: {}\"b\"", "\"a\"|".repeat(20_000)), None),
+            (format!("start: {}\nx: \"a\"", "x? ".repeat(1_001)), Some("optional parts in one rule")),
+            (format!("start: {}\nx: \"a\"", "[x] ".repeat(1_001)), Some("optional parts in one rule")),
+            (format!("start: /{}/", "[a-z]?".repeat(1_001)), Some("repetitions in one expression")),
+            (format!("start: T\nT: {}/b/", "/a/ & ".repeat(51)), Some("intersections")),
+            (format!("start: /{}/", r"\p{L}".repeat(501)), Some("classes of characters")),
         ];
         for (lark, expected) in cases {
-            let measured = Measure::default().lark(&lark);
+            let measured = Measure::default().lark(&Source::read(&lark).unwrap());
             let agrees = match (&measured, expected) {
                 (Ok(()), None) => true,
                 (Err(problem), Some(expected)) => problem.contains(expected),
                 _ => false,
             };
-            assert!(agrees, "{measured:?} instead of {expected:?}");
+            assert!(agrees, "{measured:?} instead of {expected:?}: {lark:.200}");
         }
     }
 }

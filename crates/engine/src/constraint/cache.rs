@@ -17,9 +17,10 @@ const MAX_SOURCE: usize = 64 << 10;
 const MAX_SOURCES: usize = 512 << 10;
 
 /// A grammar's name in the cache.
+#[derive(Clone, Copy)]
 pub(super) struct Source {
     digest: [u8; 32],
-    bytes: usize,
+    pub bytes: usize,
 }
 
 impl Source {
@@ -57,6 +58,12 @@ impl Cache {
 
     /// Adds a compiled grammar, unless it is large, and evicts the least recently used ones.
     pub fn insert(&mut self, source: Source, compiled: &Compiled) {
+        self.entries.retain(|(other, _)| other.digest != source.digest);
+        self.insert_if_new(source, compiled);
+    }
+
+    /// Adds a result, unless there is one.
+    pub fn insert_if_new(&mut self, source: Source, compiled: &Compiled) {
         if source.bytes > MAX_SOURCE || self.get(&source).is_some() {
             return;
         }

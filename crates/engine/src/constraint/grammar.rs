@@ -1,9 +1,15 @@
 //! Kinds of grammars, and their form for the compiler.
 
-use llguidance::{JsonCompileOptions, api::TopLevelGrammar, toktrie::TokTrie};
+use llguidance::{JsonCompileOptions, api::TopLevelGrammar, regex_to_lark, toktrie::TokTrie};
 use serde_json::{Value, json};
 
-use super::{bounds::Measure, gbnf};
+use super::{
+    bounds::{Measure, at_most},
+    compiler::COMPILE_TIME,
+    gbnf,
+    lark::Source,
+    schema,
+};
 use crate::{closed, formats};
 
 /// Grammar of an answer from its first to its last character.
@@ -46,6 +52,27 @@ pub enum GrammarError {
         /// The problem, with the name of the element.
         problem: String,
     },
+    /// Compiling the grammar takes too long.
+    #[error(
+        "the {kind} takes more than {} s to compile; make it smaller: fewer alternatives, repetitions, optional parts or \
+         references", COMPILE_TIME.as_secs()
+    )]
+    TooSlow {
+        /// Kind of constraint, as above.
+        kind: &'static str,
+    },
+    /// Other grammars that take too long are still being compiled.
+    #[error(
+        "grammars that take too long are being compiled, and more of them have to wait; retry in a minute, or make the {kind} \
+         smaller"
+    )]
+    Busy {
+        /// Kind of constraint, as above.
+        kind: &'static str,
+    },
+    /// The caller did not wait for the result.
+    #[error("the grammar is no longer wanted")]
+    NotWanted,
 }
 
 impl Grammar {
@@ -63,34 +90,43 @@ impl Grammar {
         }
     }
 
-    /// Refuses a grammar that is too large for the compiler.
-    pub(super) fn measure(&self) -> Result<(), String> {
-        let mut measure = Measure::default();
-        match self {
-            Self::JsonSchema(schema) => measure.schema(schema),
-            Self::JsonObject => Ok(()),
-            Self::Regex(regex) => measure.regex(regex),
-            Self::Lark(lark) => measure.lark(lark),
-            // Its form in Lark is measured.
-            Self::Gbnf(_) => Ok(()),
-        }
-    }
-
-    pub(super) fn lower(&self, tokens: &TokTrie) -> Result<TopLevelGrammar, String> {
-        match self {
-            Self::JsonSchema(schema) => json_grammar(schema),
-            Self::JsonObject => json_grammar(&json!({"type": "object"})),
-            Self::Regex(regex) => Ok(TopLevelGrammar::from_regex(regex)),
-            Self::Lark(lark) => match unsupported_attribute(lark) {
-                Some(name) => Err(format!("the attribute `{name}` is not supported; leave it out")),
-                None => Ok(TopLevelGrammar::from_lark(lark.clone())),
-            },
-            Self::Gbnf(gbnf) => {
-                let lark = gbnf::to_lark(gbnf, tokens)?;
-                Measure::default().lark(&lark)?;
-                Ok(TopLevelGrammar::from_lark(lark))
+    /// Refuses a schema whose depth would overflow the stack of its caller.
+    pub(super) fn check_depth(&self) -> Result<(), String> {
+        const MAX: usize = 256;
+        let Self::JsonSchema(schema) = self else { return Ok(()) };
+        let mut rest = vec![(schema, 1)];
+        while let Some((value, depth)) = rest.pop() {
+            at_most("levels of nested JSON", depth, MAX)?;
+            match value {
+                Value::Array(values) => rest.extend(values.iter().map(|value| (value, depth + 1))),
+                Value::Object(keys) => rest.extend(keys.values().map(|value| (value, depth + 1))),
+                _ => {}
             }
         }
+        Ok(())
+    }
+
+    /// Returns the grammar in its form for the compiler.
+    ///
+    /// # Errors
+    /// The grammar is malformed, too large, or uses a part that is not supported.
+    pub(super) fn lower(&self, tokens: &TokTrie) -> Result<TopLevelGrammar, String> {
+        let lark = match self {
+            Self::JsonSchema(schema) => return json_grammar(schema),
+            Self::JsonObject => return json_grammar(&json!({"type": "object"})),
+            Self::Regex(regex) => {
+                Measure::default().regex(regex)?;
+                &format!("start: /{}/", regex_to_lark(regex, ""))
+            }
+            Self::Lark(lark) => lark,
+            Self::Gbnf(gbnf) => &gbnf::to_lark(gbnf, tokens)?,
+        };
+        let source = Source::read(lark)?;
+        if let Some(name) = source.unsupported_attribute() {
+            return Err(format!("the attribute `{name}` is not supported; leave it out"));
+        }
+        Measure::default().lark(&source)?;
+        Ok(TopLevelGrammar::from_lark(source.text()))
     }
 }
 
@@ -106,6 +142,8 @@ fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, String> {
         Value::Object(_) => schema.clone(),
         _ => return Err("a schema is an object or a boolean".into()),
     };
+    schema::strip(&mut schema);
+    Measure::default().schema(&schema)?;
     let options = JsonCompileOptions {
         whitespace_pattern: Some(format!(r"[ \t]|\r?\n[ \t]{{0,{MAX_INDENT}}}")),
         ..JsonCompileOptions::default()
@@ -121,45 +159,4 @@ fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, String> {
 pub fn narrow_schema(schema: &mut Value) {
     formats::replace(schema);
     closed::close(schema);
-}
-
-/// Returns an attribute of the grammar (`rule[stop="x"]: ...`) that would change the sampling or remove text, if there
-/// is one.
-fn unsupported_attribute(lark: &str) -> Option<&'static str> {
-    let mut rest = lark;
-    let mut word = "";
-    while let Some(char) = rest.chars().next() {
-        let end = match char {
-            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
-            '"' | '/' => literal(rest),
-            _ if char.is_alphanumeric() || char == '_' => {
-                rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len())
-            }
-            _ => char.len_utf8(),
-        };
-        let (token, after) = rest.split_at(end);
-        if token == "=" {
-            let refused = ["temperature", "stop", "stop_capture"].into_iter().find(|&name| name == word);
-            if refused.is_some() {
-                return refused;
-            }
-        }
-        if !token.trim().is_empty() {
-            word = token;
-        }
-        rest = after;
-    }
-    None
-}
-
-/// Returns the number of bytes of the string or regular expression that `text` begins with.
-pub(super) fn literal(text: &str) -> usize {
-    let quote = text.as_bytes()[0];
-    let mut escaped = false;
-    let end = text.bytes().skip(1).position(|byte| {
-        let ends = byte == quote && !escaped;
-        escaped = byte == b'\\' && !escaped;
-        ends
-    });
-    end.map_or(text.len(), |end| end + 2)
 }

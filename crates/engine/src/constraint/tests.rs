@@ -8,10 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use llguidance::api::TopLevelGrammar;
 use paguro_model::{LoadOptions, Model};
 use serde_json::{Value, json};
 
-use super::{Grammar, Vocabulary};
+use super::{Grammar, GrammarError, Vocabulary, bounds::MAX_TEXT};
 
 /// Grammars as large as the bounds allow, and of every shape that makes a compiler recurse or allocate.
 fn large_grammars() -> Vec<(&'static str, Grammar)> {
@@ -75,6 +76,46 @@ fn large_grammars() -> Vec<(&'static str, Grammar)> {
         ("nested pattern", json!({"type": "string", "pattern": nested("(a|", "b", ")*")})),
         ("wide pattern", json!({"type": "string", "pattern": "[a-z]{3}|".repeat(20_000) + "x"})),
         ("deep", serde_json::from_str(&nested("{\"items\":", "{}", "}")).unwrap()),
+        ("patterns of names", {
+            let patterns = (0..100).map(|i| (format!("^{i}$"), json!({}))).collect::<serde_json::Map<_, _>>();
+            json!({"patternProperties": patterns})
+        }),
+        ("allOf, patterns", {
+            json!({"type": "string", "allOf": (0..50).map(|i| json!({"pattern": i.to_string()})).collect::<Vec<_>>()})
+        }),
+        ("allOf, products", {
+            let any: Vec<_> =
+                (0..200).map(|i| json!({"properties": {format!("p{i}"): {"maxLength": i}}})).collect();
+            json!({"allOf": [{"anyOf": any}, {"anyOf": any}, {"anyOf": any}]})
+        }),
+        ("counted properties", {
+            let mut object = object(100, 0);
+            object["minProperties"] = json!(1);
+            object["additionalProperties"] = json!(false);
+            object
+        }),
+        ("remainders", json!({"type": "integer", "multipleOf": 9973, "minimum": -7})),
+        ("many remainders", {
+            let list: serde_json::Map<_, _> = (0..500)
+                .map(|i| (format!("p{i}"), json!({"type": "integer", "multipleOf": 9001 + i})))
+                .collect();
+            json!({"properties": list})
+        }),
+        ("dates", {
+            let list: serde_json::Map<_, _> = (0..1500)
+                .map(|i| (format!("p{i}"), json!({"type": "string", "format": "date-time", "maxLength": i})))
+                .collect();
+            json!({"properties": list})
+        }),
+        ("rings", {
+            let ring = |name: &str, links: usize| -> serde_json::Map<_, _> {
+                let next = |i: usize| json!({"properties": {"x": {"$ref": format!("#/$defs/{name}{}", (i + 1) % links)}}});
+                (0..links).map(|i| (format!("{name}{i}"), next(i))).collect()
+            };
+            let mut list = ring("a", 97);
+            list.extend(ring("b", 89));
+            json!({"$defs": list, "allOf": [{"$ref": "#/$defs/a0"}, {"$ref": "#/$defs/b0"}]})
+        }),
     ];
     let mut grammars: Vec<_> =
         schemas.into_iter().map(|(name, schema)| (name, Grammar::JsonSchema(schema))).collect();
@@ -89,7 +130,34 @@ fn large_grammars() -> Vec<(&'static str, Grammar)> {
             ),
         ),
         ("terminals", rules(1900, &|i| format!("T{i}: \"a\" T{}", i + 1), "r0: T0\nT1900: \"b\"")),
-        ("negations", format!("start: T\nT: {}/b/", "~/a/ & ".repeat(5000))),
+        ("negations", format!("start: T\nT: {}/b/", "~/a/ & ".repeat(50))),
+        ("intersections", {
+            let parts: Vec<_> = (0..50).map(|i| format!("/.*{i}.*/")).collect();
+            format!("start: T\nT: {}", parts.join(" & "))
+        }),
+        ("alternatives", format!("start: {}\"b\"", "\"a\"|".repeat(4999))),
+        ("words", {
+            let words: Vec<_> = (0..20_000).map(|i| format!("\"{i}\"")).collect();
+            format!("start: T\nT: {}", words.join("|"))
+        }),
+        ("optional parts", format!("start: {}\nx: \"a\"", "x? ".repeat(1000))),
+        ("optional parts of a terminal", format!("start: T\nT: {}\nX: /[a-y]/", "X? ".repeat(1000))),
+        ("products", {
+            let rules: Vec<_> =
+                (0..12).map(|i| format!("T{i}:{}", format!(" T{}", i + 1).repeat(8))).collect();
+            format!("start: T0\n{}\nT12: /[a-z]?[b-y]?/", rules.join("\n"))
+        }),
+        ("doubling", {
+            let rules: Vec<_> = (0..1900).map(|i| format!("T{i}: T{0} T{0}", i + 1)).collect();
+            format!("start: T0\n{}\nT1900: \"b\"", rules.join("\n"))
+        }),
+        ("nested repetitions", format!("start: {}x{}\nx: \"a\"", "(".repeat(25), "{1,1000000})".repeat(25))),
+        ("substring", format!("start: %regex {{\"substring_chars\": \"{}\"}}", "abc ".repeat(50_000))),
+        ("itself", "start: \"a\" @lark_grammar".into()),
+        ("only itself", "start: @lark_grammar".into()),
+        ("template", format!("start: {}", "a{".repeat(50_000))),
+        ("nested grammars", format!("start: {}\"a\"{}", "%lark { start: ".repeat(40), "}".repeat(40))),
+        ("conditions", format!("start: a::0\na::_: \"x\" %if {}true{}", "not(".repeat(90), ")".repeat(90))),
         (
             "schemas",
             (0..900)
@@ -128,24 +196,35 @@ fn large_grammars() -> Vec<(&'static str, Grammar)> {
         ("repetitions", "((((a{100}){100}){100}){100})".into()),
         ("classes", r"\w{1,1000}".into()),
         ("text", "x".repeat(250_000)),
+        ("optional letters", "[a-y]?".repeat(1000)),
+        ("optional sets", (0..1000).map(|i| format!("[a-{}]*", char::from(b'b' + (i % 20) as u8))).collect()),
+        ("sets", (0..500).map(|i| format!("[\\p{{L}}\\x{{{:x}}}]", 0x2000 + i)).collect()),
+        ("any case", r"(?i:[\p{L}])".repeat(500)),
+        ("infixes", (0..5000).map(|i| format!("[ab]*a[ab]{{{i}}}|")).take(450).collect()),
+        ("a break out of the expression", "a/\nx: %json {} #".into()),
     ];
     grammars.extend(regexes.map(|(name, regex)| (name, Grammar::Regex(regex))));
     grammars
 }
 
-#[test]
-fn the_largest_grammars_are_compiled_or_refused_soon() {
+fn vocabulary() -> Arc<Vocabulary> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales/tales-Q8_0.gguf");
     let model = Model::open(&file, &LoadOptions { max_context: Some(64) }).unwrap();
     let vocabulary = Vocabulary::new(&model.tokenizer, model.program.vocab, &model.stop_tokens).unwrap();
-    let vocabulary = Arc::new(vocabulary);
+    Arc::new(vocabulary)
+}
+
+#[test]
+fn the_largest_grammars_are_compiled_or_refused_soon() {
+    let vocabulary = vocabulary();
     vocabulary.compile(&Grammar::JsonObject).unwrap();
     for (name, grammar) in large_grammars() {
         let begin = Instant::now();
-        let compiled = vocabulary.compile(&grammar);
-        let took = begin.elapsed();
-        // A hundred times the usual duration. A slower grammar would block a thread.
-        assert!(took < Duration::from_secs(60), "{name} took {took:?}");
+        let until = begin + Duration::from_secs(60);
+        let compiled = vocabulary.compile_while(&grammar, until, &|| true);
+        // A hundred times the usual duration. A slower grammar would be abandoned, and its thread would compute on.
+        assert!(!matches!(compiled, Err(GrammarError::TooSlow { .. })), "{name} took {:?}", begin.elapsed());
+        println!("{:?} {name}: {:.100?}", begin.elapsed(), compiled.as_ref().err());
         if let Ok(constraint) = compiled {
             // Later users of the grammar have a stack as other threads have.
             let small = thread::Builder::new().stack_size(128 << 10);
@@ -153,4 +232,99 @@ fn the_largest_grammars_are_compiled_or_refused_soon() {
             clone.join().unwrap();
         }
     }
+}
+
+#[test]
+fn a_grammar_that_was_not_measured_does_not_overflow_the_stack() {
+    let rules = |name: &str, open: &str, close: &str| {
+        let mut text = format!("start: {name}0\n");
+        for i in 0.. {
+            let line = format!("{name}{i}:{}{name}{}{}\n", open.repeat(26), i + 1, close.repeat(26));
+            if text.len() + line.len() > MAX_TEXT {
+                return text + &format!("{name}{i}: \"a\"");
+            }
+            text += &line;
+        }
+        text
+    };
+    let chain = |links: usize, link: &dyn Fn(Value) -> Value| {
+        let next = |i: usize| link(json!({"$ref": format!("#/$defs/{}", i + 1)}));
+        let mut list: serde_json::Map<_, _> = (0..links).map(|i| (i.to_string(), next(i))).collect();
+        list.insert(links.to_string(), json!(true));
+        json!({"$defs": list, "$ref": "#/$defs/0"})
+    };
+    let lark = [
+        rules("a", "(", ")"),
+        rules("a", "[", "]"),
+        rules("A", "(", ")"),
+        rules("A", "[", "]"),
+        rules("A", "~(", ")"),
+    ];
+    let schemas = [
+        chain(9_000, &|next| next),
+        chain(2_500, &|next| (0..6).fold(next, |inner, _| json!({"items": inner}))),
+        chain(5_000, &|next| json!({"properties": {"x": next}})),
+        chain(6_000, &|next| json!({"prefixItems": [next]})),
+        chain(5_000, &|next| json!({"additionalProperties": next})),
+        chain(6_000, &|next| json!({"anyOf": [next]})),
+        json!({"required": (0..20_000).map(|i| i.to_string()).collect::<Vec<_>>()}),
+    ];
+    let vocabulary = vocabulary();
+    let grammars = lark.map(TopLevelGrammar::from_lark).into_iter();
+    for grammar in grammars.chain(schemas.map(TopLevelGrammar::from_json_schema)) {
+        let (until, shared) = (Instant::now() + Duration::from_secs(60), vocabulary.clone());
+        let compiled = vocabulary.compilers.run(1, until, &|| true, move || shared.parser(grammar).map(drop));
+        // An error is fine as well.
+        drop(compiled.unwrap());
+    }
+}
+
+#[test]
+fn honest_grammars_are_compiled() {
+    let lark = [
+        "start: x # it's 5\" long\nx: \"a\" // or \"b\n  | \"b\"",
+        "# \"\nstart: %json {\"type\": \"object\", \"description\": \"// #\"}",
+        "start: <[1-5]> \"#\" <|end|> /\\/\"#[\\\"\\/]/",
+        "start: NUMBER (\" + \" NUMBER){2}\nNUMBER: /[1-9]/i\n%ignore /[ \\t]+/",
+        "%import common.INT\n%import common (WS, CNAME)\n%ignore WS\nstart: INT | CNAME | \"it's\"",
+        "%llguidance {\"no_forcing\": true}\nstart: %regex {\"substring_words\": \"a # b // c\"}",
+        "start: %lark {\n  start: x+\n  x: \"{\" | \"}\" # }\n} \"!\"",
+        "start: a::0\na::_: \"x\" a::incr(_) %if lt(_, 3)\n  | \"\" %if ge(_, 3)",
+        "?start: \"a\"~2..3 [B] -> c\nB: (\"b\" | ~/c/) & /./",
+        "start[capture=\"x\"]: a\na[suffix=\"\\n\", max_tokens=5]: /.*/",
+    ];
+    let gbnf = [
+        "# \"\nroot ::= \"a\" [^\"#/]* # it's 5\" long\n",
+        "root ::= \"//\" item{2,3}\nitem ::= \"\\\"\" | [/]",
+    ];
+    let regexes = ["", "a/b#\"c//", r"\/\d{3}\p{L}+", "it's|5\" long|[^/\"#]*"];
+    let grammars = (lark.iter().map(|text| Grammar::Lark((*text).into())))
+        .chain(gbnf.iter().map(|text| Grammar::Gbnf((*text).into())))
+        .chain(regexes.iter().map(|text| Grammar::Regex((*text).into())));
+    let vocabulary = vocabulary();
+    for grammar in grammars {
+        let compiled = vocabulary.compile(&grammar);
+        assert!(compiled.is_ok(), "{grammar:?}: {compiled:?}");
+    }
+}
+
+#[test]
+fn a_slow_grammar_is_named_and_compiled_in_the_background() {
+    let vocabulary = vocabulary();
+    let grammar = Grammar::Lark(format!("start: T\nT: {}\nX: /[a-y]/", "X? ".repeat(900)));
+    let compile = |until, wanted: bool| vocabulary.compile_while(&grammar, until, &|| wanted).map(drop);
+    let later = Instant::now() + Duration::from_secs(60);
+    assert_eq!(compile(Instant::now(), true), Err(GrammarError::TooSlow { kind: "Lark grammar" }));
+    assert_eq!(
+        compile(Instant::now() + Duration::from_millis(1), true),
+        Err(GrammarError::TooSlow { kind: "Lark grammar" })
+    );
+    // The error is cached until the thread ends, whose result replaces it.
+    while vocabulary.compilers.abandoned() > 0 {
+        assert!(Instant::now() < later, "the thread does not end");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!matches!(compile(later, true), Err(GrammarError::TooSlow { .. })));
+    let other = Grammar::Regex("[a-y]?".repeat(900));
+    assert_eq!(vocabulary.compile_while(&other, later, &|| false).map(drop), Err(GrammarError::NotWanted));
 }

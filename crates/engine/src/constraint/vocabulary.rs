@@ -3,16 +3,21 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    thread,
+    time::Instant,
 };
 
 use llguidance::{
     ParserFactory, TokenParser,
+    api::TopLevelGrammar,
     toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie},
 };
 use paguro_model::tokenizer::Tokenizer;
 
-use super::{COMPILER_STACK, Grammar, GrammarError, cache, message};
+use super::{
+    Grammar, GrammarError, cache,
+    compiler::{Compilers, NoResult},
+    message,
+};
 
 /// A model's tokens in the form that grammars need. Creating it takes long, so an engine creates one when it is first
 /// needed.
@@ -20,6 +25,7 @@ pub(crate) struct Vocabulary {
     factory: ParserFactory,
     words: usize,
     cache: Mutex<cache::Cache>,
+    pub(super) compilers: Compilers,
 }
 
 impl fmt::Debug for Vocabulary {
@@ -46,22 +52,62 @@ impl Vocabulary {
         let limits = factory.limits_mut();
         // Limits the memory of a client's grammar: a state needs about a kilobyte.
         limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.max_items_in_row = MAX_ROW;
+        limits.max_grammar_size = MAX_SYMBOLS;
         limits.verbose_errors = false;
-        Ok(Self { factory, words: vocab.div_ceil(32), cache: Mutex::default() })
+        Ok(Self {
+            factory,
+            words: vocab.div_ceil(32),
+            cache: Mutex::default(),
+            compilers: Compilers::default(),
+        })
     }
 
-    /// Compiles a grammar, or returns the cached result.
+    #[cfg(test)]
     pub fn compile(self: &Arc<Self>, grammar: &Grammar) -> Result<Constraint, GrammarError> {
-        let invalid = |problem| GrammarError::Invalid { kind: grammar.kind(), problem };
-        grammar.measure().map_err(invalid)?;
+        self.compile_while(grammar, Instant::now() + super::COMPILE_TIME, &|| true)
+    }
+
+    /// Compiles a grammar, or returns the cached result. Waits until a time, while `is_wanted` returns true.
+    pub fn compile_while(
+        self: &Arc<Self>,
+        grammar: &Grammar,
+        until: Instant,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Constraint, GrammarError> {
+        let kind = grammar.kind();
+        grammar.check_depth().map_err(|problem| GrammarError::Invalid { kind, problem })?;
         let source = cache::Source::of(grammar);
         if let Some(compiled) = self.lock_cache().get(&source) {
             return compiled;
         }
-        let compiled = on_large_stack(|| self.compile_here(grammar))
-            .unwrap_or_else(|problem| Err(invalid(format!("compiling it failed: {problem}"))));
-        self.lock_cache().insert(source, &compiled);
-        compiled
+        let (vocabulary, grammar) = (self.clone(), grammar.clone());
+        let work = move || {
+            let compiled = vocabulary.compile_here(&grammar);
+            // A thread that was abandoned replaces the error.
+            vocabulary.lock_cache().insert(source, &compiled);
+            compiled
+        };
+        self.compilers.run(source.bytes, until, is_wanted, work).unwrap_or_else(|reason| {
+            Err(match reason {
+                NoResult::NoTime => GrammarError::TooSlow { kind },
+                NoResult::TooSlow => {
+                    let error = GrammarError::TooSlow { kind };
+                    self.lock_cache().insert_if_new(source, &Err(error.clone()));
+                    error
+                }
+                NoResult::Busy => GrammarError::Busy { kind },
+                NoResult::NotWanted => GrammarError::NotWanted,
+                NoResult::Failed(problem) => {
+                    GrammarError::Invalid { kind, problem: format!("compiling it failed: {problem}") }
+                }
+            })
+        })
+    }
+
+    /// Compiles a grammar that was measured.
+    pub(super) fn parser(&self, grammar: TopLevelGrammar) -> Result<TokenParser, String> {
+        self.factory.create_parser(grammar).map_err(|error| message(&error))
     }
 
     fn lock_cache(&self) -> MutexGuard<'_, cache::Cache> {
@@ -72,10 +118,9 @@ impl Vocabulary {
     fn compile_here(self: &Arc<Self>, grammar: &Grammar) -> Result<Constraint, GrammarError> {
         let invalid = |problem| GrammarError::Invalid { kind: grammar.kind(), problem };
         let lowered = grammar.lower(self.factory.tok_env().tok_trie()).map_err(invalid)?;
-        let mut parser = self.factory.create_parser(lowered).map_err(|error| {
-            let problem = message(&error);
+        let mut parser = self.parser(lowered).map_err(|problem| {
             // The place is one of the translation.
-            let translated = matches!(grammar, Grammar::Gbnf(_)) && problem.starts_with("at ");
+            let translated = !matches!(grammar, Grammar::Lark(_)) && problem.starts_with("at ");
             let problem =
                 problem.split_once("): ").filter(|_| translated).map_or(&*problem, |(_, rest)| rest);
             invalid(problem.to_owned())
@@ -84,23 +129,24 @@ impl Vocabulary {
         if let Some(warning) = parser.grammar_warnings().into_iter().next() {
             return Err(invalid(warning));
         }
+        let first = parser.parser_stats().all_items;
+        if first > MAX_ROW {
+            let problem = format!(
+                "it begins with {first} alternatives and optional parts; at most {MAX_ROW} are followed at once"
+            );
+            return Err(invalid(problem));
+        }
         parser.start_without_prompt();
         // The vocabulary's cache holds constraints, so a strong reference would be a cycle.
         Ok(Constraint { parser, words: self.words, vocabulary: Arc::downgrade(self) })
     }
 }
 
-/// Runs `work` on a new thread with a large stack and waits for it.
-///
-/// # Errors
-/// The thread could not be started, or has panicked.
-fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().name("paguro-grammar".into()).stack_size(COMPILER_STACK);
-        let thread = thread.spawn_scoped(scope, work).map_err(|error| error.to_string())?;
-        thread.join().map_err(|_| "the compiler has panicked".to_owned())
-    })
-}
+/// Most items of a row: alternatives and optional parts that may come next. Computing a row takes the square of them.
+const MAX_ROW: usize = 2_000;
+
+/// Most symbols of a grammar while it is built. Afterwards there are at most 65,000.
+const MAX_SYMBOLS: usize = 150_000;
 
 /// Maximum number of states of a grammar's lexer, which are created on demand.
 const MAX_LEXER_STATES: usize = 50_000;

@@ -1,7 +1,9 @@
 //! The engine's constraint of an answer: a requested format and forced calls must fit their schemas. Impossible schemas
 //! are refused.
 
-use paguro_engine::{Constraint, Grammar, GrammarError, Handle};
+use std::time::Instant;
+
+use paguro_engine::{COMPILE_TIME, Constraint, Grammar, GrammarError, Handle};
 use paguro_model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
@@ -13,12 +15,18 @@ use crate::{
 
 /// Compiler of grammars. It stops when the client has disconnected.
 pub(super) struct Compiler<'h> {
-    pub handle: &'h Handle,
+    handle: &'h Handle,
     /// Returns false if the client has disconnected.
-    pub is_wanted: &'h dyn Fn() -> bool,
+    is_wanted: &'h dyn Fn() -> bool,
+    /// Time at which all grammars of the request have to be compiled.
+    until: Instant,
 }
 
-impl Compiler<'_> {
+impl<'h> Compiler<'h> {
+    pub fn new(handle: &'h Handle, is_wanted: &'h dyn Fn() -> bool) -> Self {
+        Self { handle, is_wanted, until: Instant::now() + COMPILE_TIME }
+    }
+
     /// Compiles a grammar of the field `param`; `whose` names the tool, if there are several.
     fn compile(&self, grammar: &Grammar, param: &str, whose: &str) -> Result<Constraint, ApiError> {
         if !(self.is_wanted)() {
@@ -28,7 +36,8 @@ impl Compiler<'_> {
             Grammar::JsonSchema(schema) => Some(schema),
             _ => None,
         };
-        self.handle.compile(grammar).map_err(|error| refuse(param, whose, schema, &error))
+        let compiled = self.handle.compile_while(grammar, self.until, self.is_wanted);
+        compiled.map_err(|error| refuse(param, whose, schema, &error))
     }
 }
 
@@ -153,6 +162,8 @@ impl ChatRequest {
 /// Returns the error for an unsupported grammar; `whose` names the tool, if there are several.
 fn refuse(param: &str, whose: &str, schema: Option<&Value>, error: &GrammarError) -> ApiError {
     let message = match error {
+        GrammarError::Busy { .. } => return ApiError::Unavailable(format!("`{param}`: {error}")),
+        GrammarError::NotWanted => return ApiError::Unavailable("the client has gone".into()),
         GrammarError::Invalid { kind, problem } => {
             let places: Vec<_> = schema.into_iter().flat_map(|schema| places(schema, problem)).collect();
             let at = if places.is_empty() { String::new() } else { format!(" (at {})", places.join(", ")) };

@@ -65,7 +65,7 @@ pub async fn chat(
         request.options.dry.find_breakers(&model.tokenizer);
         let request::TokenizedChat { tokens, lasting_tokens, reading } =
             request.tokenize(model, handle.max_context())?;
-        let compiler = Compiler { handle: &handle, is_wanted };
+        let compiler = Compiler::new(&handle, is_wanted);
         let constraint = request.constraint(&reading, &model.tokenizer, &compiler)?;
         let options = request.options;
         Ok(ReadyRequest {
@@ -106,7 +106,7 @@ pub async fn text(
             options.stop_tokens.extend(model.tokenizer.fill_ends());
         }
         let prompt = prompt.tokens(model, handle.max_context())?;
-        let constraint = format.constraint(&Compiler { handle: &handle, is_wanted })?;
+        let constraint = format.constraint(&Compiler::new(&handle, is_wanted))?;
         Ok(ReadyRequest { prompt, lasting_tokens: None, constraint, reading: None, options, counts })
     });
     let prepared = caller.in_time(work).await?;
