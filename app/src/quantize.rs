@@ -65,6 +65,10 @@ fn write(
             "note: a GGUF file has no place for `{name}`, so the new file lacks these vectors"
         ));
     }
+    let differences = file.differences_in_llama_cpp().map_err(|error| Failure::from_error(&error))?;
+    for difference in &differences {
+        terminal.note(&format!("note: llama.cpp computes this model otherwise: {difference}"));
+    }
     let started = Instant::now();
     let report = run(&contents, mixture, importance, out, args, terminal)?;
     let seconds = started.elapsed().as_secs_f64();
@@ -84,6 +88,7 @@ fn write(
             }).collect::<Vec<_>>(),
             "requantized": report.requantized,
             "without_importance": report.unweighted,
+            "differences_in_llama_cpp": differences,
             "seconds": seconds,
         }));
     }

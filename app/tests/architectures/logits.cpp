@@ -1,8 +1,8 @@
 // Prints llama.cpp's logits: all in f32 where the weights are (no flash attention, K and V in f32).
 //
-// usage: logits MODEL.gguf CONTEXT OUT.f32 POSITION,POSITION,... [rows|mean] TOKEN...
+// usage: logits MODEL.gguf CONTEXT OUT.f32 POSITION,POSITION,... [rows|mean|rank] TOKEN...
 // All tokens are one batch; the logits of the positions are written one after the other. With `rows`, it is the embeddings of the
-// positions; with `mean`, one vector: the mean of all, after the model's dense layers.
+// positions; with `mean`, one vector: the mean of all, after the model's dense layers; with `rank`, the numbers of the classifier.
 #include "llama.h"
 
 #include <cstdio>
@@ -25,8 +25,8 @@ int main(int argc, char ** argv) {
 
     std::vector<llama_token> tokens;
     const std::string kind = argv[5];
-    const bool rows = kind == "rows", mean = kind == "mean";
-    for (int i = rows || mean ? 6 : 5; i < argc; i++) tokens.push_back(std::atoi(argv[i]));
+    const bool rows = kind == "rows", mean = kind == "mean", rank = kind == "rank";
+    for (int i = rows || mean || rank ? 6 : 5; i < argc; i++) tokens.push_back(std::atoi(argv[i]));
 
     llama_context_params params = llama_context_default_params();
     params.n_ctx = std::atoi(argv[2]);
@@ -34,8 +34,8 @@ int main(int argc, char ** argv) {
     params.n_threads = params.n_threads_batch = 1;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     params.type_k = params.type_v = GGML_TYPE_F32;
-    params.embeddings = rows || mean;
-    params.pooling_type = mean ? LLAMA_POOLING_TYPE_MEAN : LLAMA_POOLING_TYPE_NONE;
+    params.embeddings = rows || mean || rank;
+    params.pooling_type = mean ? LLAMA_POOLING_TYPE_MEAN : rank ? LLAMA_POOLING_TYPE_RANK : LLAMA_POOLING_TYPE_NONE;
     llama_context * context = llama_init_from_model(model, params);
     if (!context) return 1;
     if ((int) llama_n_ctx(context) != std::atoi(argv[2])) {
@@ -59,6 +59,10 @@ int main(int argc, char ** argv) {
     const size_t width = llama_model_n_embd(model);
     if (mean) {
         std::fwrite(llama_get_embeddings_seq(context, 0), sizeof(float), width, out);
+        return std::fclose(out);
+    }
+    if (rank) {
+        std::fwrite(llama_get_embeddings_seq(context, 0), sizeof(float), llama_model_n_cls_out(model), out);
         return std::fclose(out);
     }
     std::stringstream positions(argv[4]);

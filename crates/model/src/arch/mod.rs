@@ -60,7 +60,7 @@ use paguro_backend::RopeStyle;
 
 pub(crate) use self::{
     config::{Block, Config, DeltaFiles, ExpertsConfig, Multipliers, Recurrent, SsdConfig, SsdNorm},
-    export::{LONGEST, Original, export},
+    export::{LONGEST, Original, differences, export, target},
     gguf::config as config_from_gguf,
     hf::config as config_from_hf,
     lower::lower,

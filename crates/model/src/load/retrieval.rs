@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::{ModelFile, Source};
 use crate::{
+    arch,
     error::ModelError,
     judge,
     pooling::{self, Pooling, PoolingError},
@@ -45,6 +46,17 @@ impl ModelFile {
             .into_iter()
             .filter(|name| folder.path.join(name).exists())
             .collect()
+    }
+
+    /// Returns the properties of a folder with which llama.cpp refuses its GGUF file or computes other results, each as a phrase: `it
+    /// ignores the sliding window of 4096 tokens`.
+    ///
+    /// # Errors
+    /// [`ModelError`], for a configuration that cannot be read.
+    pub fn differences_in_llama_cpp(&self) -> Result<Vec<String>, ModelError> {
+        let Source::Hf(folder) = &self.source else { return Ok(Vec::new()) };
+        let config = arch::config_from_hf(&folder.config, folder.tensors.len(), None)?;
+        Ok(arch::differences(&arch::target(&config)))
     }
 
     /// Returns true if the model scores pairs of texts by a classifier with one label.

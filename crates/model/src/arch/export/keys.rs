@@ -1,6 +1,6 @@
 //! Keys of the metadata, except those of RoPE.
 
-use paguro_backend::{NormKind, Scores};
+use paguro_backend::{NormKind, Residual, Scores};
 
 use super::{Export, Original};
 use crate::{
@@ -26,6 +26,7 @@ impl Export<'_> {
             NormKind::Layer => "attention.layer_norm_epsilon",
         };
         self.number(eps, config.norm_eps.into());
+        self.required_elsewhere();
         self.windows();
         self.experts();
         self.rope(short, original)?;
@@ -66,6 +67,23 @@ impl Export<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Writes keys that llama.cpp requires, although they say nothing that other keys and tensors do not say.
+    fn required_elsewhere(&mut self) {
+        let config = self.config;
+        match config.definition.gguf {
+            "nemotron_h" | "nemotron_h_moe" => {
+                self.number("attention.layer_norm_epsilon", config.norm_eps.into());
+            }
+            "gptneox" => {
+                let is_parallel = config.block.residual == Residual::Parallel;
+                self.set("use_parallel_residual", Value::Bool(is_parallel));
+            }
+            // Files have experts in all layers after the dense ones.
+            "ernie4_5-moe" => self.size("interleave_moe_layer_step", 1),
+            _ => {}
+        }
     }
 
     /// Writes heads of attention, and widths of feed-forward networks. Layers without them have zeros where the architecture needs that.

@@ -5,6 +5,7 @@
 //! so a model that would lose a property is refused.
 
 mod check;
+mod elsewhere;
 mod keys;
 mod multipliers;
 mod rope;
@@ -13,6 +14,7 @@ mod tensors;
 
 use paguro_backend::{Program, WeightFormat, Weights};
 
+pub(crate) use self::elsewhere::differences;
 use self::multipliers::Factors as Multiplied;
 use super::{Config, Names, Recurrent, Tensors, bert, config::Distances, granite, nemotron_h};
 use crate::{
@@ -75,7 +77,7 @@ pub(crate) fn export(
 
 /// Returns the configuration with the definition that the file gets: some classes of transformers are several
 /// architectures of GGUF.
-fn target(config: &Config) -> Config {
+pub(crate) fn target(config: &Config) -> Config {
     let mut config = config.clone();
     let has_states = config.layers.iter().any(|layer| layer.recurrent);
     config.experts = config.experts.filter(|_| config.layers.iter().any(|layer| layer.experts));

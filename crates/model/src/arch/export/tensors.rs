@@ -134,6 +134,9 @@ impl Export<'_> {
             for (suffix, own) in [(".weight", ".weight"), (".bias", ".bias"), ("", bare_suffix(part))] {
                 if let Some(tensor) = by_name.get(format!("{hf}{suffix}").as_str()) {
                     let tensor = self.multiply(part, tensor, multiplied)?;
+                    // llama.cpp knows this one norm without a suffix.
+                    let is_bare = part == Part::FfnNorm && self.config.definition.gguf == "falcon-h1";
+                    let own = if is_bare { "" } else { own };
                     converted.push(self.convert(part, tensor, format!("{gguf}{own}"))?);
                 }
             }
