@@ -23,6 +23,7 @@ mod reasoning;
 mod refusals;
 mod responses;
 mod retrieval;
+mod schemas;
 #[path = "../common/scripted.rs"]
 mod scripted;
 mod structured;

@@ -12,7 +12,7 @@
 mod bounds;
 mod cache;
 mod gbnf;
-mod grammar;
+pub(crate) mod grammar;
 mod mask;
 #[cfg(test)]
 mod tests;
@@ -21,7 +21,7 @@ mod vocabulary;
 use std::fmt;
 
 pub use self::{
-    grammar::{Grammar, GrammarError, narrow_schema},
+    grammar::{Grammar, GrammarError},
     vocabulary::Constraint,
 };
 pub(crate) use self::{
@@ -37,10 +37,5 @@ const COMPILER_STACK: usize = 64 << 20;
 fn message(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let line = text.lines().find_map(|line| line.strip_prefix("error: ")).or(text.lines().next());
-    match line.unwrap_or_default() {
-        line if line.starts_with("oneOf constraints") => {
-            "`oneOf` is not supported where its alternatives may overlap; use `anyOf`".to_owned()
-        }
-        line => line.to_owned(),
-    }
+    line.unwrap_or_default().to_owned()
 }

@@ -4,14 +4,14 @@ use llguidance::{JsonCompileOptions, api::TopLevelGrammar, toktrie::TokTrie};
 use serde_json::{Value, json};
 
 use super::{bounds::Measure, gbnf};
-use crate::{closed, formats};
+use crate::schema;
 
 /// Grammar of an answer from its first to its last character.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Grammar {
     /// JSON that fits this schema. Properties have the schema's order; an object that names some has no others unless
-    /// the schema allows them ([`narrow_schema`]). Between tokens of JSON there may be one space, or a line break and
+    /// the schema allows them. Between tokens of JSON there may be one space, or a line break and
     /// up to [`MAX_INDENT`] spaces.
     JsonSchema(Value),
     /// Any JSON object, likewise.
@@ -19,7 +19,8 @@ pub enum Grammar {
     /// Text that this regular expression matches as a whole, in the syntax of the crate `regex`, without
     /// look-around.
     Regex(String),
-    /// Text that the rule `start` of this grammar derives, in llguidance's dialect of Lark.
+    /// Text that the rule `start` of this grammar derives, in llguidance's dialect of Lark. A schema in it (`%json`) is
+    /// read in the same way as one alone.
     Lark(String),
     /// Text that the rule `root` of this grammar derives, in llama.cpp's GBNF.
     Gbnf(String),
@@ -83,7 +84,7 @@ impl Grammar {
             Self::Regex(regex) => Ok(TopLevelGrammar::from_regex(regex)),
             Self::Lark(lark) => match unsupported_attribute(lark) {
                 Some(name) => Err(format!("the attribute `{name}` is not supported; leave it out")),
-                None => Ok(TopLevelGrammar::from_lark(lark.clone())),
+                None => Ok(TopLevelGrammar::from_lark(schema::narrow_lark(lark)?)),
             },
             Self::Gbnf(gbnf) => {
                 let lark = gbnf::to_lark(gbnf, tokens)?;
@@ -95,32 +96,14 @@ impl Grammar {
 }
 
 fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, String> {
-    // This key of the library could disable its checks.
-    const OPTIONS: &str = "x-guidance";
-    let mut schema = match schema {
-        Value::Bool(true) => json!({}),
-        Value::Bool(false) => return Err("`false` allows nothing".into()),
-        Value::Object(keys) if keys.contains_key(OPTIONS) => {
-            return Err(format!("the key `{OPTIONS}` is not supported; leave it out"));
-        }
-        Value::Object(_) => schema.clone(),
-        _ => return Err("a schema is an object or a boolean".into()),
-    };
+    let mut schema = schema::narrow(schema)?;
     let options = JsonCompileOptions {
         whitespace_pattern: Some(format!(r"[ \t]|\r?\n[ \t]{{0,{MAX_INDENT}}}")),
+        json_allowed_escapes: Some(schema::escapes(&schema)?),
         ..JsonCompileOptions::default()
     };
-    narrow_schema(&mut schema);
     options.apply_to(&mut schema);
     Ok(TopLevelGrammar::from_json_schema(schema))
-}
-
-/// Narrows a JSON schema for generation, also inside of a grammar (`%json`): formats become patterns that every
-/// validator accepts, and objects that name properties have no others unless the schema allows them. Every value of the
-/// result fits the original schema.
-pub fn narrow_schema(schema: &mut Value) {
-    formats::replace(schema);
-    closed::close(schema);
 }
 
 /// Returns an attribute of the grammar (`rule[stop="x"]: ...`) that would change the sampling or remove text, if there
@@ -153,7 +136,7 @@ fn unsupported_attribute(lark: &str) -> Option<&'static str> {
 }
 
 /// Returns the number of bytes of the string or regular expression that `text` begins with.
-pub(super) fn literal(text: &str) -> usize {
+pub(crate) fn literal(text: &str) -> usize {
     let quote = text.as_bytes()[0];
     let mut escaped = false;
     let end = text.bytes().skip(1).position(|byte| {
