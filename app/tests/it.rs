@@ -12,5 +12,6 @@ mod many_sequences;
 mod measure;
 mod reference;
 mod run;
+mod schema_keywords;
 mod schemas;
 mod tools;

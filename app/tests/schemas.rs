@@ -3,6 +3,7 @@
 
 use std::{env, path::Path};
 
+use jsonschema::Draft;
 use paguro_backend::SamplingParams;
 use paguro_backend_conformance::Rng;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -123,46 +124,95 @@ fn read(mut generation: Generation) -> (String, FinishReason) {
     panic!("no end");
 }
 
-/// Asks the embedded model for an answer to each schema, all at once; checks all that come to their end, and how many do.
-fn check(schemas: &[Value], rng: &mut Rng, temperature: f32) {
+/// Asks the embedded model for `seeds` answers to each schema, all at once, and checks those that come to their end,
+/// also with `others`. Returns their number for each schema.
+pub fn check(
+    schemas: &[Value],
+    others: Option<&[Value]>,
+    seeds: usize,
+    rng: &mut Rng,
+    temperature: f32,
+    max_tokens: usize,
+) -> Vec<usize> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tales/tales-Q8_0.gguf");
     let model = Model::open(&file, &LoadOptions { max_context: Some(1024) }).unwrap();
     let engine = Engine::start(&Cpu::new(CpuOptions::default()), &model, EngineOptions::default()).unwrap();
     let handle = engine.handle();
-    let generations = schemas.iter().enumerate().map(|(i, schema)| {
-        let constraint = handle.compile(&Grammar::JsonSchema(schema.clone()));
-        let constraint = constraint.unwrap_or_else(|error| panic!("{error}: {schema}"));
-        let text = format!("<|user|>\nTell me about number {i}<|end|>\n<|assistant|>\n");
-        let sampling =
-            SamplingParams { temperature, seed: rng.below(1 << 30) as u64, ..SamplingParams::default() };
-        let request = Request {
-            constraint: Some(constraint),
-            sampling,
-            max_tokens: Some(500),
-            ..Request::new(model.tokenizer.encode_prompt(&text, SpecialTokens::Parse))
+    let mut problems = Vec::new();
+    let mut generations = Vec::new();
+    for (i, schema) in schemas.iter().enumerate() {
+        let constraint = match handle.compile(&Grammar::JsonSchema(schema.clone())) {
+            Ok(constraint) => constraint,
+            Err(error) => {
+                problems.push(format!("{error}: {schema}"));
+                continue;
+            }
         };
-        handle.generate(request).unwrap()
-    });
-    let generations: Vec<_> = generations.collect();
-    let mut finished = 0;
-    for (schema, generation) in schemas.iter().zip(generations) {
+        for _ in 0..seeds {
+            let text = format!("<|user|>\nTell me about number {i}<|end|>\n<|assistant|>\n");
+            let sampling =
+                SamplingParams { temperature, seed: rng.below(1 << 30) as u64, ..SamplingParams::default() };
+            let request = Request {
+                constraint: Some(constraint.clone()),
+                sampling,
+                max_tokens: Some(max_tokens),
+                ..Request::new(model.tokenizer.encode_prompt(&text, SpecialTokens::Parse))
+            };
+            generations.push((i, handle.generate(request).unwrap()));
+        }
+    }
+    let mut finished = vec![0; schemas.len()];
+    for (i, generation) in generations {
         let (text, reason) = read(generation);
         if let FinishReason::Length = reason {
             continue;
         }
-        finished += 1;
-        let value: Value =
-            serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text:?} of {schema}"));
-        let validator =
-            jsonschema::draft202012::options().should_validate_formats(true).build(schema).unwrap();
-        if let Err(error) = validator.validate(&value) {
-            panic!("{error}: {text} of {schema}");
-        }
+        finished[i] += 1;
+        let other = others.map(|others| validate(&others[i], &text));
+        problems.extend(validate(&schemas[i], &text).and(other.unwrap_or(Ok(()))).err());
     }
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+    handle.check_pages().unwrap().unwrap();
+    finished
+}
+
+/// Validates an answer by the standard, in the draft that the schema names.
+pub fn validate(schema: &Value, text: &str) -> Result<(), String> {
+    let value: Value =
+        serde_json::from_str(text).map_err(|error| format!("{error}: {text:?} of {schema}"))?;
+    let mut standard = schema.clone();
+    let is_old = of_openapi(&mut standard);
+    let mut options = jsonschema::options().should_validate_formats(true);
+    if is_old {
+        options = options.with_draft(Draft::Draft4);
+    }
+    let validator = options.build(&standard);
+    let validator = validator.map_err(|error| format!("{error}: {schema}"))?;
+    validator.validate(&value).map_err(|error| format!("{error}: {text} of {schema}"))
+}
+
+/// Writes OpenAPI 3.0's `nullable` as the standard has it. Returns true if a bound is exclusive as in draft 4.
+fn of_openapi(schema: &mut Value) -> bool {
+    match schema {
+        Value::Object(keys) => {
+            if keys.get("nullable") == Some(&json!(true)) && keys.get("type").is_some_and(Value::is_string) {
+                keys["type"] = json!([keys["type"], "null"]);
+            }
+            let flags = ["exclusiveMinimum", "exclusiveMaximum"];
+            let is_flag = flags.iter().any(|flag| keys.get(*flag).is_some_and(Value::is_boolean));
+            keys.values_mut().fold(is_flag, |found, value| of_openapi(value) || found)
+        }
+        Value::Array(values) => values.iter_mut().fold(false, |found, value| of_openapi(value) || found),
+        _ => false,
+    }
+}
+
+/// Checks that nearly all answers came to their end.
+fn check_ends(schemas: &[Value], rng: &mut Rng, temperature: f32) {
+    let finished: usize = check(schemas, None, 1, rng, temperature, 500).iter().sum();
     let count = schemas.len();
     println!("{finished} of {count} answers came to their end");
     assert!(finished * 10 >= count * 9, "only {finished} of {count} answers came to their end");
-    handle.check_pages().unwrap().unwrap();
 }
 
 fn number(name: &str, default: usize) -> usize {
@@ -173,7 +223,7 @@ fn number(name: &str, default: usize) -> usize {
 fn finished_answers_validate() {
     let mut rng = Rng::new(number("PAGURO_SCHEMAS_SEED", 1) as u64);
     let schemas: Vec<_> = (0..number("PAGURO_SCHEMAS", 60)).map(|_| document(&mut rng)).collect();
-    check(&schemas, &mut rng, 1.0);
+    check_ends(&schemas, &mut rng, 1.0);
 }
 
 /// So hot that every character that a format allows comes up.
@@ -182,5 +232,5 @@ fn formats_are_as_validators_have_them() {
     let mut rng = Rng::new(number("PAGURO_SCHEMAS_SEED", 1) as u64);
     let each = number("PAGURO_SCHEMAS", 60) / FORMATS.len();
     let schemas = FORMATS.iter().flat_map(|format| vec![json!({"type": "string", "format": format}); each]);
-    check(&schemas.collect::<Vec<_>>(), &mut rng, 3.0);
+    check_ends(&schemas.collect::<Vec<_>>(), &mut rng, 3.0);
 }

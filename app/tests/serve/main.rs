@@ -24,6 +24,7 @@ mod reasoning;
 mod refusals;
 mod responses;
 mod retrieval;
+mod schemas;
 #[path = "../common/scripted.rs"]
 mod scripted;
 mod structured;

@@ -370,8 +370,9 @@ fn what_a_schema_cannot_have_is_refused_by_name() {
     refused(json!({"type": "strnig"}), "strnig");
     refused(json!({"type": "string", "pattern": "(?=a)b"}), "look");
     refused(json!({"$ref": "https://example.com/other.json"}), "example.com");
-    refused(json!({"not": {"type": "string"}}), "not");
+    refused(json!({"not": {"pattern": "a"}}), "not");
     refused(json!(false), "`false`");
+    refused(json!({"properties": {"a": {"items": {"uniqueItems": true}}}}), "`properties.a.items`");
     refused(json!({"x-guidance": {}}), "x-guidance");
     let mut strange = weather(true);
     strange["function"]["parameters"]["properties"]["city"]["contentEncoding"] = json!("base64");

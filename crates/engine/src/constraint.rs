@@ -1,6 +1,6 @@
 //! Grammars of answers.
 //!
-//! A [`Grammar`] is read as its compiler reads it ([`lark`], [`schema`]), measured ([`bounds`]), and compiled
+//! A [`Grammar`] is read as its compiler reads it ([`lark`], [`schema_bounds`]), measured ([`bounds`]), and compiled
 //! ([`vocabulary`]) to a [`Constraint`] on its own thread ([`compiler`]). Every sampled token of an answer starts a
 //! computation of the mask of allowed next tokens. It usually takes some dozens of microseconds, and seconds for hostile
 //! grammars. So [`MaskWorkers`] compute it, and a sequence has no sampling row in a step before its mask is known.
@@ -17,7 +17,7 @@ mod gbnf;
 mod grammar;
 mod lark;
 mod mask;
-mod schema;
+mod schema_bounds;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
@@ -27,7 +27,7 @@ use std::fmt;
 
 pub use self::{
     compiler::COMPILE_TIME,
-    grammar::{Grammar, GrammarError, narrow_schema},
+    grammar::{Grammar, GrammarError},
     vocabulary::Constraint,
 };
 pub(crate) use self::{
@@ -44,9 +44,6 @@ fn message(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let line = text.lines().find_map(|line| line.strip_prefix("error: ")).or(text.lines().next());
     match line.unwrap_or_default() {
-        line if line.starts_with("oneOf constraints") => {
-            "`oneOf` is not supported where its alternatives may overlap; use `anyOf`".to_owned()
-        }
         line if line.starts_with("panic: ") => {
             "the compiler has failed; make it smaller, or leave out its rare parts".to_owned()
         }

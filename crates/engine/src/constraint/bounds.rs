@@ -1,5 +1,5 @@
 //! Bounds of grammars. The recursion, the time and the memory of the compiler grow with the grammar, so the grammar is
-//! measured before it is compiled, in the form in which the compiler reads it ([`super::schema`], [`super::lark`]). The
+//! measured before it is compiled, in the form in which the compiler reads it ([`super::schema_bounds`], [`super::lark`]). The
 //! measurement does not recurse.
 
 use std::collections::{HashMap, HashSet};

@@ -8,16 +8,16 @@ use super::{
     compiler::COMPILE_TIME,
     gbnf,
     lark::Source,
-    schema,
+    schema_bounds,
 };
-use crate::{closed, formats};
+use crate::schema;
 
 /// Grammar of an answer from its first to its last character.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Grammar {
     /// JSON that fits this schema. Properties have the schema's order; an object that names some has no others unless
-    /// the schema allows them ([`narrow_schema`]). Between tokens of JSON there may be one space, or a line break and
+    /// the schema allows them. Between tokens of JSON there may be one space, or a line break and
     /// up to [`MAX_INDENT`] spaces.
     JsonSchema(Value),
     /// Any JSON object, likewise.
@@ -25,7 +25,8 @@ pub enum Grammar {
     /// Text that this regular expression matches as a whole, in the syntax of the crate `regex`, without
     /// look-around.
     Regex(String),
-    /// Text that the rule `start` of this grammar derives, in llguidance's dialect of Lark.
+    /// Text that the rule `start` of this grammar derives, in llguidance's dialect of Lark. A schema in it (`%json`) is
+    /// read in the same way as one alone.
     Lark(String),
     /// Text that the rule `root` of this grammar derives, in llama.cpp's GBNF.
     Gbnf(String),
@@ -121,42 +122,33 @@ impl Grammar {
             Self::Lark(lark) => lark,
             Self::Gbnf(gbnf) => &gbnf::to_lark(gbnf, tokens)?,
         };
-        let source = Source::read(lark)?;
+        let mut source = Source::read(lark)?;
         if let Some(name) = source.unsupported_attribute() {
             return Err(format!("the attribute `{name}` is not supported; leave it out"));
         }
         Measure::default().lark(&source)?;
+        if source.narrow_schemas()? {
+            // Rewriting may have multiplied their parts.
+            Measure::default().lark(&source)?;
+        }
         Ok(TopLevelGrammar::from_lark(source.text()))
     }
 }
 
 fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, String> {
-    // This key of the library could disable its checks.
-    const OPTIONS: &str = "x-guidance";
-    let mut schema = match schema {
-        Value::Bool(true) => json!({}),
-        Value::Bool(false) => return Err("`false` allows nothing".into()),
-        Value::Object(keys) if keys.contains_key(OPTIONS) => {
-            return Err(format!("the key `{OPTIONS}` is not supported; leave it out"));
-        }
-        Value::Object(_) => schema.clone(),
-        _ => return Err("a schema is an object or a boolean".into()),
-    };
-    schema::strip(&mut schema);
+    let mut schema = schema.clone();
+    schema_bounds::strip(&mut schema);
+    Measure::default().schema(&schema)?;
+    let mut schema = schema::narrow(&schema)?;
+    // Rewriting may have multiplied its parts.
     Measure::default().schema(&schema)?;
     let options = JsonCompileOptions {
         whitespace_pattern: Some(format!(r"[ \t]|\r?\n[ \t]{{0,{MAX_INDENT}}}")),
+        json_allowed_escapes: Some(schema::escapes(&schema)?),
         ..JsonCompileOptions::default()
     };
-    narrow_schema(&mut schema);
     options.apply_to(&mut schema);
     Ok(TopLevelGrammar::from_json_schema(schema))
 }
 
-/// Narrows a JSON schema for generation, also inside of a grammar (`%json`): formats become patterns that every
-/// validator accepts, and objects that name properties have no others unless the schema allows them. Every value of the
-/// result fits the original schema.
-pub fn narrow_schema(schema: &mut Value) {
-    formats::replace(schema);
-    closed::close(schema);
 }

@@ -17,7 +17,8 @@ use llguidance::{
 use serde::de::DeserializeOwned;
 use serde_json::{Deserializer, Value};
 
-use super::schema;
+use super::schema_bounds;
+use crate::schema;
 
 /// Kind of a lexeme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,8 +121,8 @@ pub(super) struct Json {
     pub value: Value,
     /// Bytes of the text, with the blanks before it.
     pub range: Range<usize>,
-    /// True if the value had annotations.
-    is_stripped: bool,
+    /// True if the value differs from the text.
+    is_rewritten: bool,
 }
 
 /// A grammar as the compiler reads it.
@@ -170,8 +171,8 @@ impl Source {
                         format!("at {line}({column}): the JSON after `{}`: {error}", &text[range.clone()])
                     })?;
                     let value = value.map(|mut value| {
-                        let is_stripped = token == Token::Json && schema::strip(&mut value);
-                        Json { value, range: range.end..end, is_stripped }
+                        let is_rewritten = token == Token::Json && schema_bounds::strip(&mut value);
+                        Json { value, range: range.end..end, is_rewritten }
                     });
                     if value.is_some() {
                         at = end - 1;
@@ -189,6 +190,21 @@ impl Source {
     /// Returns all lexemes but comments and blanks.
     pub fn lexemes(&self) -> impl Iterator<Item = &Lexeme> {
         self.lexemes.iter().filter(|lexeme| lexeme.token != Token::Skip)
+    }
+
+    /// Rewrites the schemas so that every value of theirs fits the grammar's schema, and returns true if there are any.
+    ///
+    /// # Errors
+    /// A keyword that cannot be enforced.
+    pub fn narrow_schemas(&mut self) -> Result<bool, String> {
+        let mut has_schemas = false;
+        for lexeme in self.lexemes.iter_mut().filter(|lexeme| lexeme.token == Token::Json) {
+            let Some(json) = &mut lexeme.value else { continue };
+            json.value = schema::narrow_embedded(json.value.take())?;
+            json.is_rewritten = true;
+            has_schemas = true;
+        }
+        Ok(has_schemas)
     }
 
     /// Returns the text of a lexeme, without a value in JSON.
@@ -221,9 +237,9 @@ impl Source {
             } else {
                 text += &self.text[range.clone()];
             }
-            let Some(Json { value, range, is_stripped }) = value else { continue };
+            let Some(Json { value, range, is_rewritten }) = value else { continue };
             let json = &self.text[range.clone()];
-            if *is_stripped {
+            if *is_rewritten {
                 // Blanks before the value keep the places of all that follows.
                 let written = value.to_string();
                 let (lines, last) = json.rsplit_once('\n').unwrap_or(("", json));

@@ -32,12 +32,8 @@ impl<'h> Compiler<'h> {
         if !(self.is_wanted)() {
             return Err(ApiError::Unavailable("the client has gone".into()));
         }
-        let schema = match grammar {
-            Grammar::JsonSchema(schema) => Some(schema),
-            _ => None,
-        };
         let compiled = self.handle.compile_while(grammar, self.until, self.is_wanted);
-        compiled.map_err(|error| refuse(param, whose, schema, &error))
+        compiled.map_err(|error| refuse(param, whose, &error))
     }
 }
 
@@ -160,71 +156,14 @@ impl ChatRequest {
 }
 
 /// Returns the error for an unsupported grammar; `whose` names the tool, if there are several.
-fn refuse(param: &str, whose: &str, schema: Option<&Value>, error: &GrammarError) -> ApiError {
+fn refuse(param: &str, whose: &str, error: &GrammarError) -> ApiError {
     let message = match error {
         GrammarError::Busy { .. } => return ApiError::Unavailable(format!("`{param}`: {error}")),
         GrammarError::NotWanted => return ApiError::Unavailable("the client has gone".into()),
         GrammarError::Invalid { kind, problem } => {
-            let places: Vec<_> = schema.into_iter().flat_map(|schema| places(schema, problem)).collect();
-            let at = if places.is_empty() { String::new() } else { format!(" (at {})", places.join(", ")) };
-            format!("`{param}`: the {kind}{whose} cannot be followed: {problem}{at}")
+            format!("`{param}`: the {kind}{whose} cannot be followed: {problem}")
         }
         other => format!("`{param}`: {other}"),
     };
     ApiError::invalid(param, message)
-}
-
-/// Maximum number of places in a schema that an error names.
-const MOST_PLACES: usize = 4;
-
-/// Keywords whose values are schemas under names that the client has chosen.
-const NAMED: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
-
-/// Finds the keywords of a schema that an error quotes, such as `["uniqueItems"]`.
-fn places(schema: &Value, problem: &str) -> Vec<String> {
-    let quoted: Vec<_> = problem.split('"').skip(1).step_by(2).collect();
-    let mut found = Vec::new();
-    let mut rest = vec![(String::new(), schema, false)];
-    while let Some((path, value, are_names)) = rest.pop() {
-        if found.len() == MOST_PLACES {
-            break;
-        }
-        let below = |step: &str| if path.is_empty() { step.to_owned() } else { format!("{path}.{step}") };
-        match value {
-            Value::Object(entries) => {
-                for (key, value) in entries.iter().rev() {
-                    if !are_names && quoted.contains(&key.as_str()) {
-                        found.push(format!("`{}`", below(key)));
-                    }
-                    rest.push((below(key), value, !are_names && NAMED.contains(&key.as_str())));
-                }
-            }
-            Value::Array(items) => {
-                let items = items.iter().enumerate().rev();
-                rest.extend(items.map(|(index, item)| (format!("{path}[{index}]"), item, false)));
-            }
-            _ => {}
-        }
-    }
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keywords_are_found_and_names_are_not() {
-        let set = json!({"type": "array", "uniqueItems": true});
-        let schema = json!({
-            "properties": {"uniqueItems": {"anyOf": [{"type": "null"}, set]}, "b": set},
-            "required": ["uniqueItems"],
-        });
-        let mut found = places(&schema, r#"Unimplemented keys: ["uniqueItems"]"#);
-        found.sort();
-        assert_eq!(found, ["`properties.b.uniqueItems`", "`properties.uniqueItems.anyOf[1].uniqueItems`"]);
-        assert!(places(&schema, "no keys").is_empty());
-        let many = Value::from(vec![set; 100]);
-        assert_eq!(places(&many, r#"["uniqueItems"]"#).len(), MOST_PLACES);
-    }
 }

@@ -1,7 +1,6 @@
 //! Grammars of answers with optional or required tool calls, in llguidance's variant of Lark. [`super::OutputParser`]
 //! parses every allowed text into complete calls.
 
-use paguro_engine::narrow_schema;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -421,10 +420,9 @@ fn arguments_schema(parameters: Option<&Value>) -> Value {
     compact(schema.into())
 }
 
-/// Restricts a schema to one line of JSON in the models' format, without properties that it does not declare. With free
-/// whitespace, a model could continue with spaces for ever.
+/// Restricts a schema to one line of JSON in the models' format. With free whitespace, a model could continue with spaces
+/// for ever.
 fn compact(mut schema: Value) -> Value {
-    narrow_schema(&mut schema);
     if let Value::Object(schema) = &mut schema {
         let form = json!({"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false});
         schema.insert("x-guidance".into(), form);

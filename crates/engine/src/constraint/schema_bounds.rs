@@ -75,6 +75,9 @@ const COMBINING: [&str; 4] = ["allOf", "anyOf", "oneOf", "$ref"];
 /// Keywords that restrict no value.
 const FREE: [&str; 7] = ["type", "$schema", "$id", "id", "$anchor", "$defs", "definitions"];
 
+/// Options of a schema in a grammar whose values are regular expressions.
+const SEPARATORS: [&str; 3] = ["item_separator", "key_separator", "whitespace_pattern"];
+
 /// Position of a JSON value in a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Position {
@@ -207,6 +210,11 @@ impl Measure {
             if let Some(Value::String(pattern)) = keys.get(key) {
                 self.expression(pattern)?;
                 whole.patterns.insert(pattern);
+            }
+        }
+        for key in SEPARATORS {
+            if let Some(Value::String(separator)) = keys.get(key) {
+                self.expression(separator)?;
             }
         }
         if node.position == Position::Names {
