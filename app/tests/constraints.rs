@@ -234,9 +234,24 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         expect!["the Lark grammar cannot be followed: the attribute `stop` is not supported; leave it out"],
     );
     let schema = |schema| Grammar::JsonSchema(schema);
-    refused(schema(json!({"type": "array", "uniqueItems": true})), expect![[""]]);
-    refused(schema(json!({"oneOf": [{"type": "integer"}, {"type": "number"}]})), expect![[""]]);
-    refused(schema(json!({"$ref": "https://example.com/schema.json"})), expect![[""]]);
+    refused(
+        schema(json!({"type": "array", "uniqueItems": true})),
+        expect![
+            "the JSON schema cannot be followed: `uniqueItems` is supported for items of at most 8 values (`enum`); leave it out, and remove repeated items from the answer"
+        ],
+    );
+    refused(
+        schema(json!({"oneOf": [{"type": "integer"}, {"type": "number"}]})),
+        expect![
+            "the JSON schema cannot be followed: `oneOf`: a value may fit its alternatives 1 and 0 at once; use `anyOf`, or a required property with different values (`const`)"
+        ],
+    );
+    refused(
+        schema(json!({"$ref": "https://example.com/schema.json"})),
+        expect![
+            "the JSON schema cannot be followed: `$ref`: `https://example.com/schema.json` is in another document; copy it into `$defs` and refer to `#/$defs/...`"
+        ],
+    );
     refused(
         schema(json!({"type": "integer", "minimum": 3, "maximum": 2})),
         expect![

@@ -90,7 +90,7 @@ impl Group {
     }
 }
 
-/// What applies to a value beside an alternative.
+/// Schemas that apply to a value beside an alternative.
 #[derive(Clone, Debug, Default)]
 struct Room {
     /// Names of others.

@@ -13,7 +13,7 @@ use super::{
 /// Deepest schemas that are compared.
 const DEEPEST: usize = 16;
 
-/// What is known of a value beside a schema.
+/// Knowledge of a value from the schemas beside one.
 pub(super) struct Domain {
     /// Its only values.
     values: Option<Vec<Value>>,

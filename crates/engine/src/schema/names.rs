@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Keys, PLACE, TYPES, at, combine::Combiner, count, list, pattern, types};
 
-/// What names fit a schema.
+/// Names that fit a schema.
 #[derive(Default)]
 struct Rule {
     listed: Option<Vec<String>>,

@@ -1,5 +1,5 @@
-//! Regular expressions of ECMA 262 in the library's syntax. Where the two read a class of characters differently, the
-//! result allows those that both allow.
+//! Regular expressions of ECMA 262 in the library's syntax. A class of characters that the two read differently has those
+//! that both allow.
 
 /// Patterns that libraries write, with one that fits them and the format beside them, and needs no look-around.
 const KNOWN: [(&str, &str); 6] = [

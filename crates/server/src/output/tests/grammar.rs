@@ -22,7 +22,7 @@ fn control_tokens_are_no_text_to_a_grammar() {
         more: ( call)* 
         call: call_0
         call_0: <[0]> "add" <[1]> arguments_0 
-        arguments_0: %json {"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":false,"x-guidance":{"item_separator":", ","key_separator":": ","whitespace_flexible":false}}
+        arguments_0: %json {"type":"object","properties":{"a":{"type":"integer"}},"x-guidance":{"item_separator":", ","key_separator":": ","whitespace_flexible":false}}
         thought: reasoning /\n{0,2}/
         reasoning: /(?s:.*)/ <[2]>
 
@@ -31,7 +31,7 @@ fn control_tokens_are_no_text_to_a_grammar() {
         more: ("\n" call)* 
         call: call_0
         call_0: "<tool_call>\n{\"name\": \"add\", \"arguments\": " arguments_0 "}\n</tool_call>"
-        arguments_0: %json {"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":false,"x-guidance":{"item_separator":", ","key_separator":": ","whitespace_flexible":false}}
+        arguments_0: %json {"type":"object","properties":{"a":{"type":"integer"}},"x-guidance":{"item_separator":", ","key_separator":": ","whitespace_flexible":false}}
         thought: reasoning /\n{0,2}/
         reasoning: /(?s:.*)/ <[2]>"#]].assert_eq(&(grammar("mistral-args") + "\n\n" + &grammar("hermes")));
 }
