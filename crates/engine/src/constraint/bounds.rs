@@ -43,6 +43,7 @@ pub(super) struct Measure {
     pub references: usize,
     pub choices: usize,
     pub pattern_names: usize,
+    pub remainders: f64,
     text: usize,
     schema_levels: usize,
     alternatives: usize,

@@ -224,7 +224,6 @@ fn the_largest_grammars_are_compiled_or_refused_soon() {
         let compiled = vocabulary.compile_while(&grammar, until, &|| true);
         // A hundred times the usual duration. A slower grammar would be abandoned, and its thread would compute on.
         assert!(!matches!(compiled, Err(GrammarError::TooSlow { .. })), "{name} took {:?}", begin.elapsed());
-        println!("{:?} {name}: {:.100?}", begin.elapsed(), compiled.as_ref().err());
         if let Ok(constraint) = compiled {
             // Later users of the grammar have a stack as other threads have.
             let small = thread::Builder::new().stack_size(128 << 10);
