@@ -96,8 +96,8 @@ fn large_grammars() -> Vec<(&'static str, Grammar)> {
         }),
         ("remainders", json!({"type": "integer", "multipleOf": 9973, "minimum": -7})),
         ("many remainders", {
-            let list: serde_json::Map<_, _> = (0..500)
-                .map(|i| (format!("p{i}"), json!({"type": "integer", "multipleOf": 9001 + i})))
+            let list: serde_json::Map<_, _> = (0..2)
+                .map(|i| (format!("p{i}"), json!({"type": "integer", "multipleOf": 9967 + 6 * i})))
                 .collect();
             json!({"properties": list})
         }),
