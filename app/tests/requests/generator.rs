@@ -213,7 +213,8 @@ impl Generator<'_> {
                 json!({"properties": list, "minProperties": 1, "additionalProperties": false})
             }
             28 => {
-                json!({"type": "integer", "multipleOf": [7, 9973, 99_991, 99_999_989, 86_400][self.random.below(5)]})
+                let divisor = *self.random.pick(&[7, 9973, 99_991, 99_999_989, 86_400]);
+                json!({"type": "integer", "multipleOf": divisor})
             }
             _ => (0..self.random.below(110)).fold(json!({}), |inner, _| json!({"items": inner})),
         }
