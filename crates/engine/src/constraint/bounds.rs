@@ -20,7 +20,7 @@ pub(super) const MAX_TEXT: usize = 256 << 10;
 const MAX_LEVELS: usize = 4_000;
 
 /// Deepest recursion of the compiler, counted in rules and brackets.
-const MAX_RULE_LEVELS: usize = 2_000;
+const MAX_RULE_LEVELS: usize = 1_000;
 
 /// Most alternatives of all rules. The compiler's steps take the square of a rule's alternatives.
 const MAX_ALTERNATIVES: usize = 5_000;
@@ -284,12 +284,12 @@ mod tests {
         let schema = |links| format!("start: %json {}\nx: \"y\"", chain(links));
         let brackets = |depth: usize| format!("start: {}\"a\"{}\n", "(".repeat(depth), ")".repeat(depth));
         let cases = [
-            (rules(1_900), None),
+            (rules(990), None),
             // Rules that nothing leads to are not compiled.
             (rules(4_001).replace("start: r0", "start: \"a\""), None),
-            (rules(2_001), Some("levels of rules in rules")),
-            (format!("start: %lark {{ {} }}", rules(2_001)), Some("levels of rules in rules")),
-            (format!("start: %lark {{ {}", rules(2_001)), Some("levels of rules in rules")),
+            (rules(1_001), Some("levels of rules in rules")),
+            (format!("start: %lark {{ {} }}", rules(1_001)), Some("levels of rules in rules")),
+            (format!("start: %lark {{ {}", rules(1_001)), Some("levels of rules in rules")),
             (rules(5_001), Some("5001 names")),
             (schema(900), None),
             (schema(1_500), Some("different references")),
