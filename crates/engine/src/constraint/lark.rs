@@ -235,6 +235,8 @@ impl Source {
                 text += json;
             }
         }
+        // The compiler adds the last line break as well.
+        text.pop();
         text
     }
 }
@@ -464,7 +466,7 @@ mod tests {
     #[test]
     fn comments_and_annotations_do_not_reach_the_compiler() {
         let text = "# it's 5\" long\nstart: x // \"\nx: \"# \\\" //\" | /#\\/\"/ | %json {\"title\": \"#\", \"type\": \"null\"} # y";
-        let expected = "              \nstart: x     \nx: \"# \\\" //\" | /#\\/\"/ | %json                {\"type\":\"null\"}    \n";
+        let expected = "              \nstart: x     \nx: \"# \\\" //\" | /#\\/\"/ | %json                {\"type\":\"null\"}    ";
         let source = Source::read(text).unwrap();
         assert_eq!(source.text(), expected);
     }
