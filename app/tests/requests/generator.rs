@@ -40,7 +40,8 @@ pub struct Generator<'d> {
 }
 
 /// Fields whose value is a JSON schema.
-const SCHEMAS: [&str; 5] = ["schema", "parameters", "input_schema", "format", "json_schema"];
+const SCHEMAS: [&str; 7] =
+    ["schema", "parameters", "input_schema", "format", "json_schema", "guided_json", "json"];
 
 impl Generator<'_> {
     /// A value of the field `name`.
@@ -118,6 +119,9 @@ impl Generator<'_> {
     }
 
     fn text(&mut self, name: &str) -> Value {
+        if name.contains("grammar") && self.random.once_in(2) {
+            return json!(self.grammar());
+        }
         if matches!(name, "model" | "from" | "source" | "name") && !self.random.once_in(12) {
             return json!("tales");
         }
@@ -145,9 +149,9 @@ impl Generator<'_> {
     }
 
     /// A JSON schema, at times one that asks for too much.
-    fn schema(&mut self, depth: usize) -> Value {
+    pub fn schema(&mut self, depth: usize) -> Value {
         let inner = |this: &mut Self| this.schema(depth + 1);
-        match self.random.below(if depth > 4 { 8 } else { 24 }) {
+        match self.random.below(if depth > 4 { 8 } else { 30 }) {
             0 => json!({"type": "string"}),
             1 => json!({"type": "integer", "minimum": self.random.below(9)}),
             2 => json!({"enum": ["a", 1, null]}),
@@ -189,6 +193,29 @@ impl Generator<'_> {
                 json!({"type": "object", "properties": properties, "required": names})
             }
             22 => json!({"enum": (0..self.random.below(8000)).collect::<Vec<_>>()}),
+            23 => json!({"title": "// # \"", "description": inner(self), "$ref": "#/description"}),
+            24 => {
+                let names: Vec<_> = (0..self.random.below(9000)).map(|i| format!("p{i}")).collect();
+                json!({"const": {"description": {"required": names}}, "unknown": {"default": {"required": names}}})
+            }
+            25 => {
+                let count = self.random.below(150);
+                let list: Map<_, _> = (0..count).map(|i| (format!("^{i}$"), inner(self))).collect();
+                json!({"patternProperties": list})
+            }
+            26 => {
+                let count = self.random.below(70);
+                json!({"type": "string", "allOf": (0..count).map(|i| json!({"pattern": i.to_string()})).collect::<Vec<_>>()})
+            }
+            27 => {
+                let count = self.random.below(120);
+                let list: Map<_, _> = (0..count).map(|i| (format!("p{i}"), json!({}))).collect();
+                json!({"properties": list, "minProperties": 1, "additionalProperties": false})
+            }
+            28 => {
+                let divisor = *self.random.pick(&[7, 9973, 99_991, 99_999_989, 86_400]);
+                json!({"type": "integer", "multipleOf": divisor})
+            }
             _ => (0..self.random.below(110)).fold(json!({}), |inner, _| json!({"items": inner})),
         }
     }

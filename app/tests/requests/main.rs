@@ -5,6 +5,7 @@
 //! of a seed alone.
 
 mod generator;
+mod grammars;
 
 use std::{
     env,
@@ -183,6 +184,12 @@ struct Case {
 impl Case {
     fn new(operations: &[Operation], document: &Value, seed: u64) -> Self {
         let mut random = Random(seed);
+        if random.once_in(3) {
+            let (path, body) = Generator { document, random, hostile: 1_000_000 }.constrained();
+            let headers =
+                vec![("host", "localhost".to_owned()), ("content-type", "application/json".to_owned())];
+            return Self { method: "POST".into(), path, headers, body: body.to_string().into_bytes() };
+        }
         // Requests with a body are where the fields are.
         let with_body: Vec<_> = operations.iter().filter(|operation| operation.body.is_some()).collect();
         let operation = match random.once_in(5) {

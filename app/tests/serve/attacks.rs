@@ -122,6 +122,26 @@ fn numbers_names_and_schemas_that_ask_for_too_much_are_refused() {
         }
     }
 
+    // A quote in a comment hides nothing of a grammar.
+    let links: String =
+        (0..20_000).map(|i| format!("\"a{i}\":{{\"$ref\":\"#/$defs/a{}\"}},", i + 1)).collect();
+    let chain =
+        format!("%json {{\"$comment\":\"//\",\"$defs\":{{{links}\"z\":true}},\"$ref\":\"#/$defs/a0\"}}");
+    for (grammar, word) in [
+        (format!("# \"\nstart: {chain}"), "names in one object"),
+        (format!("x: \"y\" # it's 5\" long\nstart: {chain}"), "names in one object"),
+        (format!("start: %lark {{ start: <\"> // \"\n | {chain} }}"), "names in one object"),
+        ("# \"\nstart[temperature=0.0]: \"a\"".into(), "temperature"),
+        (format!("start: {}\"b\"", "\"a\"|".repeat(40_000)), "alternatives in rules"),
+        (format!("root ::= {}\nx ::= \"a\"", "x? ".repeat(5_000)), "at most"),
+    ] {
+        for (path, body) in [text.clone(), chat.clone()] {
+            for field in ["grammar", "guided_grammar"] {
+                refused(path, &with(body.clone(), json!({field: grammar})), word);
+            }
+        }
+    }
+
     // A context beyond the model's is the model's.
     server.post(ollama.0, &with(ollama.1.clone(), json!({"options": {"num_ctx": huge}}))).ok();
     // Longest times are no shorter ones, and break no list.

@@ -44,6 +44,13 @@ fn message(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let line = text.lines().find_map(|line| line.strip_prefix("error: ")).or(text.lines().next());
     match line.unwrap_or_default() {
+        line if ["lexer precomputation", "initial lexer configuration", "fuel exhausted"]
+            .iter()
+            .any(|problem| line.contains(problem)) =>
+        {
+            "its terminals or patterns are too complex together; make them shorter, or divide them into rules"
+                .to_owned()
+        }
         line if line.starts_with("panic: ") => {
             "the compiler has failed; make it smaller, or leave out its rare parts".to_owned()
         }

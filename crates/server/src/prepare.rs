@@ -3,7 +3,8 @@
 //! them.
 //!
 //! Clients are queued fairly, and large requests use at most half of the threads, so a small one never waits for a
-//! large one.
+//! large one. A job that takes long, as one that waits for a slow grammar, holds up no other: it no longer counts, and
+//! another thread starts.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +13,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::http::Extensions;
@@ -25,6 +26,12 @@ const STACK: usize = 64 << 20;
 
 /// Time after which an idle thread ends. Its stack keeps the memory of its deepest work until then.
 const IDLE: Duration = Duration::from_secs(10);
+
+/// Time after which a job no longer counts as one of those that run.
+const LONG: Duration = Duration::from_millis(500);
+
+/// Maximum number of jobs that do not count.
+const MAX_LONG: usize = 8;
 
 /// A client, for fair queueing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -92,9 +99,23 @@ struct Queue {
     threads: usize,
     /// Number of idle threads.
     idle: usize,
-    /// Number of large jobs that run.
+    running: Vec<Running>,
+    /// Number of jobs that have begun.
+    begun: u64,
+    /// Number of large jobs that run, without long ones.
     large: usize,
+    /// Number of long jobs that run.
+    long: usize,
     ended: bool,
+}
+
+/// A running job.
+#[derive(Debug)]
+struct Running {
+    id: u64,
+    size: Size,
+    began: Instant,
+    is_long: bool,
 }
 
 struct Job {
@@ -162,7 +183,15 @@ impl Preparation {
         let (answer, outcome) = oneshot::channel();
         let job = Job { size, work: Box::new(Task { work, answer }) };
         self.shared.push(client, job)?;
-        outcome.await.unwrap_or_else(|_| Err(ApiError::Internal("preparing the request has failed".into())))
+        let mut outcome = outcome;
+        loop {
+            match tokio::time::timeout(LONG, &mut outcome).await {
+                Ok(Ok(outcome)) => return outcome,
+                Ok(Err(_)) => return Err(ApiError::Internal("preparing the request has failed".into())),
+                // Others may wait behind long jobs.
+                Err(_) => self.shared.relieve(),
+            }
+        }
     }
 }
 
@@ -181,8 +210,16 @@ impl Shared {
     fn push(self: &Arc<Self>, client: &Client, job: Job) -> Result<(), ApiError> {
         let mut queue = self.lock();
         queue.push(client, job);
+        self.start_thread(&mut queue)?;
+        drop(queue);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Starts a thread if work waits and there may be another one.
+    fn start_thread(self: &Arc<Self>, queue: &mut Queue) -> Result<(), ApiError> {
         let waiting: usize = queue.waiting.iter().map(|(_, jobs)| jobs.len()).sum();
-        if queue.idle < waiting && queue.threads < self.threads {
+        if queue.idle < waiting && queue.threads < self.threads + queue.long {
             let shared = self.clone();
             let thread = thread::Builder::new().name("paguro-prepare".into()).stack_size(STACK);
             match thread.spawn(move || shared.work()) {
@@ -195,9 +232,25 @@ impl Shared {
                 Err(error) => tracing::warn!(%error, "no thread can be started"),
             }
         }
+        Ok(())
+    }
+
+    /// Stops counting long jobs, and starts threads for the work that waits behind them.
+    fn relieve(self: &Arc<Self>) {
+        let mut queue = self.lock();
+        let Queue { running, large, long, .. } = &mut *queue;
+        for job in running.iter_mut().filter(|job| !job.is_long && job.began.elapsed() > LONG) {
+            if *long == MAX_LONG {
+                break;
+            }
+            job.is_long = true;
+            *long += 1;
+            *large -= usize::from(job.size == Size::Large);
+        }
+        // An error is logged, and there are threads.
+        let _ = self.start_thread(&mut queue);
         drop(queue);
         self.changed.notify_one();
-        Ok(())
     }
 
     /// The loop of a thread.
@@ -220,14 +273,18 @@ impl Shared {
                 }
                 continue;
             };
-            let large = usize::from(job.size == Size::Large);
-            queue.large += large;
+            let id = queue.begin(job.size);
             drop(queue);
             // A panic drops the sender of the answer, so the waiting request gets an error.
             let _ = catch_unwind(AssertUnwindSafe(|| job.work.run()));
             queue = self.lock();
-            queue.large -= large;
-            if large > 0 {
+            queue.end(id);
+            if queue.threads > self.threads + queue.long {
+                queue.threads -= 1;
+                self.changed.notify_one();
+                return;
+            }
+            if job.size == Size::Large {
                 self.changed.notify_one();
             }
         }
@@ -239,6 +296,24 @@ impl Queue {
         match self.waiting.iter_mut().find(|(other, _)| other == client) {
             Some((_, jobs)) => jobs.push_back(job),
             None => self.waiting.push_back((client.clone(), VecDeque::from([job]))),
+        }
+    }
+
+    /// Notes that a job begins, and returns its number.
+    fn begin(&mut self, size: Size) -> u64 {
+        self.begun += 1;
+        self.large += usize::from(size == Size::Large);
+        self.running.push(Running { id: self.begun, size, began: Instant::now(), is_long: false });
+        self.begun
+    }
+
+    fn end(&mut self, id: u64) {
+        let Some(index) = self.running.iter().position(|job| job.id == id) else { return };
+        let job = self.running.swap_remove(index);
+        if job.is_long {
+            self.long -= 1;
+        } else if job.size == Size::Large {
+            self.large -= 1;
         }
     }
 
@@ -263,7 +338,7 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::mpsc, time::Instant};
+    use std::sync::mpsc;
 
     use super::*;
 
@@ -326,7 +401,7 @@ mod tests {
     #[test]
     fn a_panic_is_an_error_and_the_thread_goes_on() {
         let preparation = Preparation::with_threads(1, IDLE);
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let run = |work: fn() -> u32| {
             runtime.block_on(preparation.run(&Client::Local, Size::Large, move |_| Ok(work())))
         };
@@ -337,7 +412,7 @@ mod tests {
     #[test]
     fn an_idle_thread_ends_and_another_one_takes_its_place() {
         let preparation = Preparation::with_threads(1, Duration::from_millis(1));
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         for round in 0..3 {
             let run = preparation.run(&Client::Local, Size::Small, move |_| Ok(round));
             assert_eq!(runtime.block_on(run), Ok(round));
@@ -346,6 +421,35 @@ mod tests {
                 assert!(Instant::now() < deadline, "the thread does not end");
                 thread::sleep(Duration::from_millis(1));
             }
+        }
+    }
+
+    #[test]
+    fn a_long_job_holds_up_no_other() {
+        let preparation = Preparation::with_threads(1, IDLE);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (release, blocked) = mpsc::channel::<()>();
+        let first = preparation.run(&Client::Local, Size::Large, move |_| {
+            blocked.recv().ok();
+            Ok(1)
+        });
+        let second = async {
+            let second = preparation.run(&Client::Local, Size::Large, |_| Ok(2)).await;
+            release.send(()).unwrap();
+            second
+        };
+        let both = async { tokio::join!(first, second) };
+        assert_eq!(runtime.block_on(both), (Ok(1), Ok(2)));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let queue = preparation.shared.lock();
+            let counts = (queue.long, queue.large, queue.running.len());
+            if counts == (0, 0, 0) && queue.threads == 1 {
+                break;
+            }
+            drop(queue);
+            assert!(Instant::now() < deadline, "{counts:?} are still counted");
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

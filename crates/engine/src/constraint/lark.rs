@@ -251,6 +251,8 @@ impl Source {
                 text += json;
             }
         }
+        // The compiler adds the last line break as well.
+        text.pop();
         text
     }
 }
@@ -410,7 +412,7 @@ mod tests {
         "[",
         "]",
         "{2,3}",
-        "~0..2",
+        "~2",
         "0x1",
         "-1.5e3",
         "->",
@@ -480,7 +482,7 @@ mod tests {
     #[test]
     fn comments_and_annotations_do_not_reach_the_compiler() {
         let text = "# it's 5\" long\nstart: x // \"\nx: \"# \\\" //\" | /#\\/\"/ | %json {\"title\": \"#\", \"type\": \"null\"} # y";
-        let expected = "              \nstart: x     \nx: \"# \\\" //\" | /#\\/\"/ | %json                {\"type\":\"null\"}    \n";
+        let expected = "              \nstart: x     \nx: \"# \\\" //\" | /#\\/\"/ | %json                {\"type\":\"null\"}    ";
         let source = Source::read(text).unwrap();
         assert_eq!(source.text(), expected);
     }

@@ -37,6 +37,9 @@ const MAX_DIVISOR: f64 = 1e8;
 /// Most states of the expression of a `multipleOf`: one for each remainder, where factors 2 and 5 hardly count.
 const MAX_REMAINDERS: f64 = 10_000.0;
 
+/// Most remainders of all `multipleOf`s.
+const MAX_ALL_REMAINDERS: f64 = 20_000.0;
+
 /// Most digits of a `multipleOf` after the point.
 const MAX_DIGITS: i32 = 8;
 
@@ -245,6 +248,12 @@ impl Measure {
                 ));
             }
             check_divisor(&format!("`multipleOf` {divisor}"), units)?;
+            self.remainders += remainders(units);
+            if self.remainders > MAX_ALL_REMAINDERS {
+                return Err(format!(
+                    "all `multipleOf`s have more than {MAX_ALL_REMAINDERS} remainders, without factors 2 and 5"
+                ));
+            }
             if !whole.divisors.contains(&units) {
                 whole.divisors.push(units);
             }
@@ -292,14 +301,18 @@ impl Measure {
     }
 }
 
-fn check_divisor(name: &str, units: f64) -> Result<(), String> {
-    let mut remainders = units;
-    for factor in [2.0, 5.0] {
-        while remainders > MAX_REMAINDERS && remainders % factor == 0.0 {
-            remainders /= factor;
+/// Returns a divisor without factors 2 and 5.
+fn remainders(units: f64) -> f64 {
+    [2.0, 5.0].into_iter().fold(units, |mut rest, factor| {
+        while rest >= factor && rest.is_finite() && rest % factor == 0.0 {
+            rest /= factor;
         }
-    }
-    if units <= MAX_DIVISOR && remainders <= MAX_REMAINDERS {
+        rest
+    })
+}
+
+fn check_divisor(name: &str, units: f64) -> Result<(), String> {
+    if units <= MAX_DIVISOR && remainders(units) <= MAX_REMAINDERS {
         return Ok(());
     }
     Err(format!(
@@ -400,6 +413,14 @@ mod tests {
             (with(object(100, 0), &json!({"minProperties": 1})), None),
             (with(object(101, 0), &json!({"minProperties": 1})), Some("with `minProperties`")),
             (json!({"multipleOf": 99_999_989}), Some("`multipleOf` 99999989 has too many remainders")),
+            (
+                json!({"items": {"multipleOf": 9973}, "prefixItems": [{"multipleOf": 9967}, {"multipleOf": 86_400}]}),
+                None,
+            ),
+            (
+                json!({"prefixItems": vec![json!({"multipleOf": 9973}); 3]}),
+                Some("more than 20000 remainders"),
+            ),
             (json!({"multipleOf": 1e-9}), Some("at most 8 digits")),
             (json!({"anyOf": [{"multipleOf": 1000}, {"multipleOf": 0.25}, {"multipleOf": 86_400}]}), None),
             (
