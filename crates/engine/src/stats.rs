@@ -61,7 +61,7 @@ pub struct Stats {
     pub step_times: StepTimes,
     /// Masks of grammars computed, failed ones included.
     pub masks: u64,
-    /// Time that it took, in nanoseconds: all workers together, most of it beside a step.
+    /// Processor time of these computations, in nanoseconds, of all threads together.
     pub mask_nanoseconds: u64,
 }
 

@@ -211,8 +211,8 @@ impl Guide {
         }
         let Computed { verdict, took, .. } = self.next.result.get()?;
         self.is_settled = true;
-        // A grammar that was slow once stays slow for a while.
-        self.expected = Some(self.expected.map_or(*took, |expected| (expected * 3 / 4).max(*took)));
+        // A grammar that was slow once stays slow for a while. The first mask is unusual: it builds the states of the lexer.
+        self.expected = Some(self.expected.map_or(*took / 4, |expected| (expected * 3 / 4).max(*took)));
         Some((verdict, *took))
     }
 

@@ -67,6 +67,8 @@ struct State {
     running: Vec<Running>,
     /// Number of prompt and slow threads.
     threads: Kinds,
+    /// Maximum number of prompt threads on this machine, once it is known: asking the system takes long.
+    most_prompt: Option<usize>,
     /// Number of prompt threads that wait for a task.
     idle: usize,
     /// Number of computations that have ended.
@@ -126,13 +128,17 @@ impl State {
     }
 
     /// Returns the kind of a thread that should be started.
-    fn missing(&self) -> Option<Kind> {
+    fn missing(&mut self) -> Option<Kind> {
+        if self.queue.is_empty() {
+            return None;
+        }
+        let cores = || thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_PROMPT));
+        let most_prompt = *self.most_prompt.get_or_insert_with(cores);
         let Kinds { prompt, slow } = self.threads;
         let waits = |kind| self.queue.iter().filter(|task| self.may_begin(task, kind)).count();
-        let cores = thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_PROMPT));
         if prompt + slow >= MOST_THREADS {
             None
-        } else if prompt < cores && waits(Kind::Prompt) > self.idle {
+        } else if prompt < most_prompt && waits(Kind::Prompt) > self.idle {
             Some(Kind::Prompt)
         } else if slow < MOST_SLOW && waits(Kind::Slow) > 0 {
             Some(Kind::Slow)
@@ -365,9 +371,8 @@ mod tests {
     fn tenants_with_few_running_masks_and_short_masks_are_first() {
         let now = Instant::now();
         let later = now + Duration::from_millis(1);
-        let mut state = State::default();
-        state.running = vec![running("a"), running("a"), running("b")];
-        state.queue = vec![
+        let running = vec![running("a"), running("a"), running("b")];
+        let queue = vec![
             task(1, "a", Some(0), now),
             task(2, "b", Some(4), now),
             task(3, "b", Some(1), later),
@@ -375,6 +380,7 @@ mod tests {
             task(5, "c", Some(6), now),
             task(6, "a", None, now),
         ];
+        let mut state = State { running, queue, ..State::default() };
         assert_eq!(order(&mut state, Kind::Prompt), [4, 3, 2, 1, 6]);
         assert_eq!(order(&mut state, Kind::Slow), [5]);
     }

@@ -3,10 +3,13 @@
 //! The row of a sequence that has ended meanwhile is dropped. Its pages can be reused at once, because steps run in the
 //! order of their plans.
 
-use paguro_backend::{Carried, Output, OutputKind, StateUse, Step, StepError, StepOutput};
+use paguro_backend::{Carried, Output, OutputKind, StateUse, Step};
 
 use super::Scheduler;
-use crate::{sequence::Sequence, thought::Thought};
+use crate::{
+    sequence::{Sequence, SequenceOutputs},
+    thought::Thought,
+};
 
 impl Scheduler {
     /// Plans the step after the planned one, if its rows are known: the queue is empty, and every continuing sequence
@@ -37,22 +40,17 @@ impl Scheduler {
         }
         let Self { running, layout, pages, plan, next_plan, .. } = self;
         next_plan.clear();
-        let mut output = 0;
+        let mut cursor = plan.cursor();
         for sequence in running {
-            let owner = (sequence.request.id, sequence.branches.start);
-            // Between them are those of sequences that have ended since the planned step was planned ahead.
-            while plan.owners.get(output).is_some_and(|other| *other != owner) {
-                output += 1;
-            }
+            let output = cursor.of(sequence).start;
             if !sequence.ends() {
                 sequence.reserve_ahead(layout, pages);
                 let row = next_plan.tokens.len();
                 next_plan.carried.push(Carried { row, output });
-                next_plan.owners.push(owner);
                 let state = sequence.state.map(|state| StateUse::in_place(state.write));
-                next_plan.add(sequence, sequence.computed + sequence.rows, &[0], state);
+                let outputs = SequenceOutputs::sample(sequence.branches.start);
+                next_plan.add(sequence, sequence.computed + sequence.rows, &[0], state, outputs);
             }
-            output += 1;
         }
         self.step += 1;
         self.is_ahead = true;
@@ -71,26 +69,5 @@ impl Scheduler {
     /// Returns the step that was planned ahead, with these outputs.
     pub fn step_ahead<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
         self.next_plan.step(outputs)
-    }
-
-    /// Removes the outputs that a step planned ahead has computed for sequences that have ended since. The others are
-    /// in the same order.
-    pub(super) fn drop_outcomes_of_the_ended(&self, output: &mut StepOutput) -> Result<(), StepError> {
-        let owners = &self.plan.owners;
-        if owners.is_empty() {
-            return Ok(());
-        }
-        let (given, asked) = (output.outcomes.len(), owners.len());
-        if given != asked {
-            let more = if given > asked { "more" } else { "fewer" };
-            return Err(StepError::Device(format!("the runner answered {more} outputs than were asked for")));
-        }
-        let mut owners = owners.iter();
-        let mut left = self.running.iter().filter(|sequence| sequence.rows > 0).peekable();
-        output.outcomes.retain(|_| {
-            let owner = owners.next();
-            left.next_if(|sequence| Some(&(sequence.request.id, sequence.branches.start)) == owner).is_some()
-        });
-        Ok(())
     }
 }

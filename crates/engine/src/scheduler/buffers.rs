@@ -1,8 +1,16 @@
 //! Buffers of a planned step.
 
-use paguro_backend::{Carried, Output, PageId, PageMove, StateUse, Step, StepSequence};
+use std::{cmp::Ordering, ops::Range};
 
-use crate::{cost::Work, prefix::BlockKey, sequence::Sequence};
+use paguro_backend::{
+    Carried, Output, OutputValue, PageId, PageMove, StateUse, Step, StepError, StepSequence,
+};
+
+use crate::{
+    cost::Work,
+    prefix::BlockKey,
+    sequence::{Sequence, SequenceOutput, SequenceOutputs},
+};
 
 /// Copies of states into pages, which run before the next planned step.
 #[derive(Debug, Default)]
@@ -25,15 +33,52 @@ pub(super) struct PlannedStep {
     pub carried: Vec<Carried>,
     pub sequences: Vec<StepSequence>,
     pub pages: Vec<PageId>,
-    /// Request id and first branch of each sequence, if the step was planned ahead; otherwise empty. Some of these
-    /// sequences may have ended since.
-    pub owners: Vec<(u64, usize)>,
+    /// Owners of `sequences`, in the same order. Some of them may have ended since.
+    pub owners: Vec<Owner>,
+}
+
+/// A sequence with rows in a step.
+#[derive(Debug)]
+pub(super) struct Owner {
+    /// Its [owner](Sequence::owner).
+    pub id: (u64, usize),
+    /// Outputs of its rows.
+    pub outputs: SequenceOutputs,
+}
+
+/// Position in the outputs of a step, which are those of its owners in order.
+pub(super) struct OutputCursor<'a> {
+    owners: std::slice::Iter<'a, Owner>,
+    next: usize,
+}
+
+impl OutputCursor<'_> {
+    /// Returns the indices of the outputs of a sequence. Sequences must be in the order of the plan; those that have ended
+    /// since are passed over.
+    pub fn of(&mut self, sequence: &Sequence) -> Range<usize> {
+        for owner in self.owners.by_ref() {
+            let outputs = self.next..self.next + owner.outputs.len();
+            self.next = outputs.end;
+            if owner.id == sequence.owner() {
+                return outputs;
+            }
+        }
+        unreachable!("a sequence with rows is in the plan")
+    }
 }
 
 impl PlannedStep {
     /// Adds a sequence with rows for `tokens` at positions from `start` on. `state` has the state slots that the rows read
     /// and write.
-    pub fn add(&mut self, sequence: &Sequence, start: usize, tokens: &[u32], state: Option<StateUse>) {
+    pub fn add(
+        &mut self,
+        sequence: &Sequence,
+        start: usize,
+        tokens: &[u32],
+        state: Option<StateUse>,
+        outputs: SequenceOutputs,
+    ) {
+        self.owners.push(Owner { id: sequence.owner(), outputs });
         let Self { tokens: all, sequences, pages, .. } = self;
         let (first_row, first_page) = (all.len(), pages.len());
         all.extend_from_slice(tokens);
@@ -62,6 +107,35 @@ impl PlannedStep {
     pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
         let Self { tokens, carried, sequences, pages, .. } = self;
         Step { tokens, carried, sequences, pages, outputs }
+    }
+
+    /// Returns the position before the first output.
+    pub fn cursor(&self) -> OutputCursor<'_> {
+        OutputCursor { owners: self.owners.iter(), next: 0 }
+    }
+
+    /// Checks that values answer the outputs of the step.
+    ///
+    /// # Errors
+    /// Their number or kinds are wrong.
+    pub fn check(&self, values: &[OutputValue]) -> Result<(), StepError> {
+        let problem = |which: &str| {
+            Err(StepError::Device(format!("the runner answered {which} outputs than were asked for")))
+        };
+        let fits = |(output, value): (SequenceOutput, &OutputValue)| match output {
+            SequenceOutput::Score { .. } => matches!(value, OutputValue::Score(_)),
+            SequenceOutput::Embedding { .. } => matches!(value, OutputValue::Embedding(_)),
+            SequenceOutput::Sample { .. } => matches!(value, OutputValue::Sampled(_)),
+        };
+        let count: usize = self.owners.iter().map(|owner| owner.outputs.len()).sum();
+        match values.len().cmp(&count) {
+            Ordering::Less => problem("fewer"),
+            Ordering::Greater => problem("more"),
+            Ordering::Equal => {
+                let outputs = self.owners.iter().flat_map(|owner| owner.outputs.iter());
+                if outputs.zip(values).all(fits) { Ok(()) } else { problem("other") }
+            }
+        }
     }
 
     /// Returns the work of the step, from which the cost model estimates its time.

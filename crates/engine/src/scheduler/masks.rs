@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Scheduler, outcomes::finish};
+use super::{Scheduler, outputs::finish};
 use crate::{
     constraint::{Guide, Verdict},
     cost::Work,

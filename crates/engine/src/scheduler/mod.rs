@@ -21,7 +21,7 @@
 mod ahead;
 mod buffers;
 mod masks;
-mod outcomes;
+mod outputs;
 mod queue;
 mod rows;
 mod tiers;
@@ -35,7 +35,7 @@ use paguro_backend::{Limits, Output, PageId, PageMove, Step};
 
 use self::{
     buffers::{PlannedStep, Saves},
-    outcomes::finish,
+    outputs::finish,
 };
 use crate::{
     RequestError, Stats,
@@ -203,8 +203,9 @@ impl Scheduler {
     /// Writes the outputs of the planned step.
     pub fn write_outputs<'a>(&'a self, outputs: &mut Vec<Output<'a>>) {
         let running = self.running.iter().filter(|sequence| sequence.rows > 0);
-        for (sequence, part) in running.zip(&self.plan.sequences) {
-            sequence.write_outputs(part.rows.start, outputs);
+        let parts = self.plan.sequences.iter().zip(&self.plan.owners);
+        for (sequence, (part, owner)) in running.zip(parts) {
+            sequence.write_outputs(part.rows.start, &owner.outputs, outputs);
         }
     }
 
@@ -295,7 +296,7 @@ impl Scheduler {
         self.stats.page_copies += copies.count() as u64;
         for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
             let tokens = &sequence.tokens[sequence.computed..][..sequence.rows];
-            self.plan.add(sequence, sequence.computed, tokens, sequence.state);
+            self.plan.add(sequence, sequence.computed, tokens, sequence.state, sequence.outputs());
         }
     }
 

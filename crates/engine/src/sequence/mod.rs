@@ -8,7 +8,7 @@ mod outputs;
 mod pages;
 mod reuse;
 
-pub(crate) use self::outputs::SequenceOutput;
+pub(crate) use self::outputs::{SequenceOutput, SequenceOutputs};
 
 use std::{cmp::Reverse, ops::Range, sync::Arc};
 
@@ -178,6 +178,11 @@ impl Sequence {
             request: self.request.id,
             branch: self.branches.start,
         }
+    }
+
+    /// Returns its request and first branch, which no other sequence has.
+    pub fn owner(&self) -> (u64, usize) {
+        (self.request.id, self.branches.start)
     }
 
     /// True while its blocks are loaded from another tier.

@@ -1,7 +1,7 @@
 //! Outputs of a sequence's rows: scores of the prompt, its embedding, sampled tokens.
 //!
-//! [`Sequence::outputs`] alone defines their order. The step requests outputs in this order, and its results are checked
-//! and applied in it.
+//! [`SequenceOutputs`] alone defines their order. A plan stores those of its sequences. The step requests outputs in this
+//! order, and its results are checked and applied in it.
 
 use std::ops::Range;
 
@@ -47,6 +47,11 @@ impl SequenceOutputs {
         scores.chain(embeddings).chain(branches.map(|branch| SequenceOutput::Sample { branch }))
     }
 
+    /// Returns one token of this branch.
+    pub fn sample(branch: usize) -> Self {
+        Self { scores: 0..0, embeddings: 0..0, branches: branch..branch + 1 }
+    }
+
     pub fn len(&self) -> usize {
         self.scores.len() + self.embeddings.len() + self.branches.len()
     }
@@ -62,10 +67,15 @@ impl Sequence {
         }
     }
 
-    /// Appends the outputs of the planned rows, which are the rows from `first_row` on of the step.
-    pub fn write_outputs<'a>(&'a self, first_row: usize, outputs: &mut Vec<Output<'a>>) {
+    /// Appends the planned outputs `planned` of the planned rows, which are the rows from `first_row` on of the step.
+    pub fn write_outputs<'a>(
+        &'a self,
+        first_row: usize,
+        planned: &SequenceOutputs,
+        outputs: &mut Vec<Output<'a>>,
+    ) {
         let row_of = |position| first_row + position - self.computed;
-        outputs.extend(self.outputs().iter().map(|output| match output {
+        outputs.extend(planned.iter().map(|output| match output {
             SequenceOutput::Score { position } => {
                 let (token, top) = (self.tokens[position + 1], self.request.logprobs.unwrap_or(0));
                 Output { row: row_of(position), kind: OutputKind::Score { token, top } }

@@ -110,7 +110,7 @@ pub enum Fault {
     Submit,
     /// `collect` fails, likewise.
     Collect,
-    /// The wrong number of outcomes, and garbage in the pages.
+    /// The wrong number of outputs, and garbage in the pages.
     Answer,
     /// A panic.
     Panic,

@@ -133,7 +133,10 @@ fn masks_that_take_too_long_end_their_request() {
         "#]],
     );
     let steps = "mask A 1995 \n step \n ".repeat(6);
-    check("pages 16, held masks", &format!("A 4 +90 x4 grammar \n {steps}"), expect![[r#"
+    check(
+        "pages 16, held masks",
+        &format!("A 4 +90 x4 grammar \n {steps}"),
+        expect![[r#"
         mask A; free 16 cached 0
         run A 0..4; free 15 cached 0
         mask A; free 15 cached 0
@@ -147,7 +150,8 @@ fn masks_that_take_too_long_end_their_request() {
         run ; free 15 cached 1
         mask A; free 15 cached 1
         run ; free 15 cached 1
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -158,7 +162,10 @@ fn the_time_of_masks_is_charged_to_the_tenant() {
         )
     };
     let settings = "sequences 1, row 1, rows 40, pages 64, no cache, held masks";
-    check(settings, &script(0), expect![[r#"
+    check(
+        settings,
+        &script(0),
+        expect![[r#"
         run A 0..3; free 63 cached 0
         mask A; free 63 cached 0
         run A 3; hold B C D; free 63 cached 0
@@ -170,8 +177,12 @@ fn the_time_of_masks_is_charged_to_the_tenant() {
           B: Length
         run D 0..30; free 64 cached 0
           D: Length
-    "#]]);
-    check(settings, &script(300), expect![[r#"
+    "#]],
+    );
+    check(
+        settings,
+        &script(300),
+        expect![[r#"
         run A 0..3; free 63 cached 0
         mask A; free 63 cached 0
         run A 3; hold B C D; free 63 cached 0
@@ -183,7 +194,8 @@ fn the_time_of_masks_is_charged_to_the_tenant() {
           D: Length
         run B 0..4; free 64 cached 0
           B: Length
-    "#]]);
+    "#]],
+    );
 }
 
 /// The row of a grammar's item count grows with each token, and the time of a mask with it.

@@ -8,7 +8,7 @@ use super::Scheduler;
 use crate::{
     RequestError,
     request::{Event, FinishReason},
-    sequence::{Sequence, SequenceOutput},
+    sequence::Sequence,
 };
 
 impl Scheduler {
@@ -17,8 +17,7 @@ impl Scheduler {
     /// # Errors
     /// The outputs do not match the step; the state is unchanged.
     pub fn apply(&mut self, output: &mut StepOutput, at: Instant) -> Result<(), StepError> {
-        self.drop_outcomes_of_the_ended(output)?;
-        self.check_outcomes(output)?;
+        self.plan.check(&output.outcomes)?;
         self.stats.steps += 1;
         self.stats.rows += self.plan.tokens.len() as u64;
         self.stats.last_rows = self.plan.tokens.len();
@@ -26,18 +25,21 @@ impl Scheduler {
         self.stats.step_rows.record(self.plan.tokens.len());
         self.stats.step_sequences.record(self.plan.sequences.len());
         self.last_work = Some(self.plan.work());
-        let mut outcomes = output.outcomes.drain(..);
+        let mut values = output.outcomes.drain(..).enumerate();
+        let mut cursor = self.plan.cursor();
         let mut forks = Vec::new();
         let mut tokens = Vec::new();
         let mut failed = Vec::new();
         for sequence in self.running.iter_mut().filter(|sequence| sequence.rows > 0) {
-            let count = sequence.outputs().len();
-            for outcome in outcomes.by_ref().take(count) {
-                match outcome {
+            let outputs = cursor.of(sequence);
+            // Values of sequences that have ended since the step was planned ahead are between them.
+            let own = values.by_ref().skip_while(|(index, _)| *index < outputs.start).take(outputs.len());
+            for (_, value) in own {
+                match value {
                     OutputValue::Score(score) => sequence.scores.push(score),
                     OutputValue::Embedding(embedding) => sequence.pool(&embedding),
                     OutputValue::Sampled(sampled) => tokens.push(sampled),
-                    OutputValue::Logits(_) => unreachable!("outcomes were checked"),
+                    OutputValue::Logits(_) => unreachable!("values were checked"),
                 }
             }
             sequence.last_step = self.step;
@@ -79,7 +81,7 @@ impl Scheduler {
                 finish(sequence, &sequence.request.at_max_tokens, None, &mut self.events);
             }
         }
-        drop(outcomes);
+        drop(values);
         for fork in forks {
             self.run(fork);
         }
@@ -126,33 +128,6 @@ impl Scheduler {
             self.remove(|sequence| sequence.request.id == request);
             self.events.push((request, Event::Failed(error)));
         }
-    }
-
-    fn check_outcomes(&self, output: &StepOutput) -> Result<(), StepError> {
-        let mut rest = output.outcomes.as_slice();
-        for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
-            let outputs = sequence.outputs();
-            let Some((own, others)) = rest.split_at_checked(outputs.len()) else {
-                return Err(StepError::Device(
-                    "the runner answered fewer outputs than were asked for".into(),
-                ));
-            };
-            let fits = |(output, outcome): (SequenceOutput, &OutputValue)| match output {
-                SequenceOutput::Score { .. } => matches!(outcome, OutputValue::Score(_)),
-                SequenceOutput::Embedding { .. } => matches!(outcome, OutputValue::Embedding(_)),
-                SequenceOutput::Sample { .. } => matches!(outcome, OutputValue::Sampled(_)),
-            };
-            if !outputs.iter().zip(own).all(fits) {
-                return Err(StepError::Device(
-                    "the runner answered other outputs than were asked for".into(),
-                ));
-            }
-            rest = others;
-        }
-        if !rest.is_empty() {
-            return Err(StepError::Device("the runner answered more outputs than were asked for".into()));
-        }
-        Ok(())
     }
 }
 
