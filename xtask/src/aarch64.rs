@@ -1,17 +1,20 @@
-//! `cargo xtask ci aarch64`: the vector code of another processor, compiled and run by an emulator.
+//! `cargo xtask test aarch64`: the vector code of another processor, compiled and run by an emulator.
 //!
 //! QEMU translates each instruction separately, so results equal those of the architecture manual bit for bit, but
 //! speed is not measured, and a processor's own defects are not found.
 
-use std::{path::Path, process::Command, slice};
+use std::{path::Path, process::Command};
 
 use anyhow::Result;
 
 use crate::{
     ci::{cargo, install, quiet, rust_target, succeed},
+    listing::Listing,
     sample::Sample,
     table::Outcome,
 };
+
+const PACKAGE: &str = "paguro-backend-cpu";
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
@@ -48,8 +51,22 @@ const EMULATOR: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "
 /// Random inputs per property: emulation takes some thirty times as long.
 const RANDOM_INPUTS: &str = "12";
 
-/// The step. A sample is the kernels' tests or the suite, which are compiled one by one, as the seed is even or odd.
-pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
+/// Returns prefixes of names that no test has.
+pub fn missing(listing: &Listing) -> Vec<String> {
+    let lacks = |id: &str, prefix: &str| !listing.tests(id).any(|test| test.starts_with(prefix));
+    let suite = format!("{PACKAGE}::conformance");
+    let of = |id: &str, prefixes: &[&str]| {
+        let missing = prefixes.iter().filter(|prefix| lacks(id, prefix));
+        missing.map(|prefix| format!("{id}: `{prefix}`")).collect::<Vec<_>>()
+    };
+    PROCESSORS
+        .iter()
+        .flat_map(|processor| [of(PACKAGE, processor.kernels), of(&suite, processor.conformance)].concat())
+        .collect()
+}
+
+/// The step. A sample is one processor, with the kernels' tests or the suite, which are compiled one by one.
+pub fn run(root: &Path, sample: &Sample) -> Result<Outcome> {
     if cfg!(target_arch = "aarch64") {
         return Ok(Outcome::Skipped("this machine is one: `test` has run them".to_owned()));
     }
@@ -63,16 +80,12 @@ pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
     if !(there() || install(&EMULATOR) && there()) {
         return Ok(Outcome::Passed(format!("compiled; not run: apt-get install {}", EMULATOR.join(" "))));
     }
-    for Processor { name, isa, kernels, conformance } in PROCESSORS {
+    for Processor { name, isa, kernels, conformance } in sample.some(PACKAGE, &PROCESSORS) {
         println!("--- aarch64: {isa}, on QEMU's {name}");
         let targets = [(&["--lib"][..], kernels), (&["--test", "conformance"], conformance)];
-        let drawn = match sample {
-            Sample::All => &targets[..],
-            Sample::Seed(seed) => slice::from_ref(&targets[(seed % 2) as usize]),
-        };
-        for (target, cases) in drawn {
+        for (target, cases) in sample.some(name, &targets) {
             let mut test = backend(root, "test");
-            test.args(*target).arg("--").args(*cases);
+            test.args(*target).arg("--").args(**cases);
             test.env("QEMU_CPU", name).env("PAGURO_EXPECT_ISA", isa).env("PROPTEST_CASES", RANDOM_INPUTS);
             if let Outcome::Failed(how) = succeed(&mut test)? {
                 return Ok(Outcome::Failed(format!("{isa}: {how}")));
@@ -85,7 +98,7 @@ pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
 /// `cargo {subcommand}` on the CPU backend, for the target, with the emulator.
 fn backend(root: &Path, subcommand: &str) -> Command {
     let mut command = cargo(root);
-    command.args([subcommand, "--locked", "--package", "paguro-backend-cpu", "--target", TARGET]);
+    command.args([subcommand, "--locked", "--package", PACKAGE, "--target", TARGET]);
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64 -L /usr/aarch64-linux-gnu");
     command

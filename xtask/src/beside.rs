@@ -26,7 +26,7 @@ pub struct Beside {
 ///
 /// # Errors
 /// The process does not start.
-pub fn start(root: &Path, steps: &[&'static str]) -> Result<Beside> {
+pub fn start(root: &Path, steps: &[&'static str], all: bool) -> Result<Beside> {
     let target = clients::target(root);
     fs::create_dir_all(&target)?;
     let output = target.join("ci-beside.txt");
@@ -34,7 +34,7 @@ pub fn start(root: &Path, steps: &[&'static str]) -> Result<Beside> {
     // This program; cargo may have replaced its file meanwhile.
     let own = Path::new("/proc/self/exe");
     let mut command = Command::new(if own.exists() { own.to_owned() } else { std::env::current_exe()? });
-    command.arg("ci").args(steps).current_dir(root);
+    command.arg("test").args(steps).args(all.then_some("--all")).current_dir(root);
     command.stdin(Stdio::null()).stderr(file.try_clone()?).stdout(file);
     // Without it the steps fail for the same reason, and say so.
     if let Ok(program) = clients::program(&target, &mut cargo(root)) {

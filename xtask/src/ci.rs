@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: the steps, mostly in order of how soon they find something.
+//! `cargo xtask test`: the steps, mostly in order of how soon they find something.
 
 use std::{
     ffi::OsStr,
@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     aarch64, beside, clients, macos, packaging,
     sample::Sample,
+    seed::Seeds,
     table::{self, Outcome, Row},
     tests, tidy, ui, wgsl,
 };
@@ -20,7 +21,7 @@ use crate::{
 struct Step {
     name: &'static str,
     group: Group,
-    run: fn(&Path, Sample) -> Result<Outcome>,
+    run: fn(&Path, &Sample) -> Result<Outcome>,
 }
 
 /// Steps of the last two groups run at the same time, after those of the first.
@@ -39,7 +40,7 @@ const STEPS: [Step; 14] = [
     Step { name: "tidy", group: Group::Alone, run: |root, _| tidy(root) },
     Step { name: "clippy", group: Group::Alone, run: |root, _| clippy(root) },
     Step { name: "test", group: Group::Alone, run: test },
-    Step { name: "requests", group: Group::Alone, run: |root, _| requests(root) },
+    Step { name: "requests", group: Group::Alone, run: requests },
     Step { name: "gpu", group: Group::Computing, run: gpu },
     Step { name: "macos", group: Group::Computing, run: |root, _| macos::run(root) },
     Step { name: "fuzz", group: Group::Computing, run: |root, _| fuzz(root) },
@@ -51,32 +52,29 @@ const STEPS: [Step; 14] = [
     Step { name: "packaging", group: Group::Waiting, run: |root, _| packaging::run(root) },
 ];
 
+/// Steps that a run without names and without `--all` may leave out: their package, and the number of which one run has them.
+const DRAWN: [(&str, &str, u64); 1] = [("aarch64", "paguro-backend-cpu", 4)];
+
 /// Runs these steps, or all, and continues after a failure. Returns true if all passed.
 ///
-/// Options among the steps: `--all` runs every slow variant of a test, `--seed N` draws the variants of another run.
+/// `--all` among the steps runs every step and every slow variant of a test, which the files of the crates draw otherwise.
 ///
 /// # Errors
 /// An unknown step or option.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let (mut only, mut sample) = (Vec::new(), Sample::of_now());
-    let mut arguments = arguments.iter();
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--all" => sample = Sample::All,
-            "--seed" => {
-                let seed = arguments.next().and_then(|seed| seed.parse().ok());
-                sample = Sample::Seed(seed.context("--seed wants a number")?);
-            }
-            _ => only.push(argument.clone()),
-        }
-    }
-    if let Some(unknown) = only.iter().find(|name| !STEPS.iter().any(|step| step.name == *name)) {
+    let (options, only): (Vec<_>, Vec<_>) = arguments.iter().partition(|argument| argument.starts_with('-'));
+    let sample = match options.as_slice() {
+        [] => Sample::Drawn(Seeds::read(root)?),
+        [all] if *all == "--all" => Sample::All,
+        [other, ..] => bail!("there is no option `{other}`; `--all` runs every variant of a test"),
+    };
+    if let Some(unknown) = only.iter().find(|name| !STEPS.iter().any(|step| step.name == **name)) {
         bail!("there is no step `{unknown}`; the steps are {}", STEPS.map(|step| step.name).join(", "));
     }
     let begin = Instant::now();
     let of = |group: Group| {
         let of_group = move |step: &&Step| step.group == group;
-        let is_chosen = |step: &&Step| only.is_empty() || only.iter().any(|name| name == step.name);
+        let is_chosen = |step: &&Step| only.is_empty() || only.iter().any(|name| *name == step.name);
         STEPS.iter().filter(of_group).filter(is_chosen).collect::<Vec<_>>()
     };
     let [alone, computing, waiting] = [Group::Alone, Group::Computing, Group::Waiting].map(of);
@@ -84,14 +82,23 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         let Step { name, run, .. } = **step;
         println!("--- {name}");
         let start = Instant::now();
-        let outcome = run(root, sample).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
+        let left_out = DRAWN.iter().find(|(step, package, one_in)| {
+            step == &name && only.is_empty() && !sample.draws(package, step, *one_in)
+        });
+        let outcome = match left_out {
+            Some((_, package, one_in)) => Outcome::Skipped(format!(
+                "1 of {one_in} contents of {package} draws it; `cargo xtask test {name}` runs it"
+            )),
+            None => run(root, &sample).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}"))),
+        };
         Row { step: name, outcome, time: start.elapsed() }
     };
     let mut rows: Vec<Row> = alone.iter().map(perform).collect();
     if computing.is_empty() || waiting.is_empty() {
         rows.extend(computing.iter().chain(&waiting).map(perform));
     } else {
-        let others = beside::start(root, &waiting.iter().map(|step| step.name).collect::<Vec<_>>())?;
+        let names: Vec<_> = waiting.iter().map(|step| step.name).collect();
+        let others = beside::start(root, &names, sample == Sample::All)?;
         beside::lower_priority();
         rows.extend(computing.iter().map(perform));
         rows.extend(others.finish()?);
@@ -100,12 +107,12 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     Ok(table::passed(&rows))
 }
 
-fn test(root: &Path, sample: Sample) -> Result<Outcome> {
+fn test(root: &Path, sample: &Sample) -> Result<Outcome> {
     vulkan_driver();
     tests::run(root, sample)
 }
 
-fn gpu(root: &Path, sample: Sample) -> Result<Outcome> {
+fn gpu(root: &Path, sample: &Sample) -> Result<Outcome> {
     vulkan_driver();
     tests::run_on_gpu(root, sample)
 }
@@ -140,15 +147,16 @@ fn clippy(root: &Path) -> Result<Outcome> {
     }
 }
 
-/// Sends random requests for a minute, and random peers to the sockets of KV events for a third of one. The output has the seeds.
-fn requests(root: &Path) -> Result<Outcome> {
+/// Sends random requests, and random peers to the sockets of KV events. The output has the seeds.
+fn requests(root: &Path, sample: &Sample) -> Result<Outcome> {
+    let [seconds, of_events] = if *sample == Sample::All { ["60", "20"] } else { ["30", "10"] };
     let fuzz = |seconds: &str, tests: &[&str]| {
         let mut command = cargo(root);
         command.args(["test", "--workspace", "--locked"]).args(tests).env("PAGURO_FUZZ_SECONDS", seconds);
         succeed(&mut command)
     };
-    match fuzz("60", &["--test", "requests", "--", "--nocapture"])? {
-        Outcome::Passed(_) => fuzz("20", &["--lib", "kv_events::hostile::fuzz", "--", "--nocapture"]),
+    match fuzz(seconds, &["--test", "requests", "--", "--nocapture"])? {
+        Outcome::Passed(_) => fuzz(of_events, &["--lib", "kv_events::tests::fuzz", "--", "--nocapture"]),
         failed => Ok(failed),
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask ci macos`: the whole workspace for macOS, including the GPU backend, checked and linted on another
+//! `cargo xtask test macos`: the whole workspace for macOS, including the GPU backend, checked and linted on another
 //! system.
 //!
 //! It neither links nor runs. The standard library is a rustup target, or is built from Debian's sources by Debian's

@@ -1,13 +1,16 @@
-//! The project's CI and chores: `cargo xtask <command>`.
+//! The project's tests and chores: `cargo xtask <command>`.
 
 mod aarch64;
 mod beside;
 mod ci;
 mod clients;
+mod junit;
+mod listing;
 mod macos;
 mod output;
 mod packaging;
 mod sample;
+mod seed;
 mod table;
 mod tests;
 mod tidy;
@@ -22,14 +25,14 @@ use std::{
 const HELP: &str = "\
 usage: cargo xtask <command>
 
-  ci [STEP...]   everything that continuous integration checks, or only these steps:
+  test [STEP...] every check and test that a change needs, or only these steps:
                  fmt, tidy, clippy, test, requests, gpu, macos, fuzz, doc, aarch64, wgsl, ui,
                  clients, packaging
-                 --all      every slow variant of a test, not a sample of them
-                 --seed N   the sample of another run
+                 --all      every slow variant of a test and every step, not the sample that
+                            the files of the crates draw
   tidy           the project's own rules: arrows between crates, invariants, lengths of files,
                  words, links
-  clients        other people's clients and programs against a server, as the step of `ci`
+  clients        other people's clients and programs against a server, as the step of `test`
   bench [ARGS]   runs Paguro and llama.cpp alternately (bench/compare.sh with these arguments)
   help           this text
 ";
@@ -38,7 +41,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let root = root();
     let outcome = match arguments.split_first().map(|(command, rest)| (command.as_str(), rest)) {
-        Some(("ci", steps)) => ci::run(&root, steps),
+        // `ci` is the older name.
+        Some(("test" | "ci", steps)) => ci::run(&root, steps),
         Some((step @ ("tidy" | "clients"), [])) => ci::run(&root, &[step.to_owned()]),
         Some(("bench", rest)) => bench(&root, rest),
         Some(("help" | "-h" | "--help", _)) => {

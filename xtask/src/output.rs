@@ -1,7 +1,9 @@
-//! Output of test runners, reduced to results and the names and output of failed tests. The rest has thousands of
-//! lines, and a truncated log must contain the failure.
+//! Results of test runners, and the output of `cargo test`, reduced to the names and output of failed tests. The rest has thousands
+//! of lines, and a truncated log must contain the failure.
 
 use std::collections::BTreeSet;
+
+use crate::junit::Case;
 
 /// Takes the lines one by one.
 #[derive(Default)]
@@ -11,8 +13,6 @@ pub struct Digest {
     failed: Vec<String>,
     /// Seconds and name.
     times: Vec<(f64, String)>,
-    /// True in nextest's output of a test that failed.
-    in_failure: bool,
 }
 
 /// Part of a test binary's output.
@@ -53,29 +53,14 @@ impl Digest {
         }
     }
 
-    /// Reads a line of `cargo nextest run` with the profile `ci`. Returns true if it is to be shown.
-    pub fn nextest(&mut self, line: &str) -> bool {
-        // The output of tests is indented.
-        if let Some(reason) = line.trim_start().strip_prefix("skipped: ") {
-            self.skipped.insert(format!("skipped: {reason}"));
+    /// Adds a result of nextest.
+    pub fn case(&mut self, case: Case) {
+        let lines = case.output.lines().map(str::trim_start).filter(|line| line.starts_with("skipped: "));
+        self.skipped.extend(lines.map(str::to_owned));
+        if case.failed {
+            self.failed.push(case.name.clone());
         }
-        let Some((word, time, name)) = result(line) else {
-            let is_border = line.starts_with('\u{2500}') || line.trim_start().starts_with("Summary [");
-            self.in_failure &= !is_border;
-            return self.in_failure || is_border || line.starts_with("error") || line.starts_with("warning");
-        };
-        self.in_failure = !matches!(word, "PASS" | "SLOW" | "START");
-        if word == "SLOW" {
-            return true;
-        }
-        // Failures are repeated at the end, without a valid time.
-        if !self.times.iter().any(|(_, other)| other == name) {
-            self.times.push((time, name.to_owned()));
-            if self.in_failure {
-                self.failed.push(name.to_owned());
-            }
-        }
-        self.in_failure
+        self.times.push((case.seconds, case.name));
     }
 
     /// Adds the results of another test program.
@@ -103,35 +88,24 @@ impl Digest {
     }
 }
 
-/// The parts of a line of nextest's: `PASS [   1.856s] (37/64) paguro-backend kv::tests::blocks`.
-fn result(line: &str) -> Option<(&str, f64, &str)> {
-    let (word, rest) = line.trim_start().split_once(" [")?;
-    let (time, rest) = rest.split_once("s] ")?;
-    let name = rest.trim_start().split_once(") ").map_or(rest, |(_, name)| name).trim();
-    let is_word = word.bytes().all(|byte| byte.is_ascii_uppercase() || b"- ()".contains(&byte));
-    Some((word.trim(), time.trim().trim_start_matches('>').parse().ok()?, name)).filter(|_| is_word)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn results_of_nextest_are_read_and_passed_tests_are_not_shown() {
-        let printed = "        PASS [   0.005s] (1/3) app good\n\u{2500}\u{2500}\u{2500} STDOUT: app good\n    skipped: no device\n\
-                       \u{2500}\u{2500}\u{2500}\n        SLOW [> 60.000s] (   ) app long\n        FAIL [   1.500s] (2/3) app bad\n  stderr\n    why\n\
-                       \u{2500}\u{2500}\u{2500}\n     Summary [  61.000s] 3 tests run: 2 passed, 1 failed, 0 skipped\n\
-                       \x20       FAIL [   1.500s] (2/3) app bad\n        PASS [  61.000s] (3/3) app long";
+    fn results_of_nextest_are_collected() {
+        let case = |name: &str, seconds: f64, failed: bool, output: &str| Case {
+            name: name.to_owned(),
+            seconds,
+            failed,
+            output: output.to_owned(),
+        };
         let mut digest = Digest::default();
-        let shown: Vec<&str> = printed.lines().filter(|line| digest.nextest(line)).map(str::trim).collect();
-        assert!(shown.contains(&"why") && shown.iter().any(|line| line.starts_with("Summary")), "{shown:?}");
-        assert!(
-            !shown.iter().any(|line| line.starts_with("PASS") || line.starts_with("skipped")),
-            "{shown:?}"
-        );
+        digest.case(case("app good", 0.5, false, "text\n  skipped: no device\n"));
+        digest.case(case("app bad", 61.0, true, "why"));
         assert_eq!(digest.failed(), ["app bad"]);
         assert_eq!(digest.skipped().iter().collect::<Vec<_>>(), ["skipped: no device"]);
-        assert_eq!(digest.times()[..2], [(61.0, "app long"), (1.5, "app bad")]);
+        assert_eq!(digest.times(), [(61.0, "app bad"), (0.5, "app good")]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `cargo xtask ci packaging`: the install script against a server of this machine, the formula, shell scripts, workflows, and the
+//! `cargo xtask test packaging`: the install script against a server of this machine, the formula, shell scripts, workflows, and the
 //! chart of the README.
 
 use std::{fs, path::Path, process::Command};

@@ -1,22 +1,28 @@
-//! Slow variants of tests, of which a run of CI draws a sample.
+//! Slow variants of tests, of which a run has a sample.
 //!
 //! Each repeats cases that also run elsewhere, on other kernels or another instruction set, and is slow because its
-//! code is compiled or emulated. A run draws them by a seed, which it prints; `--all` runs all of them.
+//! code is compiled or emulated. The files of the crates that are tested draw them (`seed.rs`); `--all` runs all of them.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::collections::BTreeSet;
 
+use anyhow::{Result, bail};
+
+use crate::{
+    listing::Listing,
+    seed::{Seeds, mix},
+};
 use without_pages::WITHOUT_PAGES;
 
 #[path = "../../crates/backend-conformance/src/without_pages.rs"]
 mod without_pages;
 
 /// The choice of one run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sample {
     /// Every test runs.
     All,
-    /// Slow variants run if the seed draws them.
-    Seed(u64),
+    /// Slow variants run if the seed of their package draws them.
+    Drawn(Seeds),
 }
 
 /// Slow variants of one kind: every case in every module.
@@ -26,6 +32,7 @@ struct Variants {
     target: &'static str,
     /// Modules of the target; `""` is the whole.
     modules: &'static [&'static str],
+    /// Names of tests in these modules. An empty list stands for all tests of the target that no other kind has.
     cases: &'static [&'static str],
     /// One of this many is drawn on average, and at least one in total.
     one_in: u64,
@@ -39,7 +46,7 @@ pub struct LeftOut {
     pub test: String,
 }
 
-const VARIANTS: [Variants; 17] = [
+const VARIANTS: [Variants; 18] = [
     Variants {
         package: "paguro-backend-cpu",
         target: "conformance",
@@ -66,7 +73,7 @@ const VARIANTS: [Variants; 17] = [
             "exact_encoders",
             "exact_from_outside",
         ],
-        one_in: 4,
+        one_in: 6,
     },
     Variants {
         package: "paguro-backend-cpu",
@@ -292,79 +299,160 @@ const VARIANTS: [Variants; 17] = [
         cases: &["exact_in_chunks"],
         one_in: 8,
     },
+    // A software driver runs the kernels of all other cases as well.
+    Variants { package: "paguro-backend-wgpu", target: "conformance", modules: &[""], cases: &[], one_in: 4 },
 ];
 
+/// Modules of tests that exist on other processors alone.
+fn is_elsewhere(module: &str) -> bool {
+    module.starts_with("avx") && !cfg!(target_arch = "x86_64")
+        || module.starts_with("neon") && !cfg!(target_arch = "aarch64")
+}
+
 impl Variants {
-    /// Names of all of them.
-    fn tests(&self) -> Vec<String> {
-        let name = |module: &str, case: &str| match module {
-            "" => case.to_owned(),
-            _ => format!("{module}::{case}"),
-        };
-        self.modules.iter().flat_map(|module| self.cases.iter().map(move |case| name(module, case))).collect()
+    fn id(&self) -> String {
+        format!("{}::{}", self.package, self.target)
+    }
+
+    /// Names of all combinations, some of which a module may lack.
+    fn names(&self, module: &str) -> impl Iterator<Item = String> {
+        let prefix = if module.is_empty() { String::new() } else { format!("{module}::") };
+        self.cases.iter().map(move |case| format!("{prefix}{case}"))
+    }
+
+    /// Returns the tests of this kind, and adds modules and cases that do not exist to `missing`.
+    fn tests(&self, listing: &Listing, missing: &mut BTreeSet<String>) -> Vec<String> {
+        let id = self.id();
+        let modules: Vec<_> = self.modules.iter().filter(|module| !is_elsewhere(module)).collect();
+        let tests: Vec<_> = modules.iter().flat_map(|module| self.names(module)).collect();
+        let tests: Vec<_> = tests.into_iter().filter(|test| listing.has(&id, test)).collect();
+        for module in modules.iter().filter(|_| !self.cases.is_empty()) {
+            if !self.names(module).any(|name| tests.contains(&name)) {
+                missing.insert(format!("{id}: module `{module}`"));
+            }
+        }
+        for case in self.cases {
+            if !modules.is_empty() && !tests.iter().any(|test| test.rsplit("::").next() == Some(*case)) {
+                missing.insert(format!("{id}: `{case}`"));
+            }
+        }
+        tests
     }
 }
 
 impl Sample {
-    /// A sample by the time of day.
-    pub fn of_now() -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self::Seed(now.as_secs() % 1_000_000)
+    /// Returns the value of `PAGURO_SAMPLE`, by which tests of a package draw among formats and shapes
+    /// (`crates/backend-conformance/src/draw.rs`).
+    pub fn of_cases(&self, package: &str) -> String {
+        match self {
+            Self::All => "all".to_owned(),
+            Self::Drawn(seeds) => seeds.get(package).to_string(),
+        }
     }
 
-    /// The tests that this run leaves out, and the number of slow variants that there are.
-    pub fn left_out(self) -> (Vec<LeftOut>, usize) {
+    /// Returns true if one of `one_in` packages of this content draws this.
+    pub fn draws(&self, package: &str, name: &str, one_in: u64) -> bool {
+        match self {
+            Self::All => true,
+            Self::Drawn(seeds) => hash(seeds.get(package), name) % one_in == 0,
+        }
+    }
+
+    /// Returns the items that run: all, or one.
+    pub fn some<'a, T>(&self, package: &str, items: &'a [T]) -> &'a [T] {
+        match self {
+            Self::All => items,
+            Self::Drawn(seeds) => {
+                let at = hash(seeds.get(package), "") as usize % items.len().max(1);
+                items.get(at..=at).unwrap_or_default()
+            }
+        }
+    }
+
+    /// Returns the tests that this run leaves out, and the number of slow variants that there are.
+    ///
+    /// # Errors
+    /// Names in the lists of this file that no test has.
+    pub fn left_out(&self, listing: &Listing) -> Result<(Vec<LeftOut>, usize)> {
+        let mut missing = BTreeSet::new();
+        let mut kinds: Vec<_> =
+            VARIANTS.iter().map(|variants| (variants, variants.tests(listing, &mut missing))).collect();
+        // The others are in no list.
+        let named: BTreeSet<(String, String)> = kinds
+            .iter()
+            .flat_map(|(variants, tests)| tests.iter().map(|test| (variants.id(), test.clone())))
+            .collect();
+        for (variants, tests) in kinds.iter_mut().filter(|(variants, _)| variants.cases.is_empty()) {
+            let id = variants.id();
+            let others = listing.tests(&id).filter(|test| !named.contains(&(id.clone(), (*test).to_owned())));
+            *tests = others.map(str::to_owned).collect();
+        }
+        if !missing.is_empty() {
+            let missing: Vec<_> = missing.into_iter().collect();
+            bail!("tests in the lists of xtask/src/sample.rs that do not exist: {}", missing.join(", "));
+        }
         let (mut left_out, mut count) = (Vec::new(), 0);
-        for variants in VARIANTS {
-            let Variants { package, target, one_in, .. } = variants;
-            let tests = variants.tests();
+        for (Variants { package, target, one_in, .. }, tests) in kinds {
             count += tests.len();
-            let Self::Seed(seed) = self else { continue };
+            let Self::Drawn(seeds) = self else { continue };
             // The smallest hash is drawn in any case.
-            let hash = |test: &String| hash(seed, &format!("{package} {target} {test}"));
+            let hash = |test: &String| hash(seeds.get(package), &format!("{package} {target} {test}"));
             let always = tests.iter().min_by_key(|test| hash(test)).cloned();
             let drawn = |test: &String| hash(test) % one_in == 0 || Some(test) == always.as_ref();
             let others = tests.iter().filter(|test| !drawn(test));
             left_out.extend(others.map(|test| LeftOut { package, target, test: test.clone() }));
         }
-        (left_out, count)
+        Ok((left_out, count))
     }
 }
 
-/// FNV-1a of the text, mixed with the seed (Fowler, Noll, Vo; finalizer of SplitMix64).
+/// FNV-1a of the text, mixed with the seed (Fowler, Noll, Vo).
 fn hash(seed: u64, text: &str) -> u64 {
     let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let mut x = text.bytes().fold(0xcbf2_9ce4_8422_2325, fnv) ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+    mix(text.bytes().fold(0xcbf2_9ce4_8422_2325, fnv), seed)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::{BTreeMap, HashSet};
 
     use super::*;
 
+    /// A listing with all names of the lists, and others.
+    fn listing() -> Listing {
+        let mut tests: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for variants in &VARIANTS {
+            let names = variants.modules.iter().flat_map(|module| variants.names(module));
+            tests.entry(variants.id()).or_default().extend(names);
+        }
+        let others = tests.entry("paguro-backend-wgpu::conformance".into()).or_default();
+        others.extend((0..40).map(|number| format!("other_{number}")));
+        let tests: Vec<(&str, Vec<&str>)> = tests
+            .iter()
+            .map(|(id, names)| (id.as_str(), names.iter().map(String::as_str).collect()))
+            .collect();
+        let tests: Vec<(&str, &[&str])> = tests.iter().map(|(id, names)| (*id, &names[..])).collect();
+        Listing::of(&tests)
+    }
+
     #[test]
     fn some_of_every_kind_are_drawn_and_over_seeds_all_of_them() {
-        let (none, count) = Sample::All.left_out();
+        let listing = listing();
+        let packages = ["paguro", "paguro-backend-cpu", "paguro-backend-wgpu"];
+        let (none, count) = Sample::All.left_out(&listing).unwrap();
         assert!(none.is_empty());
         let mut always_left_out: Option<HashSet<String>> = None;
-        for seed in 0..100 {
-            let (left_out, _) = Sample::Seed(seed).left_out();
-            assert_eq!(left_out, Sample::Seed(seed).left_out().0);
+        for seed in 0..200 {
+            let sample = Sample::Drawn(Seeds::fixed(&packages, seed));
+            let (left_out, _) = sample.left_out(&listing).unwrap();
+            assert_eq!(left_out, sample.left_out(&listing).unwrap().0);
             assert!(left_out.len() > count / 2, "{seed}: {} of {count} are left out", left_out.len());
             let names: HashSet<String> =
                 left_out.into_iter().map(|test| test.package.to_owned() + &test.test).collect();
-            for variants in VARIANTS {
+            for variants in VARIANTS.iter().filter(|variants| !variants.cases.is_empty()) {
+                let tests = variants.tests(&listing, &mut BTreeSet::new());
                 let is_drawn = |test: &String| !names.contains(&(variants.package.to_owned() + test));
-                assert!(
-                    variants.tests().iter().any(is_drawn),
-                    "{seed}: {} {:?}",
-                    variants.package,
-                    variants.modules
-                );
+                assert!(tests.iter().any(is_drawn), "{seed}: {} {:?}", variants.package, variants.modules);
             }
             always_left_out = Some(match always_left_out {
                 Some(before) => before.intersection(&names).cloned().collect(),
@@ -372,5 +460,23 @@ mod tests {
             });
         }
         assert_eq!(always_left_out, Some(HashSet::new()));
+    }
+
+    #[test]
+    fn names_that_no_test_has_are_an_error() {
+        let error = Sample::All.left_out(&Listing::default()).unwrap_err().to_string();
+        assert!(
+            error.contains("paguro::it: module `families::gpu`") && error.contains("`exact_geometry`"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn one_item_is_drawn_by_each_seed_and_all_of_them_by_some() {
+        let items = [1, 2, 3];
+        assert_eq!(Sample::All.some("a", &items), items);
+        let drawn = |seed| Sample::Drawn(Seeds::fixed(&["a"], seed)).some("a", &items).to_vec();
+        assert!((0..50).all(|seed| drawn(seed).len() == 1 && drawn(seed) == drawn(seed)));
+        assert_eq!((0..50).flat_map(drawn).collect::<BTreeSet<_>>().len(), 3);
     }
 }

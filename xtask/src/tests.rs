@@ -13,7 +13,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
+    aarch64,
     ci::{cargo, quiet},
+    clients, junit,
+    listing::Listing,
     output::Digest,
     sample::{LeftOut, Sample},
     table::Outcome,
@@ -22,13 +25,16 @@ use crate::{
 /// Tests of this package share a device and its compiled kernels, so they share a process.
 const GPU: &str = "paguro-backend-wgpu";
 
+/// Tests of this package draw among formats and shapes, besides those of [`GPU`].
+const CPU: &str = "paguro-backend-cpu";
+
 /// Variable by which tests draw among the variants of a case (`crates/backend-conformance/src/draw.rs`).
 const DRAW: &str = "PAGURO_SAMPLE";
 
 /// Vector widths in bits for which Mesa's software driver has subgroups of 4 and of 16 threads. The default is 8.
 const WIDTHS: [&str; 2] = ["128", "512"];
 
-/// Cases that run with each of them: matmuls, and attention in parts.
+/// Cases that run with one of them, or with each: matmuls, and attention in parts.
 const WIDTH_CASES: [&str; 3] = ["subgroups_are_as_wide_as_asked_for", "format_q8_0", "long_context"];
 
 /// Time after which a whole run of test processes that no runner watches is ended.
@@ -42,29 +48,44 @@ const APP_ON_GPU: &str = "binary_id(paguro::it) and test(/(^|::)gpu::|on_a_gpu/)
 
 /// Runs all tests except those on a GPU. A test that cannot run here prints a line `skipped: ...`; these lines are
 /// collected.
-pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
-    let mut tests = Tests::new(sample);
-    if has_nextest(root) {
+pub fn run(root: &Path, sample: &Sample) -> Result<Outcome> {
+    let listing = if has_nextest(root) { Some(Listing::read(root)?) } else { None };
+    let mut tests = Tests::new(sample, CPU, listing.as_ref())?;
+    if let Some(listing) = &listing {
+        check_names(listing)?;
         tests.nextest(root, &format!("not package({GPU}) and not ({APP_ON_GPU})"))?;
-        tests.libtest(root, &["--workspace", "--doc"], &[])?;
+        tests.libtest(root, &["--workspace", "--doc"])?;
     } else {
-        println!("cargo-nextest is not installed: no times and no limits of single tests");
-        let names: Vec<String> = tests.left_out.iter().map(|test| test.test.clone()).collect();
-        let skip: Vec<&str> = names.iter().flat_map(|name| ["--skip", name]).collect();
-        tests.libtest(root, &["--workspace"], &skip)?;
+        println!(
+            "cargo-nextest is not installed: all variants run, without times and limits of single tests"
+        );
+        tests.libtest(root, &["--workspace"])?;
     }
     tests.outcome(root, "test")
 }
 
 /// Runs the tests on this machine's first GPU, which may be a software driver.
-pub fn run_on_gpu(root: &Path, sample: Sample) -> Result<Outcome> {
+pub fn run_on_gpu(root: &Path, sample: &Sample) -> Result<Outcome> {
     if !has_nextest(root) {
         return Ok(Outcome::Skipped("cargo-nextest is not installed, so `test` runs them".to_owned()));
     }
-    let mut tests = Tests::new(sample);
+    let mut tests = Tests::new(sample, GPU, Some(&Listing::read(root)?))?;
     tests.nextest(root, APP_ON_GPU)?;
-    tests.gpu_backend(root)?;
+    tests.gpu_backend(root, sample)?;
     tests.outcome(root, "gpu")
+}
+
+/// Checks the names of tests in other lists of this program.
+fn check_names(listing: &Listing) -> Result<()> {
+    let conformance = format!("{GPU}::conformance");
+    let widths = WIDTH_CASES.iter().filter(|case| !listing.has(&conformance, case));
+    let missing: Vec<String> =
+        widths.map(|case| format!("{conformance}: `{case}`")).chain(aarch64::missing(listing)).collect();
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        bail!("tests that are listed and do not exist: {}", missing.join(", "))
+    }
 }
 
 fn has_nextest(root: &Path) -> bool {
@@ -81,18 +102,17 @@ struct Tests {
 }
 
 impl Tests {
-    /// Prints which slow variants are left out.
-    fn new(sample: Sample) -> Self {
-        let (left_out, variants) = sample.left_out();
-        let draw = match sample {
-            Sample::All => "all".to_owned(),
-            Sample::Seed(seed) => seed.to_string(),
-        };
-        if let Sample::Seed(seed) = sample {
-            let drawn = variants - left_out.len();
-            println!("{drawn} of {variants} slow variants drawn by --seed {seed}; --all runs all of them");
+    /// Prints how many slow variants are left out. `package` draws among formats and shapes.
+    fn new(sample: &Sample, package: &str, listing: Option<&Listing>) -> Result<Self> {
+        let (left_out, variants) = listing.map_or(Ok((Vec::new(), 0)), |listing| sample.left_out(listing))?;
+        if let (Sample::Drawn(seeds), true) = (sample, variants > 0) {
+            let (drawn, seed) = (variants - left_out.len(), seeds.get(package));
+            println!(
+                "{drawn} of {variants} slow variants run, drawn by the files of crates; {package} has the seed {seed}"
+            );
         }
-        Self { left_out, draw, digest: Digest::default(), statuses: Vec::new() }
+        let draw = sample.of_cases(package);
+        Ok(Self { left_out, draw, digest: Digest::default(), statuses: Vec::new() })
     }
 
     /// Prints the skipped tests and the slowest ones, and writes the times of all to a file.
@@ -121,26 +141,24 @@ impl Tests {
         };
         let others = self.left_out.iter().filter(|test| test.package != GPU);
         let filter = format!("({tests}){}", others.map(exclude).collect::<String>());
+        let results = clients::target(root).join(junit::FILE);
+        // Without the file of an earlier run, a run that does not start has none.
+        let _ = fs::remove_file(&results);
         let mut command = cargo(root);
         command.args(["nextest", "run", "--workspace", "--locked", "--profile", "ci", "--color", "never"]);
-        command.args(["-E", &filter]);
-        // nextest writes results to standard error, and the output of tests with them.
-        command.env("RUST_BACKTRACE", "0").env(DRAW, &self.draw);
-        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-        let mut child = child.context("cargo does not start")?;
-        let output = child.stderr.take();
-        self.statuses.push(read(child, output, |line| {
-            if self.digest.nextest(line) {
-                println!("{line}");
-            }
-        })?);
+        command.args(["-E", &filter]).env("RUST_BACKTRACE", "0").env(DRAW, &self.draw);
+        let status = command.stdout(Stdio::null()).status().context("cargo does not start")?;
+        let text =
+            fs::read_to_string(&results).with_context(|| format!("nextest: {status}, without results"))?;
+        junit::read(&text)?.into_iter().for_each(|case| self.digest.case(case));
+        self.statuses.push(status);
         Ok(())
     }
 
-    fn libtest(&mut self, root: &Path, build: &[&str], tests: &[&str]) -> Result<()> {
+    fn libtest(&mut self, root: &Path, build: &[&str]) -> Result<()> {
         let mut command = cargo(root);
         command.args(["test", "--locked", "--no-fail-fast"]).args(build);
-        command.args(["--", "--show-output"]).args(tests).env(DRAW, &self.draw);
+        command.args(["--", "--show-output"]).env(DRAW, &self.draw);
         self.statuses.push(process(&mut command, |line| {
             if self.digest.line(line) {
                 println!("{line}");
@@ -151,8 +169,8 @@ impl Tests {
 
     /// Runs the test programs of the GPU backend, so that each test's time is known. Two run at a time: a software driver
     /// compiles the kernels of a device one after the other.
-    fn gpu_backend(&mut self, root: &Path) -> Result<()> {
-        let runs = Mutex::new(self.gpu_programs(root)?.into_iter());
+    fn gpu_backend(&mut self, root: &Path, sample: &Sample) -> Result<()> {
+        let runs = Mutex::new(self.gpu_programs(root, sample)?.into_iter());
         let results = Mutex::new(Vec::new());
         let next = || lock(&runs).next();
         let work = || {
@@ -180,7 +198,7 @@ impl Tests {
     }
 
     /// Test programs of the GPU backend with their names, the slowest first.
-    fn gpu_programs(&self, root: &Path) -> Result<Vec<(String, Command)>> {
+    fn gpu_programs(&self, root: &Path, sample: &Sample) -> Result<Vec<(String, Command)>> {
         let mut runs = Vec::new();
         for (target, binary) in binaries(root)? {
             let command = |name: String| {
@@ -197,7 +215,7 @@ impl Tests {
             }
             runs.push(all);
             if target == "conformance" && cfg!(target_os = "linux") {
-                runs.extend(WIDTHS.map(|width| {
+                runs.extend(sample.some(GPU, &WIDTHS).iter().map(|width| {
                     let name = format!("{GPU}::{target} on a software driver with vectors of {width} bits");
                     let mut command = command(name);
                     command.1.env("LP_NATIVE_VECTOR_WIDTH", width).args(WIDTH_CASES);

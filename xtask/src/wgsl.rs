@@ -1,4 +1,4 @@
-//! `cargo xtask ci wgsl`: another reading of the GPU's kernels, by Dawn's compiler, which npm has (`crates/backend-wgpu/tests/dawn`).
+//! `cargo xtask test wgsl`: another reading of the GPU's kernels, by Dawn's compiler, which npm has (`crates/backend-wgpu/tests/dawn`).
 
 use std::{fs, path::Path, process::Command};
 

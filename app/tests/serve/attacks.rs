@@ -4,7 +4,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::{Map, Value, json};
@@ -38,11 +38,9 @@ fn chats() -> [(&'static str, Value); 5] {
 fn numbers_names_and_schemas_that_ask_for_too_much_are_refused() {
     let server = Server::start(&[]);
     let refused = |path: &str, body: &Value, word: &str| {
-        let begin = Instant::now();
         let answer = server.post(path, body);
         assert_eq!(answer.status, 400, "{path} {:.200}: {answer:?}", body.to_string());
         assert!(answer.body.contains(word), "{path}: {word} in {answer:?}");
-        assert!(begin.elapsed() < Duration::from_secs(20), "{path} took {:?}", begin.elapsed());
     };
     let [chat, text, responses, anthropic, ollama] = chats();
     for count in [json!(0), json!(65), json!(1_000_000_000), json!(10_000_000_000u64), json!(u64::MAX)] {
@@ -193,9 +191,7 @@ fn uploads_that_stop_hold_up_nobody() {
     let server = Server::start(&["--max-connections", "700"]);
     let digest = format!("/api/blobs/sha256:{}", "0".repeat(64));
     let _stalled: Vec<_> = (0..560).map(|_| begin(&server, &digest, 1000, b"x")).collect();
-    let begin = Instant::now();
     server.post("/v1/chat/completions", &ask(json!({"max_tokens": 1}))).ok();
-    assert!(begin.elapsed() < Duration::from_secs(20), "it took {:?}", begin.elapsed());
     // The library is free for others.
     let removed =
         server.request("DELETE", "/api/delete", &[], &json!({"model": "no-such-model"}).to_string());
@@ -245,9 +241,7 @@ fn slow_bodies_unread_answers_and_idle_connections_end() {
     let unread: Vec<_> = (0..2).map(|_| server.send("/v1/chat/completions", &long)).collect();
     server.wait_for("paguro_requests_running", 0.0);
     let users = || server.get("/status").ok()["models"][0]["users"].as_u64();
-    let begin_wait = Instant::now();
     while users() != Some(0) {
-        assert!(begin_wait.elapsed() < Duration::from_secs(60), "the model is still used");
         thread::sleep(Duration::from_millis(50));
     }
     for mut stream in unread {
@@ -257,7 +251,14 @@ fn slow_bodies_unread_answers_and_idle_connections_end() {
         assert!(!all.ends_with(b"data: [DONE]\n\n\r\n0\r\n\r\n"), "nothing was cut");
     }
 
-    // Idle connections make room for new ones.
+    writer.join().unwrap();
+    ends_at_the_second_signal(server);
+}
+
+#[test]
+fn idle_connections_make_room_for_new_ones() {
+    // Without room, a new connection waits for a timeout that is far longer than the limit of a test.
+    let server = Server::start(&["--read-timeout", "1h", "--max-connections", "24"]);
     let idle: Vec<_> = (0..24)
         .map(|_| {
             let mut stream = server.connect();
@@ -267,12 +268,8 @@ fn slow_bodies_unread_answers_and_idle_connections_end() {
             reader
         })
         .collect();
-    let begin = Instant::now();
     assert_eq!(server.get("/health").status, 200);
-    assert!(begin.elapsed() < Duration::from_secs(1), "it waited {:?} for a timeout", begin.elapsed());
     drop(idle);
-    writer.join().unwrap();
-    ends_at_the_second_signal(server);
 }
 
 #[cfg(unix)]

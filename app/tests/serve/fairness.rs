@@ -5,7 +5,7 @@ use std::{
     path::Path,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use expect_test::expect;
@@ -94,9 +94,7 @@ fn one_keys_flood_does_not_starve_another_key() {
         for _ in 0..40 {
             scope.spawn(|| post(&flood, &body));
         }
-        let begin = Instant::now();
         while waiting() < 35.0 {
-            assert!(begin.elapsed() < Duration::from_secs(120), "the flood does not wait: {}", waiting());
             thread::sleep(Duration::from_millis(5));
         }
         // It came last, and is answered long before those that came first.

@@ -81,7 +81,7 @@ fn hostile_peers_of_kv_events_do_not_reach_requests() {
         drop((flood, half_open, unread));
     });
     // Its events of all that time.
-    let mut received = Vec::new();
+    let mut received: Vec<u8> = Vec::new();
     while !received.windows(11).any(|bytes| bytes == b"BlockStored") {
         let mut bytes = [0; 4096];
         let count = good.read(&mut bytes).unwrap();

@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -121,13 +121,12 @@ fn told(answer: &Answer) -> (String, bool) {
 
 /// The list of tool servers, when none is starting any more.
 fn listed(server: &Server) -> Vec<Value> {
-    let begin = Instant::now();
     loop {
         let list = server.get("/ui/v1/tools").ok()["servers"].as_array().unwrap().clone();
         if list.iter().all(|server| server["state"] != "starting") {
             return list;
         }
-        assert!(begin.elapsed() < Duration::from_secs(60), "{list:?}");
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Samples of slow cases, drawn by a seed.
 //!
-//! `PAGURO_SAMPLE` is the seed, or `all`. Without it the seed is 0. `cargo xtask ci` sets it and prints it.
+//! `PAGURO_SAMPLE` is the seed, or `all`. Without it the seed is 0. `cargo xtask test` sets it to a hash of the crates.
 
 /// Selection among slow cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

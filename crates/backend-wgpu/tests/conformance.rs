@@ -30,7 +30,7 @@ fn is_software() -> bool {
     gpus().first().is_some_and(|gpu| gpu.is_software)
 }
 
-/// `cargo xtask ci` runs cases with several widths of the software driver's subgroups.
+/// `cargo xtask test` runs cases with several widths of the software driver's subgroups.
 #[test]
 fn subgroups_are_as_wide_as_asked_for() {
     let width = std::env::var("LP_NATIVE_VECTOR_WIDTH").ok().and_then(|bits| bits.parse::<usize>().ok());

@@ -156,7 +156,7 @@ fn some(all: &[(String, String)], draw: Draw, count: usize) -> Vec<(String, Stri
     kernels
 }
 
-/// Writes kernels to the folder `PAGURO_WGSL_TEXT`, for `cargo xtask ci wgsl`.
+/// Writes kernels to the folder `PAGURO_WGSL_TEXT`, for `cargo xtask test wgsl`.
 #[test]
 fn kernels_for_another_compiler() {
     let Some(folder) = env::var_os("PAGURO_WGSL_TEXT").map(PathBuf::from) else { return };

@@ -7,13 +7,13 @@
 //! requests, the engines or other peers.
 
 mod encode;
-#[cfg(test)]
-mod hostile;
 mod places;
 mod publish;
 mod queue;
 mod replay;
 mod store;
+#[cfg(test)]
+mod tests;
 mod zmtp;
 
 use std::{
@@ -157,46 +157,5 @@ impl KvPublisher {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn endpoints_that_cannot_be_bound_are_named() {
-        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-        let taken = format!("tcp://{}", taken.local_addr().unwrap());
-        for endpoint in
-            ["nonsense", "ipc:///tmp/x", "tcp://127.0.0.1", "tcp://:5557", "tcp://127.0.0.1:99999", &taken]
-        {
-            let (_, receiver) = KvEvents::new();
-            let settings = KvEventsSettings { endpoint: endpoint.into(), ..KvEventsSettings::default() };
-            let error = receiver.bind(settings).unwrap_err();
-            assert!(error.contains(&format!("`{endpoint}`")), "{error}");
-        }
-    }
-
-    #[test]
-    fn endpoints_have_the_forms_of_zeromq() {
-        let parsed = |endpoint: &str| parse(endpoint).unwrap();
-        assert_eq!(parsed("tcp://*:5557"), ("0.0.0.0".to_owned(), 5557));
-        assert_eq!(parsed("tcp://127.0.0.1:*"), ("127.0.0.1".to_owned(), 0));
-        assert_eq!(parsed("tcp://[::1]:5557"), ("::1".to_owned(), 5557));
-        assert_eq!(parsed("tcp://localhost:1"), ("localhost".to_owned(), 1));
-        for (endpoint, replay, open) in [
-            ("tcp://*:*", "tcp://127.0.0.1:*", 1),
-            ("tcp://0:0", "tcp://0.0.0.0:0", 2),
-            ("tcp://127.0.0.1:0", "tcp://localhost:0", 0),
-        ] {
-            let settings = KvEventsSettings {
-                endpoint: endpoint.into(),
-                replay: Some(replay.into()),
-                topic: String::new(),
-            };
-            let (publisher, ..) = KvEvents::new().1.bind(settings).unwrap();
-            assert_eq!(publisher.open_to_all().count(), open, "{endpoint} {replay}");
-        }
     }
 }

@@ -105,7 +105,6 @@ fn long_inputs_do_not_hang_hugging_face_files() {
     json["model"]["merges"] = json!([["a", "a"], ["Ġ", "Ġ"]]);
     json["added_tokens"].as_array_mut().unwrap().truncate(2);
     let tokenizer = Tokenizer::from_hf(json.to_string().as_bytes(), None).unwrap();
-    let start = std::time::Instant::now();
     for unit in ["a", " ", ".", "1", "\n", " \n", "'", "<", "a "] {
         let text = unit.repeat((1 << 20) / unit.len());
         for special in [Parse, AsText] {
@@ -113,7 +112,6 @@ fn long_inputs_do_not_hang_hugging_face_files() {
             assert!(tokenizer.decode(&ids, SpecialText::Hide) == text, "{unit:?}, {special:?}");
         }
     }
-    assert!(start.elapsed().as_secs() < 120, "took {:?}", start.elapsed());
 }
 
 /// The same vocabulary as GGUF and as `tokenizer.json`.

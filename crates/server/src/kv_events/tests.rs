@@ -1,13 +1,16 @@
-//! Peers that violate the protocol, send too much, read nothing, or leave: the sockets continue for all others.
+//! Endpoints, and peers that violate the protocol, send too much, read nothing, or leave: the sockets continue for all others.
 
 mod fuzz;
 mod peer;
 
-use std::{io::Write, thread};
+use std::{io::Write, net::TcpListener, thread};
 
 use peer::{COMMAND, LONG, MORE, Peer, Ports, announced, command, frame, greeting, ready, request};
 
-use super::places::{CONNECTIONS, CONNECTIONS_PER_ADDRESS};
+use super::{
+    KvEvents, KvEventsSettings, parse,
+    places::{CONNECTIONS, CONNECTIONS_PER_ADDRESS},
+};
 
 /// Outcome of bytes from a peer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,7 +80,7 @@ fn lengths() -> impl Iterator<Item = (&'static str, Vec<u8>)> {
         ("the largest length", announced(MORE, u64::MAX)),
         ("a command with more parts", frame(COMMAND | MORE, b"x")),
         ("a reserved flag", frame(8, b"x")),
-        ("all flags", frame(0xff & !LONG, b"x")),
+        ("all flags", frame(!LONG, b"x")),
     ];
     long.chain(odd)
 }
@@ -269,5 +272,38 @@ fn unfinished_handshakes_make_room() {
         if !peer.closed().is_empty() {
             break;
         }
+    }
+}
+
+#[test]
+fn endpoints_that_cannot_be_bound_are_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("tcp://{}", taken.local_addr().unwrap());
+    for endpoint in
+        ["nonsense", "ipc:///tmp/x", "tcp://127.0.0.1", "tcp://:5557", "tcp://127.0.0.1:99999", &taken]
+    {
+        let (_, receiver) = KvEvents::new();
+        let settings = KvEventsSettings { endpoint: endpoint.into(), ..KvEventsSettings::default() };
+        let error = receiver.bind(settings).unwrap_err();
+        assert!(error.contains(&format!("`{endpoint}`")), "{error}");
+    }
+}
+
+#[test]
+fn endpoints_have_the_forms_of_zeromq() {
+    let parsed = |endpoint: &str| parse(endpoint).unwrap();
+    assert_eq!(parsed("tcp://*:5557"), ("0.0.0.0".to_owned(), 5557));
+    assert_eq!(parsed("tcp://127.0.0.1:*"), ("127.0.0.1".to_owned(), 0));
+    assert_eq!(parsed("tcp://[::1]:5557"), ("::1".to_owned(), 5557));
+    assert_eq!(parsed("tcp://localhost:1"), ("localhost".to_owned(), 1));
+    for (endpoint, replay, open) in [
+        ("tcp://*:*", "tcp://127.0.0.1:*", 1),
+        ("tcp://0:0", "tcp://0.0.0.0:0", 2),
+        ("tcp://127.0.0.1:0", "tcp://localhost:0", 0),
+    ] {
+        let settings =
+            KvEventsSettings { endpoint: endpoint.into(), replay: Some(replay.into()), topic: String::new() };
+        let (publisher, ..) = KvEvents::new().1.bind(settings).unwrap();
+        assert_eq!(publisher.open_to_all().count(), open, "{endpoint} {replay}");
     }
 }
