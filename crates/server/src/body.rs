@@ -41,7 +41,6 @@ const LARGE_ANSWER: usize = 1 << 20;
 #[derive(Debug)]
 pub struct BodyMemory {
     bytes: Arc<Semaphore>,
-    total: usize,
     /// Part of each client.
     shares: ClientShares,
     /// Time that a body waits for memory of others.
@@ -57,7 +56,7 @@ impl BodyMemory {
     pub fn new(total: usize, patience: Duration, release: Arc<MemoryRelease>) -> Self {
         let total = total.min(Semaphore::MAX_PERMITS);
         let shares = ClientShares::new(total / PER_CLIENT);
-        Self { bytes: Arc::new(Semaphore::new(total)), total, shares, patience, release }
+        Self { bytes: Arc::new(Semaphore::new(total)), shares, patience, release }
     }
 
     /// Reserves memory for a large answer until it is sent or dropped. An answer beyond the client's part takes all of
