@@ -76,7 +76,7 @@ export async function request(path: string, call: Call = {}): Promise<Response> 
 
 const SESSION = "/ui/v1/session";
 
-/** What this page may do, and its token. */
+/** Permissions of this page, and its token. */
 export async function session(): Promise<Session> {
   const answer = await json<Session>(SESSION);
   token = answer.token;

@@ -249,7 +249,9 @@ mod tests {
             (name.parse::<HeaderName>().unwrap(), HeaderValue::try_from(*value).unwrap())
         };
         let mut map = HeaderMap::new();
-        headers.iter().map(pair).for_each(|(name, value)| drop(map.append(name, value)));
+        for (name, value) in headers.iter().map(pair) {
+            map.append(name, value);
+        }
         let allowed: Vec<_> = allowed.iter().map(|&origin| origin.to_owned()).collect();
         Sender::of(&map, Some("localhost:11434"), &allowed).ok()
     }
