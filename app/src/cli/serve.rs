@@ -136,7 +136,7 @@ pub struct ServeOptions {
     #[serde(rename = "allow-host")]
     pub allow_hosts: Vec<String>,
 
-    /// Origin of web pages that may use the server, or * for all; repeatable
+    /// Origin of web pages that may use the server, tools and changes of models included; * lets all pages generate; repeatable
     #[arg(
         long = "cors-origin",
         env = "PAGURO_CORS_ORIGIN",

@@ -180,7 +180,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     });
     // A pull that waits for the network must not delay the exit.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    if let Some(Err(error)) = traces.map(|traces| traces.shutdown()) {
+    if let Some(Err(error)) = traces.map(|traces| traces.shutdown_with_timeout(Duration::from_secs(1))) {
         tracing::warn!(%error, "the last spans could not be sent");
     }
     served
@@ -310,7 +310,8 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcom
         },
         keys,
         api_keys: options.api_keys.clone(),
-        hosts: options.allow_hosts.iter().cloned().chain(own_name()).collect(),
+        hosts: options.allow_hosts.clone(),
+        own_names: own_name().into_iter().collect(),
         origins: options.cors_origins.clone(),
         strict: options.strict == Some(true),
         refuse_token_ids: options.refuse_token_ids == Some(true),

@@ -135,6 +135,7 @@ fn server(home: &Path) -> Router {
         limits: HttpLimits { body_bytes: 4 << 20, body_memory: 32 << 20, ..HttpLimits::default() },
         keys: home.join("keys.json"),
         hosts: Vec::new(),
+        own_names: Vec::new(),
         origins: Vec::new(),
         strict: false,
         refuse_token_ids: false,

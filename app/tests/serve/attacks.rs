@@ -49,6 +49,7 @@ fn numbers_names_and_schemas_that_ask_for_too_much_are_refused() {
         refused(text.0, &with(text.1.clone(), json!({"n": count, "best_of": count})), "`n`");
     }
     let huge = json!(u64::MAX);
+    let variables: Map<_, _> = (0..300_000).map(|i| (format!("k{i}"), json!(i))).collect();
     for (path, body, word) in [
         (text.0, with(text.1.clone(), json!({"logprobs": huge})), "logprobs"),
         (text.0, with(text.1.clone(), json!({"prompt": vec!["a"; 1000], "n": 64})), "prompt"),
@@ -58,7 +59,18 @@ fn numbers_names_and_schemas_that_ask_for_too_much_are_refused() {
         (chat.0, with(chat.1.clone(), json!({"stop_token_ids": vec![1; 100_000]})), "stop_token_ids"),
         (ollama.0, with(ollama.1.clone(), json!({"keep_alive": huge})), "keep_alive"),
         ("/v1/embeddings", json!({"model": "tales", "input": "a", "dimensions": huge}), "dimensions"),
-        ("/api/embed", json!({"model": "tales", "input": vec![""; 100_001]}), "input"),
+        ("/api/embed", json!({"model": "tales", "input": vec!["a"; 10_001]}), "`input` has 10001 elements"),
+        (
+            "/similarity",
+            json!({"inputs": {"source_sentence": "a", "sentences": vec!["a"; 50_000]}}),
+            "50000 elements",
+        ),
+        (
+            "/detokenize",
+            json!({"model": "tales", "tokens": vec![1; 100_000]}),
+            "`tokens` has 100000 elements",
+        ),
+        (chat.0, with(chat.1.clone(), json!({"chat_template_kwargs": variables})), "chat_template_kwargs"),
         (
             chat.0,
             with(chat.1.clone(), json!({"messages": [{"role": "user", "content": "a ".repeat(2_000_000)}]})),
@@ -239,6 +251,7 @@ fn slow_bodies_unread_answers_and_idle_connections_end() {
         json!({"stream": true, "n": 24, "logprobs": true, "top_logprobs": 20, "max_tokens": 400, "ignore_eos": true}),
     );
     let unread: Vec<_> = (0..2).map(|_| server.send("/v1/chat/completions", &long)).collect();
+    server.wait_for("paguro_requests_running", 48.0);
     server.wait_for("paguro_requests_running", 0.0);
     let users = || server.get("/status").ok()["models"][0]["users"].as_u64();
     while users() != Some(0) {

@@ -89,6 +89,13 @@ impl Server {
         if method == "HEAD" { Answer::read_head(&mut reader) } else { Answer::read(&mut reader) }
     }
 
+    /// The status of an answer whose body is not read.
+    pub fn status(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> u16 {
+        let mut stream = self.connect();
+        stream.write_all(&self.head(method, path, headers, body)).unwrap();
+        Answer::read_head(&mut BufReader::new(stream)).status
+    }
+
     /// Sends a request whose answer is read elsewhere.
     pub fn send(&self, path: &str, body: &Value) -> BufReader<TcpStream> {
         let mut stream = self.connect();

@@ -1,4 +1,4 @@
-//! Request bodies: their minimum rate, and the memory of all of them together.
+//! Request bodies and large answers: the minimum rate of bodies, and the memory of all of them together.
 
 use std::{
     pin::pin,
@@ -6,12 +6,17 @@ use std::{
     time::Duration,
 };
 
+use axum::response::Response;
+use hyper::body::Body as _;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 
-use crate::{error::ApiError, release::MemoryRelease, settings::HttpLimits, units::bytes};
+use crate::{
+    error::ApiError, held, prepare::Client, release::MemoryRelease, settings::HttpLimits,
+    shares::ClientShares, units::bytes,
+};
 
 /// Bytes of each body that are not counted, so that small requests never wait for large ones.
 const FREE: usize = 16 << 10;
@@ -25,11 +30,19 @@ const VALUE: usize = 64;
 /// Bodies larger than this trigger a release of memory to the system.
 const MUCH: usize = 1 << 20;
 
-/// Memory of all bodies that are being read, parsed or prepared.
+/// Part of the memory that one client can use.
+const PER_CLIENT: usize = 4;
+
+/// Minimum size of an answer that is counted, in bytes.
+const LARGE_ANSWER: usize = 1 << 20;
+
+/// Memory of all bodies that are being read, parsed or prepared, and of large answers that are being sent. One client
+/// has at most a quarter of it, also while there are no others.
 #[derive(Debug)]
 pub struct BodyMemory {
     bytes: Arc<Semaphore>,
-    total: usize,
+    /// Part of each client.
+    shares: ClientShares,
     /// Time that a body waits for memory of others.
     patience: Duration,
     release: Arc<MemoryRelease>,
@@ -42,7 +55,22 @@ impl BodyMemory {
     /// Creates a budget of `total` bytes.
     pub fn new(total: usize, patience: Duration, release: Arc<MemoryRelease>) -> Self {
         let total = total.min(Semaphore::MAX_PERMITS);
-        Self { bytes: Arc::new(Semaphore::new(total)), total, patience, release }
+        let shares = ClientShares::new(total / PER_CLIENT);
+        Self { bytes: Arc::new(Semaphore::new(total)), shares, patience, release }
+    }
+
+    /// Reserves memory for a large answer until it is sent or dropped. An answer beyond the client's part takes all of
+    /// that.
+    ///
+    /// # Errors
+    /// Other bodies and answers did not free memory in time.
+    pub async fn hold_answer(&self, client: Client, response: Response) -> Result<Response, ApiError> {
+        let size = response.body().size_hint().exact().and_then(|size| usize::try_from(size).ok());
+        let Some(size) = size.filter(|size| *size >= LARGE_ANSWER) else { return Ok(response) };
+        let share = BodyShare::of(client);
+        share.grow(self, size.min(self.shares.each()), 0).await?;
+        let (head, body) = response.into_parts();
+        Ok(Response::from_parts(head, held::until_end_of(body, share)))
     }
 }
 
@@ -52,16 +80,18 @@ pub struct BodyShare(Arc<Mutex<Share>>);
 
 #[derive(Debug, Default)]
 struct Share {
+    client: Client,
     /// Bytes that have arrived.
     length: usize,
-    permits: Option<OwnedSemaphorePermit>,
+    /// Bytes of the client, and the same number of all bytes.
+    permits: Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>,
     /// Set after a large reservation: schedules a release of memory to the system.
     release: Option<Arc<MemoryRelease>>,
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if let (Some(permits), Some(release)) = (&self.permits, &self.release)
+        if let (Some((permits, _)), Some(release)) = (&self.permits, &self.release)
             && permits.num_permits() > MUCH
         {
             release.soon();
@@ -70,6 +100,13 @@ impl Drop for Share {
 }
 
 impl BodyShare {
+    /// Returns the share of a request without a body.
+    pub fn of(client: Client) -> Self {
+        let share = Self::default();
+        share.lock().client = client;
+        share
+    }
+
     /// Returns the number of bytes of the body.
     pub fn length(&self) -> usize {
         self.lock().length
@@ -81,35 +118,46 @@ impl BodyShare {
     /// The body exceeds the budget, or other bodies did not free memory in time.
     pub async fn grow(&self, memory: &BodyMemory, length: usize, values: usize) -> Result<(), ApiError> {
         let needed = length.saturating_add(values.saturating_mul(VALUE)).saturating_sub(FREE);
-        let has = {
+        let (has, client) = {
             let mut share = self.lock();
             share.length = length;
-            share.permits.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+            (share.permits.as_ref().map_or(0, |(permits, _)| permits.num_permits()), share.client.clone())
         };
         if needed <= has {
             return Ok(());
         }
-        if needed > memory.total {
+        let most = memory.shares.each();
+        if needed > most {
             let message = format!(
-                "the request's body has {} and {values} JSON values, which take more memory than the server's --body-memory of {}",
-                bytes(length as u64),
-                bytes(memory.total as u64)
+                "the request takes {}, of which {values} JSON values take 64 bytes each; one client can have a quarter of \
+                 --body-memory, {}",
+                bytes(needed as u64),
+                bytes(most as u64)
             );
             return Err(ApiError::Invalid { param: None, message });
         }
-        let more = (needed - has).next_multiple_of(STEP).min(memory.total - has);
+        let more = (needed - has).next_multiple_of(STEP).min(most - has);
         // At most the total, because a semaphore acquires at most `u32::MAX` bytes at a time.
         let more = u32::try_from(more).unwrap_or(u32::MAX);
-        let Ok(Ok(permits)) = timeout(memory.patience, memory.bytes.clone().acquire_many_owned(more)).await
-        else {
+        let deadline = Instant::now() + memory.patience;
+        let own = memory.shares.of(&client);
+        let Ok(Ok(own)) = timeout_at(deadline, own.acquire_many_owned(more)).await else {
+            let message = "other requests of this client take its quarter of --body-memory; try again later";
+            return Err(ApiError::Unavailable(message.into()));
+        };
+        let all = memory.bytes.clone().acquire_many_owned(more);
+        let Ok(Ok(permits)) = timeout_at(deadline, all).await else {
             let message = "the bodies of other requests take all of --body-memory; try again later".into();
             return Err(ApiError::Unavailable(message));
         };
         let mut share = self.lock();
         share.release = Some(memory.release.clone());
         match &mut share.permits {
-            Some(all) => all.merge(permits),
-            none => *none = Some(permits),
+            Some((of_client, all)) => {
+                of_client.merge(own);
+                all.merge(permits);
+            }
+            none => *none = Some((own, permits)),
         }
         Ok(())
     }
@@ -211,20 +259,59 @@ mod tests {
         }
     }
 
+    fn memory(total: usize) -> BodyMemory {
+        BodyMemory::new(total, Duration::from_millis(10), Arc::new(MemoryRelease::new(|| {})))
+    }
+
+    fn share(client: &str) -> BodyShare {
+        BodyShare::of(Client::Key(client.into()))
+    }
+
     #[tokio::test]
     async fn bodies_share_one_memory() {
-        let patience = Duration::from_millis(10);
-        let memory = BodyMemory::new(256 << 10, patience, Arc::new(MemoryRelease::new(|| {})));
-        let (one, other, small) = (BodyShare::default(), BodyShare::default(), BodyShare::default());
-        one.grow(&memory, 200 << 10, 0).await.unwrap();
-        assert!(one.grow(&memory, 300 << 10, 0).await.is_err(), "it can never fit");
+        let memory = memory(1 << 20);
+        let large = ["a", "b", "c", "d"].map(share);
+        for one in &large {
+            one.grow(&memory, 250 << 10, 0).await.unwrap();
+        }
+        let (other, small) = (share("e"), share("e"));
         small.grow(&memory, FREE, 0).await.unwrap();
-        let refused = other.grow(&memory, 100 << 10, 0).await.unwrap_err();
+        let refused = other.grow(&memory, 250 << 10, 0).await.unwrap_err();
         assert!(matches!(refused, ApiError::Unavailable(_)), "{refused:?}");
-        drop(one);
+        drop(large);
         other.grow(&memory, 100 << 10, 1000).await.unwrap();
         other.clear();
-        assert_eq!(memory.bytes.available_permits(), 256 << 10);
+        assert_eq!(memory.bytes.available_permits(), 1 << 20);
+    }
+
+    #[tokio::test]
+    async fn a_client_has_a_quarter_even_while_it_is_alone() {
+        let memory = memory(1 << 20);
+        assert!(share("a").grow(&memory, 300 << 10, 0).await.is_err(), "it can never fit");
+        let [first, second] = [share("a"), share("a")];
+        first.grow(&memory, 200 << 10, 0).await.unwrap();
+        let refused = second.grow(&memory, 200 << 10, 0).await.unwrap_err();
+        assert!(matches!(refused, ApiError::Unavailable(_)), "{refused:?}");
+        share("b").grow(&memory, 200 << 10, 0).await.unwrap();
+        drop(first);
+        second.grow(&memory, 200 << 10, 0).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn large_answers_count_until_they_are_sent() {
+        let memory = memory(64 << 20);
+        let client = || Client::Key("a".into());
+        let answer = |size: usize| Response::new(vec![0; size].into());
+        let first = memory.hold_answer(client(), answer(20 << 20)).await.unwrap();
+        assert!(
+            memory.hold_answer(client(), answer(2 << 20)).await.is_err(),
+            "the first one has the quarter"
+        );
+        let small = memory.hold_answer(client(), answer(100)).await.unwrap();
+        drop(first);
+        memory.hold_answer(client(), answer(2 << 20)).await.unwrap();
+        drop(small);
+        assert_eq!(memory.bytes.available_permits(), 64 << 20);
     }
 
     #[tokio::test]

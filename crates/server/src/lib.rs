@@ -35,6 +35,7 @@ mod prepare;
 mod release;
 mod retrieval;
 mod settings;
+mod shares;
 mod source;
 mod status;
 mod stored;
@@ -99,6 +100,8 @@ pub(crate) struct State {
     pub requests: ui::RequestLog,
     /// Servers of tools, for the page.
     pub mcp: mcp::McpServers,
+    /// Token of the page. It proves that a browser's request was sent by the page, and changes with each start.
+    pub page_token: String,
 }
 
 impl State {
@@ -141,6 +144,7 @@ impl Server {
         Self {
             state: Arc::new(State {
                 mcp,
+                page_token: ids::new(&ids::new("")),
                 settings,
                 models,
                 library,

@@ -36,9 +36,9 @@ impl Drop for CancelOnDrop {
 #[derive(Debug)]
 struct Work {
     /// Permits for short work.
-    short: Semaphore,
+    short: Arc<Semaphore>,
     /// Permits for work that waits for a network or copies gigabytes.
-    long: Semaphore,
+    long: Arc<Semaphore>,
 }
 
 impl LibraryService {
@@ -48,7 +48,7 @@ impl LibraryService {
         hub: Arc<Hub>,
         inspect: fn(&Path) -> Result<Details, Box<dyn Error + Send + Sync>>,
     ) -> Self {
-        let work = Work { short: Semaphore::new(8), long: Semaphore::new(16) };
+        let work = Work { short: Arc::new(Semaphore::new(8)), long: Arc::new(Semaphore::new(16)) };
         Self { library, hub, inspect, work: Arc::new(work) }
     }
 
@@ -76,13 +76,17 @@ impl LibraryService {
 
     async fn run_in<T: Send + 'static>(
         &self,
-        permits: &Semaphore,
+        permits: &Arc<Semaphore>,
         work: impl FnOnce(&Self) -> Result<T, LibraryError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        // The semaphore is never closed.
-        let _permit = permits.acquire().await;
+        // The semaphore is never closed. Work that has begun keeps its permit when the client leaves.
+        let permit = permits.clone().acquire_owned().await;
         let service = self.clone();
-        let done = spawn_blocking(move || work(&service)).await;
+        let work = move || {
+            let _permit = permit;
+            work(&service)
+        };
+        let done = spawn_blocking(work).await;
         done.map_err(|error| ApiError::Internal(format!("the library's work ended: {error}")))?
             .map_err(ApiError::from)
     }

@@ -20,6 +20,7 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+use tokio::sync::Semaphore;
 
 use crate::{
     error::ApiError,
@@ -81,9 +82,14 @@ struct HttpLabels {
 type ByModel<M> = Family<ModelLabel, M>;
 type Histograms = Family<ModelLabel, Histogram, fn() -> Histogram>;
 
+/// Number of concurrent readers of all metrics; others wait.
+const MAX_SCRAPES: usize = 4;
+
 /// All metrics.
 #[derive(Debug)]
 pub struct Metrics {
+    /// Places of readers of all metrics, each of which waits for engines on a thread.
+    pub scrapes: Arc<Semaphore>,
     registry: Registry,
     http: Family<HttpLabels, Counter>,
     requests: Family<EndLabels, Counter>,
@@ -120,6 +126,7 @@ impl Metrics {
         let mut registry = Registry::default();
         let histograms = || Histograms::new_with_constructor(latency);
         let metrics = Self {
+            scrapes: Arc::new(Semaphore::new(MAX_SCRAPES)),
             http: Family::default(),
             requests: Family::default(),
             prompt_tokens: Family::default(),

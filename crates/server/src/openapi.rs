@@ -91,6 +91,12 @@ fn paths() -> (Router<AppState>, Value) {
     (router, exact(document))
 }
 
+/// Returns the document.
+#[cfg(test)]
+pub fn document() -> Value {
+    paths().1
+}
+
 /// Adds what the attributes of the types cannot express.
 fn exact(mut document: Value) -> Value {
     let schemas = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut);

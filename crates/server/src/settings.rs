@@ -21,6 +21,8 @@ pub struct ServerSettings {
     pub api_keys: Vec<String>,
     /// Allowed host names besides `localhost` while the server listens at a loopback address.
     pub hosts: Vec<String>,
+    /// This machine's own names. Other machines may claim them, so only programs may change something by them.
+    pub own_names: Vec<String>,
     /// Origins of web pages that may use this server; `*` allows all.
     pub origins: Vec<String>,
     /// Refuses requests with unsupported fields, instead of answering without them.
@@ -43,6 +45,33 @@ pub struct ServerSettings {
     pub shown: Vec<Setting>,
     /// Devices for display on the page.
     pub devices: Vec<String>,
+}
+
+#[cfg(test)]
+impl ServerSettings {
+    /// Settings of a server that listens nowhere.
+    pub fn for_tests() -> Self {
+        Self {
+            listen: Vec::new(),
+            residency: Residency { memory: 0, keep_alive: None, patience: Duration::ZERO },
+            limits: HttpLimits::default(),
+            keys: PathBuf::new(),
+            api_keys: Vec::new(),
+            hosts: Vec::new(),
+            own_names: Vec::new(),
+            origins: Vec::new(),
+            strict: false,
+            refuse_token_ids: false,
+            share_prefixes: false,
+            aliases: Vec::new(),
+            release_memory: || {},
+            shutdown_time: Duration::ZERO,
+            ui: true,
+            mcp: Vec::new(),
+            shown: Vec::new(),
+            devices: Vec::new(),
+        }
+    }
 }
 
 /// An address to listen at.

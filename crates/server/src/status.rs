@@ -270,8 +270,13 @@ pub async fn ready(State(state): State<AppState>) -> Result<Json<Status>, ApiErr
     ))),
 )]
 pub async fn prometheus(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, ApiError> {
-    // Engines answer between two steps.
-    let text = spawn_blocking(move || state.metrics.text()).await;
+    // Engines answer between two steps. The place is kept when the client leaves.
+    let place = state.metrics.scrapes.clone().acquire_owned().await;
+    let text = spawn_blocking(move || {
+        let _place = place;
+        state.metrics.text()
+    });
+    let text = text.await;
     let text = text.unwrap_or_else(|error| Err(ApiError::Internal(error.to_string())))?;
     let accepts = |kind: &str| {
         let values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());

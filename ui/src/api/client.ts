@@ -1,6 +1,11 @@
 // Requests to the server that this page came from. The key travels in a header, never in an address.
 
+import type { Session } from "./types.ts";
+
 const KEY = "paguro.key";
+
+/** Proves to the server that a request is this page's. Each start of the server makes another one. */
+let token = "";
 
 let key = localStorage.getItem(KEY) ?? "";
 
@@ -37,25 +42,45 @@ export interface Call {
   signal?: AbortSignal;
 }
 
-export async function request(path: string, { method, body, signal }: Call = {}): Promise<Response> {
+function send(path: string, { method, body, signal }: Call): Promise<Response> {
   const headers = new Headers();
   if (key) headers.set("authorization", `Bearer ${key}`);
+  if (token) headers.set("x-paguro-page", token);
   if (body !== undefined) headers.set("content-type", "application/json");
+  return fetch(path, {
+    method: method ?? (body === undefined ? "GET" : "POST"),
+    headers,
+    body: body === undefined ? null : JSON.stringify(body),
+    signal: signal ?? null,
+    cache: "no-store",
+  });
+}
+
+export async function request(path: string, call: Call = {}): Promise<Response> {
   let response: Response;
   try {
-    response = await fetch(path, {
-      method: method ?? (body === undefined ? "GET" : "POST"),
-      headers,
-      body: body === undefined ? null : JSON.stringify(body),
-      signal: signal ?? null,
-      cache: "no-store",
-    });
+    response = await send(path, call);
+    // The server may have been started again.
+    if (response.status === 403 && path !== SESSION) {
+      const before = token;
+      await session().catch(() => undefined);
+      if (token !== before) response = await send(path, call);
+    }
   } catch (error) {
-    if (signal?.aborted) throw error;
+    if (call.signal?.aborted) throw error;
     throw new Unreachable();
   }
   if (!response.ok) throw new ApiError(response.status, sentence(errorText(await response.text()), response.status));
   return response;
+}
+
+const SESSION = "/ui/v1/session";
+
+/** Permissions of this page, and its token. */
+export async function session(): Promise<Session> {
+  const answer = await json<Session>(SESSION);
+  token = answer.token;
+  return answer;
 }
 
 export async function json<T>(path: string, call?: Call): Promise<T> {

@@ -8,6 +8,7 @@ export interface Session {
   key_known: boolean;
   scopes: Scope[];
   library: boolean;
+  token: string;
 }
 
 export interface Sampling {

@@ -2,7 +2,7 @@
 
 import { create } from "zustand";
 
-import { ApiError, Unreachable, json, storeKey } from "../api/client.ts";
+import { ApiError, Unreachable, json, session as ask, storeKey } from "../api/client.ts";
 import type { ModelCard, ModelCards, Scope, Session, Status } from "../api/types.ts";
 
 interface Server {
@@ -78,7 +78,7 @@ export const useServer = create<Server>((set, get) => ({
 /** Asks who we are here, and for the models. */
 export async function connect(): Promise<void> {
   try {
-    const session = await json<Session>("/ui/v1/session");
+    const session = await ask();
     useServer.setState({ session, online: true });
     if (session.scopes.includes("inference")) await useServer.getState().refreshModels();
   } catch (error) {
@@ -97,7 +97,7 @@ async function poll(): Promise<void> {
       await connect();
       if (!useServer.getState().may("inference")) return;
     } else if (!session.scopes.includes("inference")) {
-      await json<Session>("/ui/v1/session");
+      await ask();
       return;
     }
     const status = await json<Status>("/status");

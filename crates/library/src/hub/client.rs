@@ -2,8 +2,11 @@
 
 use std::{
     io::{self, Read},
-    net::IpAddr,
-    sync::atomic::{AtomicBool, Ordering},
+    net::{IpAddr, Ipv4Addr, ToSocketAddrs},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -11,9 +14,10 @@ use ureq::{
     Agent, Body, Proxy, Timeout,
     http::{Response, Uri},
     tls::{RootCerts, TlsConfig},
+    unversioned::transport::DefaultConnector,
 };
 
-use super::HubOptions;
+use super::{HubOptions, public::PublicResolver};
 use crate::{
     cancel::Cancel,
     error::LibraryError,
@@ -31,9 +35,13 @@ const MAX_CONNECT: Duration = Duration::from_secs(10);
 
 pub(super) struct Client {
     agent: Agent,
+    /// Connects to public addresses only, for redirects of public hubs.
+    public: Agent,
     options: HubOptions,
     /// Origin of the hub. The token is sent to it alone.
     origin: Origin,
+    /// True if the hub is in a private network or on this machine.
+    private: OnceLock<bool>,
     /// True once any server has answered: from then on, a connection that fails is tried again.
     reached: AtomicBool,
 }
@@ -71,8 +79,9 @@ impl Client {
         }
         // A hub on this machine is behind no proxy.
         let proxy = if origin.is_loopback() { None } else { Proxy::try_from_env() };
+        let is_proxied = proxy.is_some();
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
-        let agent = Agent::config_builder()
+        let config = Agent::config_builder()
             .tls_config(tls)
             .proxy(proxy)
             // Errors have texts, and redirects are followed here: the library would drop the token also on the way to
@@ -84,10 +93,15 @@ impl Client {
             .timeout_connect(Some(options.read_timeout.min(MAX_CONNECT)))
             .timeout_recv_response(Some(options.read_timeout))
             .timeout_per_read(Some(options.read_timeout))
-            .build()
-            .new_agent();
+            .build();
+        let agent = config.new_agent();
+        // A proxy resolves names itself, and its own address is often private.
+        let public = match is_proxied {
+            true => agent.clone(),
+            false => Agent::with_parts(config, DefaultConnector::default(), PublicResolver::default()),
+        };
         options.endpoint.truncate(options.endpoint.trim_end_matches('/').len());
-        Ok(Self { agent, options, origin, reached: AtomicBool::new(false) })
+        Ok(Self { agent, public, options, origin, private: OnceLock::new(), reached: AtomicBool::new(false) })
     }
 
     pub(super) fn options(&self) -> &HubOptions {
@@ -173,18 +187,28 @@ impl Client {
     }
 
     fn get_once(&self, uri: &Uri, from: u64) -> Result<Response<Body>, Refusal> {
-        let mut request = self.agent.get(uri.clone());
+        let is_hub = Origin::of(uri).as_ref() == Some(&self.origin);
+        let agent = if is_hub || self.is_private() { &self.agent } else { &self.public };
+        let mut request = agent.get(uri.clone());
         if from > 0 {
             request = request.header("range", format!("bytes={from}-"));
         }
-        if let Some(token) = &self.options.token
-            && Origin::of(uri).as_ref() == Some(&self.origin)
-        {
+        if let Some(token) = self.options.token.as_ref().filter(|_| is_hub) {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         let answer = request.call().map_err(|error| self.no_answer(uri, &error))?;
         self.reached.store(true, Ordering::Relaxed);
         Ok(answer)
+    }
+
+    /// Returns true if the hub is in a private network or on this machine. It may then redirect to such addresses.
+    fn is_private(&self) -> bool {
+        *self.private.get_or_init(|| {
+            self.origin.is_private().unwrap_or_else(|| {
+                let found = (&*self.origin.host, self.origin.port).to_socket_addrs();
+                found.is_ok_and(|mut found| found.any(|address| !is_public(address.ip())))
+            })
+        })
     }
 
     /// Classifies a request without an answer. A retry helps if a server aborts or a working network fails, but not for
@@ -206,6 +230,9 @@ impl Client {
             _ => false,
         };
         let text = error.to_string();
+        if text.contains(PRIVATE) {
+            return self.odd(&without_query(uri), PRIVATE);
+        }
         let problem = match error {
             E::HostNotFound => "its name cannot be resolved".to_owned(),
             E::Io(error) if text.contains("lookup address") => {
@@ -245,6 +272,7 @@ impl Client {
         let to: Uri = text.split('#').next().unwrap_or_default().parse().map_err(|_| ODD)?;
         match Origin::of(&to) {
             Some(to) if origin.https && !to.https => Err("it redirects from https to http"),
+            Some(to) if to.is_private() == Some(true) && !self.is_private() => Err(PRIVATE),
             Some(_) => Ok(to),
             None => Err(ODD),
         }
@@ -306,9 +334,57 @@ impl Origin {
         Some(Self { https, host: uri.host()?.to_lowercase(), port })
     }
 
+    fn address(&self) -> Option<IpAddr> {
+        self.host.trim_start_matches('[').trim_end_matches(']').parse().ok()
+    }
+
     fn is_loopback(&self) -> bool {
-        let address = self.host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-        self.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+        self.host == "localhost" || self.address().is_some_and(|address| address.is_loopback())
+    }
+
+    /// Returns true for an address that is not public; `None` for a name.
+    fn is_private(&self) -> Option<bool> {
+        let name = self.host.trim_end_matches('.');
+        if name == "localhost" || name.ends_with(".localhost") {
+            return Some(true);
+        }
+        self.address().map(|address| !is_public(address))
+    }
+}
+
+/// Problem of a redirect from a public hub to an address that is not public.
+pub(super) const PRIVATE: &str =
+    "it redirects to an address of this machine or of a private network, which only a hub there may do";
+
+/// Returns true for an address of the public internet.
+pub(super) fn is_public(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => {
+            let [a, b, c, _] = address.octets();
+            let special = address.is_loopback()
+                || address.is_private()
+                || address.is_link_local()
+                || address.is_multicast()
+                || a == 0
+                || a >= 240
+                || (a, b & 0xc0) == (100, 64)
+                || (a, b, c) == (192, 0, 0)
+                || (a, b & 0xfe) == (198, 18);
+            !special
+        }
+        IpAddr::V6(address) => {
+            let embedded = |high: u16, low: u16| {
+                is_public(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)).into())
+            };
+            match address.segments() {
+                // NAT64 and 6to4 contain an address of IPv4, and so do the deprecated compatible addresses.
+                [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0, 0, 0, 0, 0, 0, high, low] => embedded(high, low),
+                [0x2002, high, low, ..] => embedded(high, low),
+                _ => {
+                    !(address.is_unique_local() || address.is_unicast_link_local() || address.is_multicast())
+                }
+            }
+        }
     }
 }
 
@@ -352,6 +428,36 @@ mod tests {
         for bad in ["http://hub.example/c", "file:///etc/passwd", "ftp://x/y", "", "c", "javascript:alert(1)"]
         {
             assert!(follow(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_public_hub_does_not_redirect_into_private_networks() {
+        let locations = [
+            "https://127.0.0.1/c",
+            "https://localhost:1/c",
+            "https://x.localhost/c",
+            "https://[::1]/c",
+            "https://[::ffff:10.0.0.1]/c",
+            "https://[64:ff9b::7f00:1]/c",
+            "https://[fd00::1]/c",
+            "https://[fe80::1]/c",
+            "https://10.1.2.3/c",
+            "https://172.16.0.1/c",
+            "https://192.168.0.1/c",
+            "https://169.254.169.254/latest/meta-data",
+            "https://100.64.0.1/c",
+            "https://0.0.0.0/c",
+        ];
+        let public = client("https://93.184.215.14").unwrap();
+        let private = client("http://192.168.0.7").unwrap();
+        let from: Uri = "https://93.184.215.14/a".parse().unwrap();
+        for location in locations {
+            assert_eq!(public.follow(&from, location), Err(PRIVATE), "{location}");
+            assert!(private.follow(&from, location).is_ok(), "{location}");
+        }
+        for location in ["https://1.1.1.1/c", "https://[2606:4700::1111]/c", "https://172.32.0.1/c"] {
+            assert!(public.follow(&from, location).is_ok(), "{location}");
         }
     }
 

@@ -3,6 +3,7 @@
 mod choose;
 mod client;
 mod download;
+mod public;
 mod reference;
 mod search;
 

@@ -25,9 +25,12 @@ pub(crate) use prompt::{ControlNames, MARK};
 
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 
-/// Fuel of one rendering: one unit per instruction and per 64 bytes of text, so about 256 MB. A hundred messages use
-/// some ten thousand.
-const FUEL: u64 = 4_000_000;
+/// Fuel of one rendering: one unit per instruction and per 64 bytes of text, so about 64 MB. A hundred messages use
+/// some ten thousand. A template that uses all of it takes some tenths of a second.
+const FUEL: u64 = 1_000_000;
+
+/// Maximum fuel of one rendering.
+const MAX_FUEL: u64 = 32_000_000;
 
 /// Bytes of the stack on which templates are compiled and rendered. The deepest templates that `scan` accepts need a
 /// tenth of it. Memory that is not used is not allocated.
@@ -234,9 +237,9 @@ fn fuel(messages: &serde_json::Value) -> u64 {
         }
     }
     let count = messages.as_array().map_or(1, Vec::len) as u64;
-    let steps = count.saturating_pow(2).saturating_mul(50);
+    let steps = count.saturating_pow(2).saturating_mul(20);
     let bytes = (text(messages) as u64).saturating_mul(count).saturating_mul(2);
-    FUEL.saturating_add(steps).saturating_add(bytes / 64).min(8 * FUEL)
+    FUEL.saturating_add(steps).saturating_add(bytes / 64).min(MAX_FUEL)
 }
 
 fn environment() -> Result<Environment<'static>, Error> {

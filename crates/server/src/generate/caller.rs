@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{
     AppState,
-    access::Tenant,
+    access::{MayChange, Tenant},
     body::BodyShare,
     connections::Connection,
     error::ApiError,
@@ -38,9 +38,27 @@ pub struct Caller {
     pub tolerance: Tolerance,
     /// Statistics for the access log.
     pub log: RequestLog,
+    /// True for a page that may generate, and change nothing else.
+    pub only_generates: bool,
 }
 
+/// Minimum time for which pages that only generate can keep a model.
+const MIN_KEEP_ALIVE: Duration = Duration::from_secs(60);
+
 impl Caller {
+    /// Checks a `keep_alive`, which is `None` for ever.
+    ///
+    /// # Errors
+    /// It would unload the model soon, and the caller may not do this.
+    pub fn check_keep_alive(&self, time: Option<Duration>) -> Result<(), ApiError> {
+        if !self.only_generates || time.is_none_or(|time| time >= MIN_KEEP_ALIVE) {
+            return Ok(());
+        }
+        let message = "`keep_alive` is less than 60 seconds, which unloads the model; only the server's own page, and \
+                       pages that --cors-origin names, may do this without an API key";
+        Err(ApiError::Forbidden(message.into()))
+    }
+
     /// Awaits `work` until the deadline.
     ///
     /// # Errors
@@ -92,7 +110,9 @@ impl FromRequestParts<AppState> for Caller {
         let tenant = parts.extensions.get().map(|Tenant(id)| id.as_str().into());
         let tolerance = parts.extensions.get().cloned().unwrap_or_default();
         let log = parts.extensions.get().cloned().unwrap_or_default();
-        Ok(Self { tenant, client: Client::of(&parts.extensions), deadline, body, tolerance, log })
+        let only_generates = parts.extensions.get() == Some(&MayChange(false));
+        let client = Client::of(&parts.extensions);
+        Ok(Self { tenant, client, deadline, body, tolerance, log, only_generates })
     }
 }
 

@@ -90,7 +90,10 @@ pub async fn classify(
         inputs.map(read).collect::<Result<Vec<_>, _>>()
     });
     let prompts = caller.in_time(work).await?;
-    let tokens = prompts.iter().map(Vec::len).sum();
+    let tokens = embed::count_tokens(&prompts, field)?;
+    let labels = classifier.labels.len().max(1);
+    let bytes = prompts.len().saturating_mul(4 * labels);
+    caller.body.grow(&state.body_memory, caller.body.length().saturating_add(bytes), 0).await?;
     let template = Request { embedding: Some(pooling), ..embed::template(state, &caller) };
     let scores = embed::run(state, &lease, template, prompts, field, received, |pooled| {
         if raw { classifier.logits(&pooled) } else { classifier.scores(&pooled) }

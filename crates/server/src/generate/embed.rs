@@ -34,10 +34,17 @@ pub struct Embedded {
 }
 
 /// Most texts of one request. Their vectors are held until the last one is there.
-pub const MAX_INPUTS: usize = 100_000;
+pub const MAX_INPUTS: usize = 10_000;
 
-/// Most bytes of the vectors of one request. As text they take three times as many.
+/// Most tokens of all texts of one request.
+pub const MAX_TOKENS: usize = 4 << 20;
+
+/// Most bytes of the vectors of one request. As text they take three times as many. They count as memory of the
+/// request's body.
 const MAX_VECTOR_BYTES: usize = 128 << 20;
+
+/// Number of vectors after which other tasks of the thread run.
+const YIELD_EVERY: usize = 64;
 
 /// Computes embeddings, pooled as the model's files specify.
 ///
@@ -82,7 +89,9 @@ pub(super) async fn embed_with(
     });
     let prompts = caller.in_time(work).await?;
     let submitted = Instant::now();
-    let tokens = prompts.iter().map(Vec::len).sum();
+    let tokens = count_tokens(&prompts, field)?;
+    let vector_bytes = prompts.len() * 4 * dimensions;
+    caller.body.grow(&state.body_memory, caller.body.length().saturating_add(vector_bytes), 0).await?;
     let finish = move |vector: &mut Vec<f32>| {
         vector.truncate(dimensions);
         if !raw {
@@ -155,6 +164,23 @@ impl TextVectors {
     }
 }
 
+/// Returns the number of tokens of all texts.
+///
+/// # Errors
+/// There are too many for one request.
+pub(super) fn count_tokens(prompts: &[Vec<u32>], field: Field) -> Result<usize, ApiError> {
+    let tokens = prompts.iter().map(Vec::len).sum();
+    if tokens <= MAX_TOKENS {
+        return Ok(tokens);
+    }
+    let message = format!(
+        "`{}` has {tokens} tokens in {} elements; one request can have {MAX_TOKENS}; send fewer at once",
+        field.name,
+        prompts.len()
+    );
+    Err(ApiError::invalid(field.name, message))
+}
+
 /// Checks the memory of vectors and weights of single tokens.
 fn check_tokens(lease: &Lease, kinds: VectorKinds, tokens: usize, field: Field) -> Result<(), ApiError> {
     let multi = lease.model.head.multi_vector.as_ref().filter(|_| kinds.multi_vector.is_some());
@@ -193,8 +219,13 @@ pub(super) async fn run<T>(
 ) -> Result<Vec<T>, ApiError> {
     let mut results: Vec<Option<T>> = prompts.iter().map(|_| None).collect();
     let mut texts = Texts::new(state, lease, template, prompts, field, received);
+    let mut count = 0usize;
     while let Some((index, values)) = texts.next().await? {
         results[index] = Some(finish(values));
+        count += 1;
+        if count.is_multiple_of(YIELD_EVERY) {
+            tokio::task::yield_now().await;
+        }
     }
     texts.finish();
     complete(results)

@@ -10,7 +10,7 @@ use paguro_model::{
 
 use super::{
     Caller, Prompt,
-    embed::{self, EmbedRequest, Field, MAX_INPUTS, Truncation},
+    embed::{self, EmbedRequest, Field, MAX_INPUTS, MAX_TOKENS, Truncation},
     off_thread,
     request::check_text,
 };
@@ -182,10 +182,7 @@ pub(super) fn encode_pair(
     Ok(ids)
 }
 
-/// Tokens of a query in all of its pairs together, at most: 128 MiB of ids.
-const MAX_REPEATED: usize = 32 << 20;
-
-/// Refuses pairs of one query and many documents if the copies of the query have more than [`MAX_REPEATED`] tokens.
+/// Refuses pairs of one query and many documents if the copies of the query have more than [`MAX_TOKENS`] tokens.
 fn check_repeats(
     model: &Model,
     pairs: &[(Arc<str>, String)],
@@ -198,14 +195,14 @@ fn check_repeats(
     }
     limit.check(model, (query, document), field, 0)?;
     let tokens = model.tokenizer.encode(query, SpecialTokens::AsText).len().min(limit.most);
-    if tokens.saturating_mul(pairs.len()) <= MAX_REPEATED {
+    if tokens.saturating_mul(pairs.len()) <= MAX_TOKENS {
         return Ok(());
     }
     let message = format!(
         "`{}` has {} elements for a query of {tokens} tokens; one request can have {}; send fewer at once",
         field.name,
         pairs.len(),
-        MAX_REPEATED / tokens.max(1)
+        MAX_TOKENS / tokens.max(1)
     );
     Err(ApiError::invalid(field.name, message))
 }
@@ -242,7 +239,7 @@ async fn rank_with(
         pairs.map(question).collect::<Result<Vec<_>, _>>()
     });
     let prompts = caller.in_time(work).await?;
-    let tokens = prompts.iter().map(Vec::len).sum();
+    let tokens = embed::count_tokens(&prompts, field)?;
     let missing = || ApiError::invalid("model", "the model is no reranker");
     let ranker = ranker(&lease.model)?.ok_or_else(missing)?;
     let template = Request { embedding: Some(ranker.pooling()), ..embed::template(state, caller) };

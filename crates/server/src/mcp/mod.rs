@@ -22,11 +22,16 @@ use tokio::{
     time::timeout,
 };
 
+use crate::{prepare::Client, shares::ClientShares};
+
 pub use connection::{Connection, McpError, Tool, ToolResult};
 pub use settings::{McpServer, McpTransport, Trust};
 
 /// Maximum number of concurrent calls, over all servers.
 const MOST_CALLS: usize = 32;
+
+/// Maximum number of concurrent calls of one client.
+const MOST_CALLS_OF_CLIENT: usize = MOST_CALLS / 4;
 
 /// Maximum number of servers that are added at runtime.
 const MOST_ADDED: usize = 32;
@@ -41,7 +46,9 @@ const FAILURE_KEPT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct McpServers {
     entries: RwLock<Vec<Arc<Entry>>>,
-    calls: Semaphore,
+    calls: Arc<Semaphore>,
+    /// Concurrent calls of each client.
+    shares: ClientShares,
 }
 
 #[derive(Debug)]
@@ -104,7 +111,9 @@ pub enum McpRefusal {
     )]
     TooMany,
     /// Too many calls run.
-    #[error("{MOST_CALLS} tool calls are running, which is the most; try again later")]
+    #[error(
+        "{MOST_CALLS} tool calls are running, or {MOST_CALLS_OF_CLIENT} of this client, which is the most; try again later"
+    )]
     Busy,
     /// The server failed.
     #[error("the tool server `{server}` {error}")]
@@ -120,7 +129,8 @@ impl McpServers {
     /// Creates the table. No server is started yet.
     pub fn new(settings: Vec<McpServer>) -> Self {
         let entries = settings.into_iter().map(|settings| Entry::new(settings, false)).collect();
-        Self { entries: RwLock::new(entries), calls: Semaphore::new(MOST_CALLS) }
+        let shares = ClientShares::new(MOST_CALLS_OF_CLIENT);
+        Self { entries: RwLock::new(entries), calls: Arc::new(Semaphore::new(MOST_CALLS)), shares }
     }
 
     /// Lists the servers that `is_visible` allows, and starts those that do not run.
@@ -149,6 +159,7 @@ impl McpServers {
     /// [`McpRefusal`]. A failure that the tool reports is a [`ToolResult`].
     pub async fn call(
         &self,
+        client: &Client,
         server: &str,
         tool: &str,
         arguments: Map<String, Value>,
@@ -156,7 +167,10 @@ impl McpServers {
     ) -> Result<ToolResult, McpRefusal> {
         let entry = self.find(server).filter(|entry| is_visible(&entry.settings));
         let entry = entry.ok_or_else(|| McpRefusal::NoServer(server.to_owned()))?;
-        let Ok(_permit) = self.calls.try_acquire() else { return Err(McpRefusal::Busy) };
+        // A call runs to its end when the client leaves, and keeps its place until then.
+        let own = self.shares.of(client).try_acquire_owned().map_err(|_| McpRefusal::Busy)?;
+        let place = self.calls.clone().try_acquire_owned().map_err(|_| McpRefusal::Busy)?;
+        let places = Arc::new((own, place));
         let failed = |error| McpRefusal::Failed { server: server.to_owned(), error };
         let mut may_reconnect = true;
         loop {
@@ -170,8 +184,12 @@ impl McpServers {
             }
             let (name, arguments, limit) = (tool.to_owned(), arguments.clone(), entry.settings.timeout);
             let called = {
-                let connection = connection.clone();
-                spawn_blocking(move || connection.call(&name, arguments, limit)).await
+                let (connection, places) = (connection.clone(), places.clone());
+                let call = move || {
+                    let _places = places;
+                    connection.call(&name, arguments, limit)
+                };
+                spawn_blocking(call).await
             };
             match called.unwrap_or_else(|error| Err(McpError::Failed(error.to_string()))) {
                 Ok(result) => return Ok(result),

@@ -157,6 +157,7 @@ pub async fn chat(
     Json(mut body): Json<ChatParams>,
 ) -> Result<Response, ApiError> {
     let keep_alive = body.keep_alive;
+    keep_alive.map_or(Ok(()), |KeepAlive(time)| caller.check_keep_alive(time))?;
     let stream = body.stream != Some(false);
     let writer = AnswerWriter { endpoint: Endpoint::Chat, model: std::mem::take(&mut body.model) };
     let request = body.into_request(&caller.tolerance)?;

@@ -171,6 +171,7 @@ async fn run(
     request: EmbedRequest,
     keep_alive: Option<KeepAlive>,
 ) -> Result<Embedded, ApiError> {
+    keep_alive.map_or(Ok(()), |KeepAlive(time)| caller.check_keep_alive(time))?;
     let name = models::find(state, model).await?.name;
     let embedded = generate::embed(state, caller, &name, request).await;
     let embedded = embedded.map_err(rename)?;

@@ -83,6 +83,7 @@ pub async fn generate(
 ) -> Result<Response, ApiError> {
     body.refuse_unsupported()?;
     let keep_alive = body.keep_alive;
+    keep_alive.map_or(Ok(()), |KeepAlive(time)| caller.check_keep_alive(time))?;
     let stream = body.stream != Some(false);
     let writer = AnswerWriter { endpoint: Endpoint::Generate, model: body.model };
     let options = Options {

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     AppState,
+    count::check_length,
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest, Delta, Generating, Message, Options, Piece, Reasoning},
@@ -249,13 +250,22 @@ impl ChatCompletionRequest {
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
             format: self.format.format()?,
             reasoning: Reasoning { enabled: reasoning.enabled.or(enabled), budget, ..reasoning },
-            template_variables: self.chat_template_kwargs.unwrap_or_default(),
+            template_variables: template_variables(self.chat_template_kwargs)?,
             // Without streaming, calls are returned whole.
             whole_calls: self.stream != Some(true),
             options,
             tolerance: tolerance.clone(),
         })
     }
+}
+
+/// Maximum number of variables of a chat template.
+const MAX_VARIABLES: usize = 256;
+
+fn template_variables(given: Option<Map<String, Value>>) -> Result<Map<String, Value>, ApiError> {
+    let given = given.unwrap_or_default();
+    check_length(given.len(), MAX_VARIABLES, "chat_template_kwargs")?;
+    Ok(given)
 }
 
 /// Returns true if the answer continues the last message.

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     AppState,
+    count::check_length,
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest},
@@ -150,6 +151,7 @@ pub async fn detokenize(
 ) -> Result<Json<DetokenizeResponse>, ApiError> {
     let lease = state.models.lease(&body.model).await?;
     let vocab = lease.model.tokenizer.vocab_size();
+    check_length(body.tokens.len(), lease.handle.max_context(), "tokens")?;
     if let Some(i) = body.tokens.iter().position(|&token| token as usize >= vocab) {
         let message = format!("`tokens[{i}]` is {}, but the model has {vocab} tokens", body.tokens[i]);
         return Err(ApiError::invalid(format!("tokens[{i}]"), message));

@@ -17,12 +17,14 @@ use tokio::{
 };
 
 use super::sample::{Known, ModelSample, Sample};
-use crate::{AppState, metrics, stream};
+use crate::{AppState, error::ApiError, metrics, stream};
 
 /// Time between two samples.
 const PERIOD: Duration = Duration::from_millis(200);
 /// Time after which a sample omits an engine in a long step.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Maximum number of readers: each one has its own differences of every sample.
+const MAX_READERS: usize = 32;
 /// Number of samples for each one with kernel statistics.
 const KERNELS_EVERY: u64 = 5;
 
@@ -61,15 +63,23 @@ impl Live {
     }
 
     /// Subscribes to samples. Starts the task if necessary.
-    fn subscribe(&self, state: &AppState) -> watch::Receiver<Latest> {
+    ///
+    /// # Errors
+    /// There are too many readers.
+    fn subscribe(&self, state: &AppState) -> Result<watch::Receiver<Latest>, ApiError> {
         let mut sampling = self.sampling.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.samples.receiver_count() >= MAX_READERS {
+            let message =
+                format!("{MAX_READERS} clients read this stream, which is the most; try again later");
+            return Err(ApiError::QueueFull(message));
+        }
         let receiver = self.samples.subscribe();
         if !*sampling {
             *sampling = true;
             state.metrics.recent.watch(true);
             tokio::spawn(sample(state.clone()));
         }
-        receiver
+        Ok(receiver)
     }
 
     /// Ends the task if there are no readers.
@@ -126,13 +136,19 @@ async fn take(state: &AppState) -> Sample {
 
 /// Streams the state of the engines as events `tick`, about five per second. The first one is complete; each further
 /// one has the changes.
+///
+/// # Errors
+/// There are too many readers.
 #[utoipa::path(
     get, path = "/ui/v1/live", tag = "Page",
-    responses((status = 200, content((super::sample::Tick<'static> = "text/event-stream")))),
+    responses(
+        (status = 200, content((super::sample::Tick<'static> = "text/event-stream"))),
+        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
+    ),
 )]
-pub async fn live(State(state): State<AppState>) -> Response {
-    let mut samples = state.live.subscribe(&state);
-    stream::events(stream::comments(), move |writer| async move {
+pub async fn live(State(state): State<AppState>) -> Result<Response, ApiError> {
+    let mut samples = state.live.subscribe(&state)?;
+    Ok(stream::events(stream::comments(), move |writer| async move {
         let mut known = Known::default();
         loop {
             let latest = samples.borrow_and_update().clone();
@@ -146,5 +162,5 @@ pub async fn live(State(state): State<AppState>) -> Response {
                 return;
             }
         }
-    })
+    }))
 }

@@ -31,6 +31,8 @@ pub struct Session {
     scopes: Vec<Scope>,
     /// True if there is a model library, so that models can be pulled and deleted.
     library: bool,
+    /// Token of the page, for the header `x-paguro-page`. A browser's request that changes something needs it.
+    token: String,
 }
 
 /// Settings of the server.
@@ -63,7 +65,8 @@ pub async fn session(
     let key_known = key.is_some();
     let scopes = access::scopes(needs_key, key);
     let version = env!("CARGO_PKG_VERSION");
-    Ok(Json(Session { version, needs_key, key_known, scopes, library: state.library.is_some() }))
+    let (library, token) = (state.library.is_some(), state.page_token.clone());
+    Ok(Json(Session { version, needs_key, key_known, scopes, library, token }))
 }
 
 /// Lists the effective settings and their origins.

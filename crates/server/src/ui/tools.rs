@@ -14,6 +14,7 @@ use crate::{
     AppState, access,
     error::ApiError,
     extract::{Json, Path},
+    generate::Caller,
     keys::Scope,
     listen::Arrival,
     mcp::{Listed, McpRefusal, McpServer, McpTransport, Trust, function_names},
@@ -188,10 +189,12 @@ pub async fn call(
     State(state): State<AppState>,
     Extension(arrival): Extension<Arrival>,
     headers: HeaderMap,
+    caller: Caller,
     Json(NewCall { server, tool, arguments }): Json<NewCall>,
 ) -> Result<Json<CallAnswer>, ApiError> {
     let scopes = scopes(&state, arrival, &headers)?;
-    let result = state.mcp.call(&server, &tool, arguments, |server| scopes.contains(&server.scope)).await?;
+    let may_see = |server: &McpServer| scopes.contains(&server.scope);
+    let result = state.mcp.call(&caller.client, &server, &tool, arguments, may_see).await?;
     tracing::info!(server, tool, is_error = result.is_error, "tool called");
     Ok(Json(CallAnswer { text: result.text, is_error: result.is_error }))
 }

@@ -1,4 +1,5 @@
-//! Stored responses, in memory and of bounded size; the oldest are evicted first.
+//! Stored responses, in memory and of bounded size. The oldest ones of the key with most bytes are evicted first, so no
+//! key evicts those of others.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -21,7 +22,14 @@ pub struct ResponseStore {
 #[derive(Debug, Default)]
 struct Inner {
     responses: HashMap<String, Stored>,
-    /// Ids, oldest first; some may be deleted.
+    tenants: HashMap<Option<String>, Owned>,
+    bytes: usize,
+}
+
+/// Responses of one key.
+#[derive(Debug, Default)]
+struct Owned {
+    /// Ids, oldest first.
     order: VecDeque<String>,
     bytes: usize,
 }
@@ -91,11 +99,15 @@ impl ResponseStore {
     /// Stores a response.
     pub fn put(&self, id: &str, stored: Stored) {
         let mut inner = self.lock();
-        inner.bytes += stored.bytes();
+        let bytes = stored.bytes();
+        let owned = inner.tenants.entry(stored.tenant.clone()).or_default();
+        owned.order.push_back(id.to_owned());
+        owned.bytes += bytes;
+        inner.bytes += bytes;
         inner.responses.insert(id.to_owned(), stored);
-        inner.order.push_back(id.to_owned());
         while inner.bytes > MOST_BYTES {
-            let Some(oldest) = inner.order.pop_front() else { break };
+            let largest = inner.tenants.values().max_by_key(|owned| owned.bytes);
+            let Some(oldest) = largest.and_then(|owned| owned.order.front().cloned()) else { break };
             inner.remove(&oldest);
         }
     }
@@ -120,7 +132,6 @@ impl ResponseStore {
         self.get(id, tenant)?;
         let mut inner = self.lock();
         inner.remove(id);
-        inner.order.retain(|other| other != id);
         Ok(())
     }
 
@@ -131,8 +142,15 @@ impl ResponseStore {
 
 impl Inner {
     fn remove(&mut self, id: &str) {
-        if let Some(stored) = self.responses.remove(id) {
-            self.bytes -= stored.bytes();
+        let Some(stored) = self.responses.remove(id) else { return };
+        let bytes = stored.bytes();
+        self.bytes -= bytes;
+        if let Some(owned) = self.tenants.get_mut(&stored.tenant) {
+            owned.bytes -= bytes;
+            owned.order.retain(|other| other != id);
+            if owned.order.is_empty() {
+                self.tenants.remove(&stored.tenant);
+            }
         }
     }
 }
@@ -140,5 +158,32 @@ impl Inner {
 impl Stored {
     fn bytes(&self) -> usize {
         self.body.len() + self.turn.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_evicts_its_own_responses() {
+        let store = ResponseStore::default();
+        let put = |id: &str, tenant: &str, bytes: usize| {
+            let turn = Arc::new(Turn { before: None, messages: Vec::new() });
+            store.put(id, Stored { tenant: Some(tenant.into()), body: vec![0; bytes].into(), turn });
+        };
+        let has = |id: &str, tenant: &str| store.get(id, Some(tenant)).is_ok();
+        put("a1", "a", 10 << 20);
+        put("b1", "b", 30 << 20);
+        put("b2", "b", 30 << 20);
+        assert_eq!(
+            [has("a1", "a"), has("b1", "b"), has("b2", "b"), has("a1", "b")],
+            [true, false, true, false]
+        );
+        put("large", "a", MOST_BYTES + 1);
+        assert!(!has("a1", "a") && !has("large", "a") && has("b2", "b"));
+        store.delete("b2", Some("b")).unwrap();
+        let inner = store.lock();
+        assert!(inner.bytes == 0 && inner.responses.is_empty() && inner.tenants.is_empty());
     }
 }
