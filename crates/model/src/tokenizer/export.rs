@@ -89,7 +89,8 @@ pub(super) fn write(
         })
     };
     metadata.set("tokenizer.ggml.model", Value::String("gpt2".to_owned()));
-    for name in pretokenize::names() {
+    let ignore_merges = model["ignore_merges"].as_bool().unwrap_or(false);
+    for name in pretokenize::names(ignore_merges) {
         metadata.set("tokenizer.ggml.pre", Value::String(name.to_owned()));
         if fits(metadata) {
             // The key is written where the name does not imply it.

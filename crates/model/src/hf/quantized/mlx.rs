@@ -144,9 +144,10 @@ fn without_one(tensor: &Tensor) -> Result<Tensor, ModelError> {
     Ok(Tensor { dtype: DType::Weight(WeightFormat::F32), bytes: bytes.into(), ..tensor.clone() })
 }
 
-/// True for matrices that choose experts, which are not rounded any further.
-pub(super) fn is_router(base: &str) -> bool {
-    ["gate", "wg", "router.layer", "router.proj", "router", "shared_expert_gate"]
+/// True for matrices that become F32: those that choose experts, which are not rounded any further, and those whose columns become
+/// rows.
+pub(super) fn becomes_f32(base: &str) -> bool {
+    ["kv_b_proj", "gate", "wg", "router.layer", "router.proj", "router", "shared_expert_gate"]
         .iter()
         .any(|leaf| base.strip_suffix(leaf).is_some_and(|before| before.ends_with('.')))
 }

@@ -7,7 +7,7 @@ use paguro_backend::{ByteSource, Bytes, WeightFormat, format::e4m3_half};
 
 use super::{
     BLOCK, Folder, Found, bad, bits_at, check, dims, float, group_of,
-    mlx::{is_router, put_float},
+    mlx::{becomes_f32, put_float},
     put_block,
     scheme::Packed,
 };
@@ -276,9 +276,9 @@ pub(super) fn mlx(
         }
     };
     let format = match (bits, scale_format) {
+        _ if becomes_f32(base) => WeightFormat::F32,
         (..=4, _) => WeightFormat::Q4_1,
         (5, _) => WeightFormat::Q5_1,
-        _ if is_router(base) => WeightFormat::F32,
         (_, WeightFormat::F16) => WeightFormat::F16,
         _ => WeightFormat::BF16,
     };
