@@ -65,7 +65,8 @@ fn write(
             "note: a GGUF file has no place for `{name}`, so the new file lacks these vectors"
         ));
     }
-    let differences = file.differences_in_llama_cpp().map_err(|error| Failure::from_error(&error))?;
+    let differences =
+        file.differences_in_llama_cpp(&contents).map_err(|error| Failure::from_error(&error))?;
     for difference in &differences {
         terminal.note(&format!("note: llama.cpp computes this model otherwise: {difference}"));
     }

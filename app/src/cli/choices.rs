@@ -69,7 +69,7 @@ pub enum KvDtype {
     F16,
     /// Eight bits, with a scale for every 32.
     Q8,
-    /// Four bits, with a scale for every 32.
+    /// Four bits, with a scale for every 32. Answers get worse, and some models (Qwen 2.5) become useless.
     Q4,
 }
 

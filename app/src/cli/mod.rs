@@ -210,7 +210,8 @@ pub struct AttentionArg {
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct KvDtypeArg {
-    /// Encoding of the KV cache: `f16`, `q8` in about half the memory, or `q4` in about a quarter
+    /// Encoding of the KV cache: `f16`, `q8` in about half the memory, or `q4` in about a quarter, with
+    /// which answers get worse and some models, such as Qwen 2.5, become useless
     #[arg(
         long,
         value_enum,

@@ -110,10 +110,6 @@ pub fn convert_all(backend: &dyn Backend) {
             expected = run(Model::open(&path, &options).unwrap());
         }
         let file = ModelFile::open(&path).unwrap();
-        let notes = file.differences_in_llama_cpp().unwrap();
-        let noted = NOTED.iter().find(|noted| noted.0 == name).map(|noted| noted.1);
-        let is_noted = |part: &str| notes.len() == 1 && notes[0].contains(part);
-        assert!(noted.map_or(notes.is_empty(), is_noted), "{name}: {notes:?}");
         let contents = match file.contents() {
             Ok(contents) => contents,
             Err(error) => {
@@ -121,6 +117,10 @@ pub fn convert_all(backend: &dyn Backend) {
                 continue;
             }
         };
+        let notes = file.differences_in_llama_cpp(&contents).unwrap();
+        let noted = NOTED.iter().find(|noted| noted.0 == name).map(|noted| noted.1);
+        let is_noted = |part: &str| notes.len() == 1 && notes[0].contains(part);
+        assert!(noted.map_or(notes.is_empty(), is_noted), "{name}: {notes:?}");
         let bytes = contents.write(Vec::new()).unwrap();
         let error = far(&run(super::load(name, bytes, CONTEXT)), &expected);
         println!("{name:16} error {error:.1e} of {ROUNDING:.1e}");
@@ -132,7 +132,7 @@ pub fn convert_all(backend: &dyn Backend) {
 }
 
 /// The distance of two rows of numbers. A single number has no spread.
-fn far(own: &[f32], expected: &[f32]) -> f32 {
+pub fn far(own: &[f32], expected: &[f32]) -> f32 {
     if own.len() == 1 { (own[0] - expected[0]).abs() } else { distance(own, expected) }
 }
 
@@ -162,23 +162,52 @@ fn encode(
     Some(classifier.logits(&pooled))
 }
 
-/// Writes the folder of a case.
-fn write(name: &str, case: &Value, tokenizer: &Value) -> std::path::PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hf-{}-{name}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join("config.json"), case["config"].to_string()).unwrap();
-    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let (mut header, mut data) = (Map::new(), Vec::new());
-    for tensor in case["tensors"].as_array().unwrap() {
+/// A tensor of a folder: name, shape and numbers.
+pub struct Numbers {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub values: Vec<f32>,
+}
+
+/// Returns the tensors of a case.
+pub fn tensors(case: &Value) -> Vec<Numbers> {
+    let tensor = |tensor: &Value| {
         let (name, center, spread) =
             (tensor[0].as_str().unwrap(), weights::number(&tensor[1]), weights::number(&tensor[2]));
-        let shape = tensor[3].as_array().unwrap();
-        let count = shape.iter().map(|dim| dim.as_u64().unwrap() as usize).product();
+        let shape: Vec<usize> =
+            tensor[3].as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap() as usize).collect();
+        let values = weights::uniform(name, shape.iter().product()).map(|noise| noise * spread + center);
+        Numbers { name: name.to_owned(), shape, values: values.collect() }
+    };
+    case["tensors"].as_array().unwrap().iter().map(tensor).collect()
+}
+
+/// Writes the folder of a case.
+fn write(name: &str, case: &Value, tokenizer: &Value) -> std::path::PathBuf {
+    let all = tensors(case).into_iter().map(|tensor| {
+        let bytes = tensor.values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        (tensor.name, "F32", tensor.shape, bytes)
+    });
+    write_folder(name, &case["config"], tokenizer, all)
+}
+
+/// Writes a folder with these tensors: name, type, shape and bytes.
+pub fn write_folder(
+    name: &str,
+    config: &Value,
+    tokenizer: &Value,
+    tensors: impl Iterator<Item = (String, &'static str, Vec<usize>, Vec<u8>)>,
+) -> std::path::PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hf-{}-{name}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for (name, dtype, shape, bytes) in tensors {
         let start = data.len();
-        let values = weights::uniform(name, count).map(|noise| noise * spread + center);
-        data.extend(values.flat_map(f32::to_le_bytes));
+        data.extend(bytes);
         let offsets = [start, data.len()];
-        header.insert(name.to_owned(), json!({"dtype": "F32", "shape": shape, "data_offsets": offsets}));
+        header.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
     }
     let header = Value::Object(header).to_string();
     let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();

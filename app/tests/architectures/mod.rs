@@ -4,6 +4,7 @@
 //! than the sliding windows, and run here in chunks over scattered pages.
 
 mod hf;
+mod mlx;
 mod weights;
 
 use std::path::Path;
@@ -53,6 +54,11 @@ fn logits_equal_those_of_transformers() {
     let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
     let reference = Reference { poison: Some(7), ..Reference::default() };
     hf::compare(&[(&reference, false), (&cpu, true)], Draw::All);
+}
+
+#[test]
+fn folders_of_mlx_compute_the_same() {
+    mlx::compare(&Reference { poison: Some(7), ..Reference::default() });
 }
 
 #[test]

@@ -63,12 +63,7 @@ pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents,
         Some(id) => id.as_u64().and_then(|id| id.try_into().ok()).into_iter().collect(),
         None => Vec::new(),
     };
-    if let Some(&first) = ends.first().filter(|_| tokenizer.eos().is_none()) {
-        metadata.set("tokenizer.ggml.eos_token_id", Value::U32(first));
-    }
-    if let Some(&other) = ends.iter().find(|&&id| Some(id) != tokenizer.eos()) {
-        metadata.set("tokenizer.ggml.eot_token_id", Value::U32(other));
-    }
+    ends_of_answers(&tokenizer, &ends, metadata)?;
     for (name, template) in &parts.templates {
         let key = match name.as_str() {
             "default" => "tokenizer.chat_template".to_owned(),
@@ -77,6 +72,34 @@ pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents,
         metadata.set(&key, Value::String(template.clone()));
     }
     Ok(contents)
+}
+
+/// Writes the tokens that end an answer, of which a file names three. Others are known by their names.
+fn ends_of_answers(tokenizer: &Tokenizer, ends: &[u32], metadata: &mut Metadata) -> Result<(), ModelError> {
+    const EOS: &str = "tokenizer.ggml.eos_token_id";
+    if let Some(&first) = ends.first().filter(|_| metadata.u32(EOS).is_none()) {
+        metadata.set(EOS, Value::U32(first));
+    }
+    let eos = metadata.u32(EOS);
+    let mut others: Vec<u32> = Vec::new();
+    for id in tokenizer.eos().into_iter().chain(ends.iter().copied()) {
+        if Some(id) != eos && !others.contains(&id) {
+            others.push(id);
+        }
+    }
+    for (key, id) in ["eot", "eom"].into_iter().zip(&others) {
+        metadata.set(&format!("tokenizer.ggml.{key}_token_id"), Value::U32(*id));
+    }
+    let read = Tokenizer::from_gguf(metadata)?;
+    let is_lost = |id: &&u32| !read.stop_tokens().contains(id) && (**id as usize) < read.vocab_size();
+    match others.iter().chain(tokenizer.stop_tokens()).find(is_lost) {
+        None => Ok(()),
+        Some(&id) => Err(ModelError::unsupported(format!(
+            "converting a model with {} tokens that end an answer to GGUF, which has no key for `{}`,",
+            others.len() + 1,
+            tokenizer.token_name(id)
+        ))),
+    }
 }
 
 /// Pooling, and the layers after it.

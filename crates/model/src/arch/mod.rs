@@ -64,7 +64,7 @@ pub(crate) use self::{
     gguf::config as config_from_gguf,
     hf::config as config_from_hf,
     lower::lower,
-    names::Names,
+    names::{Names, hf_stacks},
     tensors::{FLOATS, Tensors},
 };
 use self::{

@@ -223,6 +223,12 @@ fn part_of(names: &[(Part, &'static str)], part: Part) -> Option<&'static str> {
     names.iter().find(|name| name.0 == part).map(|name| name.1)
 }
 
+/// Returns the names of the stacks of gates, ups and downs in a layer of Hugging Face's files, with `{}` for an expert's number.
+pub(crate) fn hf_stacks(definition: &Definition) -> [&'static str; 3] {
+    [Part::ExpertGate, Part::ExpertUp, Part::ExpertDown]
+        .map(|part| part_of(definition.hf_names, part).unwrap_or(hf_part(part)))
+}
+
 fn gguf_part(part: Part) -> &'static str {
     match part {
         Part::Embedding => "token_embd",

@@ -6,11 +6,13 @@ use super::{ModelFile, Source};
 use crate::{
     arch,
     error::ModelError,
+    gguf::Contents,
     judge,
     pooling::{self, Pooling, PoolingError},
     prompts::Prompts,
     text_head::TextHead,
     token_heads,
+    tokenizer::Tokenizer,
 };
 
 impl ModelFile {
@@ -48,15 +50,17 @@ impl ModelFile {
             .collect()
     }
 
-    /// Returns the properties of a folder with which llama.cpp refuses its GGUF file or computes other results, each as a phrase: `it
+    /// Returns the properties of a folder with which llama.cpp refuses `contents`, its GGUF file, or computes other results, each as a phrase: `it
     /// ignores the sliding window of 4096 tokens`.
     ///
     /// # Errors
     /// [`ModelError`], for a configuration that cannot be read.
-    pub fn differences_in_llama_cpp(&self) -> Result<Vec<String>, ModelError> {
+    pub fn differences_in_llama_cpp(&self, contents: &Contents) -> Result<Vec<String>, ModelError> {
         let Source::Hf(folder) = &self.source else { return Ok(Vec::new()) };
         let config = arch::config_from_hf(&folder.config, folder.tensors.len(), None)?;
-        Ok(arch::differences(&arch::target(&config)))
+        let mut all = arch::differences(&arch::target(&config));
+        all.extend(Tokenizer::differences_in_llama_cpp(&contents.metadata));
+        Ok(all)
     }
 
     /// Returns true if the model scores pairs of texts by a classifier with one label.

@@ -11,6 +11,9 @@ use super::{
 };
 use crate::gguf::{self, Array, Metadata};
 
+/// Key of Unigram tokenizers of this program: runs of spaces become one, also at the end of a text.
+pub(super) const COLLAPSES: &str = "paguro.tokenizer.collapse_spaces";
+
 /// Prefix of the parts of a word but the first.
 const CONTINUES: &str = "##";
 
@@ -38,11 +41,13 @@ pub(super) fn wordpiece(metadata: &Metadata, vocab: &Vocab) -> Result<Tokenizer,
     let (cls, sep) = (named("cls", 101)?, named("seperator", 102)?);
     let unknown = named("unknown", 100)?;
     let lowercase = metadata.optional_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(!is_cased);
+    // Follows the case without a key.
+    let strip_accents = metadata.optional_bool("tokenizer.ggml.normalizer.strip_accents")?;
     read(json!({
         "version": "1.0",
         "added_tokens": added_tokens(vocab),
         "normalizer": {
-            "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
+            "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": strip_accents,
             "lowercase": lowercase,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
@@ -85,14 +90,18 @@ pub(super) fn unigram(
     let prepends = if flag("add_space_prefix", true)? { "always" } else { "never" };
     let metaspace =
         json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": prepends, "split": true});
-    let pre_tokenizer = match flag("remove_extra_whitespaces", true)? {
+    let collapses = metadata.optional_bool(COLLAPSES)?.unwrap_or(false);
+    if collapses {
+        normalizers.push(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}));
+    }
+    let pre_tokenizer = match flag("remove_extra_whitespaces", true)? && !collapses {
         true => json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]}),
         false => metaspace.clone(),
     };
     read(json!({
         "version": "1.0",
         "added_tokens": added_tokens(vocab),
-        "normalizer": if normalizers.is_empty() { Value::Null } else { normalizers.remove(0) },
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": pre_tokenizer,
         "post_processor": pair_template(vocab, [before, &between, after], 0),
         "decoder": metaspace,

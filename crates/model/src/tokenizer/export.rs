@@ -9,7 +9,11 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::Value as Json;
 
 use super::{
-    SpecialTokens, Tokenizer, TokenizerConfig, TokenizerError, pretokenize, spm::SPACE, vocab::TokenKind,
+    SpecialTokens, Tokenizer, TokenizerConfig, TokenizerError, encoders, gguf,
+    normalize::{self, Form},
+    pretokenize,
+    spm::SPACE,
+    vocab::TokenKind,
 };
 use crate::gguf::{Array, Metadata, Value};
 
@@ -17,6 +21,7 @@ use crate::gguf::{Array, Metadata, Value};
 /// ends, symbols before letters, emoji.
 const PROBE: &str = "Hello world! I'm, you'll, WE'RE, DON'T; x_1 = foo.bar(1234567, 89)  # comment\n\n\n  \t tab \
     \r\n\r\n   ends   \n    if (a>=b) { return \"ÀÉÎ naïve café e\u{301}\"; } 3.14159 2024-01-31 12345 \
+    A\u{30a} \u{212b}ngstr\u{f6}m \u{1112}\u{1161}\u{11ab} \u{fb01}n \u{ff21}\u{ff22} q\u{307}\u{323} e\u{323}\u{302} \u{958}\u{37e} \
     Привет, как дела? 你好，世界。日本語のテスト、カタカナ 한국어 مرحبا १२३ ไทย  ½ ² \u{1F600}\u{1F468}\u{200D}\u{1F469} ... !!! <tag/> \
     CamelCaseWord iPhone HTTPServer $100 50% a/b/c http://x.y/z?q=1&r=2 'quoted' \u{a0}nbsp\u{3000}wide    ";
 
@@ -41,39 +46,57 @@ pub(super) fn write(
             )));
         }
     }
+    let form = Form::of_json(&json["normalizer"])?;
     let merges = merges(model)?;
     let tokens = vocabulary(tokenizer, size, |name, _| name, metadata);
     let scores = scores(&merges, &tokens);
     let joined = merges.iter().map(|(left, right)| format!("{left} {right}")).collect();
     let mut set = |key: &str, value: Value| metadata.set(&format!("tokenizer.ggml.{key}"), value);
     set("merges", Value::Array(Array::Strings(joined)));
-    let others = tokenizer.stop_tokens.iter().copied().filter(|&id| Some(id) != tokenizer.eos);
-    // Encoders have the names of BERT's classifier for the tokens around a text.
-    let around = |ids: &[u32]| ids.first().copied().filter(|_| tokenizer.is_around_texts());
-    let (bos, eos) =
-        (tokenizer.bos.or(around(&tokenizer.prefix)), tokenizer.eos.or(around(&tokenizer.suffix)));
-    for (key, id) in [("bos", bos), ("eos", eos), ("eot", others.min())] {
+    // As llama.cpp's converter has it: BOS and EOS are the tokens around a text, where there are some.
+    let (bos, eos) = (
+        tokenizer.prefix.first().copied().or(tokenizer.bos),
+        tokenizer.suffix.last().copied().or(tokenizer.eos),
+    );
+    let others = tokenizer.eos.into_iter().chain(tokenizer.stop_tokens.iter().copied());
+    let other = others.filter(|&id| Some(id) != eos).min_by_key(|&id| (Some(id) != tokenizer.eos, id));
+    for (key, id) in [("bos", bos), ("eos", eos), ("eot", other)] {
         if let Some(id) = id {
             set(&format!("{key}_token_id"), Value::U32(id));
         }
     }
-    set("add_bos_token", Value::Bool(bos.is_some_and(|bos| tokenizer.prefix.contains(&bos))));
-    set("add_eos_token", Value::Bool(eos.is_some_and(|eos| tokenizer.suffix.contains(&eos))));
+    set("add_bos_token", Value::Bool(!tokenizer.prefix.is_empty()));
+    set("add_eos_token", Value::Bool(!tokenizer.suffix.is_empty()));
+    own_tokens(tokenizer, [bos, eos], metadata);
+    let found_after = match form {
+        Some(_) => found_after(&json, tokenizer),
+        None => Vec::new(),
+    };
+    metadata.set(normalize::FORM, Value::String(form.map_or("none", Form::name).to_owned()));
+    if !found_after.is_empty() {
+        metadata.set(normalize::FOUND_AFTER, Value::Array(Array::U32(found_after)));
+    }
     named(tokenizer, config, metadata);
 
+    let architecture = metadata.str("general.architecture").unwrap_or_default().to_owned();
+    let architecture = architecture.as_str();
     let expected = tokenizer.encode(PROBE, SpecialTokens::AsText);
     let fits = |metadata: &Metadata| {
         let read = Tokenizer::from_gguf(metadata);
         read.is_ok_and(|read| {
-            let is_around = tokenizer.is_around_texts();
             read.encode(PROBE, SpecialTokens::AsText) == expected
-                && (!is_around || (&read.prefix, &read.suffix) == (&tokenizer.prefix, &tokenizer.suffix))
+                && (&read.prefix, &read.suffix) == (&tokenizer.prefix, &tokenizer.suffix)
         })
     };
     metadata.set("tokenizer.ggml.model", Value::String("gpt2".to_owned()));
-    for name in pretokenize::names() {
+    let ignore_merges = model["ignore_merges"].as_bool().unwrap_or(false);
+    for name in pretokenize::names(ignore_merges) {
         metadata.set("tokenizer.ggml.pre", Value::String(name.to_owned()));
         if fits(metadata) {
+            // The key is written where the name does not imply it.
+            if Form::of_file(None, Some(name), architecture).ok() == Some(form) {
+                metadata.remove(normalize::FORM);
+            }
             return Ok(());
         }
     }
@@ -85,10 +108,53 @@ pub(super) fn write(
     for prefix in [true, false] {
         metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(prefix));
         if fits(metadata) {
+            if Form::of_file(None, None, architecture).ok() == Some(form) {
+                metadata.remove(normalize::FORM);
+            }
             return Ok(());
         }
     }
     Err(invalid("it cuts text in a way that GGUF has no name for"))
+}
+
+/// Writes the tokens around a text that are not the file's BOS and EOS, and the model's own BOS and EOS where these differ.
+fn own_tokens(tokenizer: &Tokenizer, [bos, eos]: [Option<u32>; 2], metadata: &mut Metadata) {
+    for (key, ids) in [(gguf::PREFIX, &tokenizer.prefix), (gguf::SUFFIX, &tokenizer.suffix)] {
+        if ids.len() > 1 {
+            metadata.set(key, Value::Array(Array::U32(ids.clone())));
+        }
+    }
+    for (key, own, written) in [(gguf::BOS, tokenizer.bos, bos), (gguf::EOS, tokenizer.eos, eos)] {
+        if let Some(own) = own.filter(|_| own != written) {
+            metadata.set(key, Value::U32(own));
+        }
+    }
+}
+
+/// Returns the added tokens that the tokenizer finds in the normalized text.
+fn found_after(json: &Json, tokenizer: &Tokenizer) -> Vec<u32> {
+    let tokens = json["added_tokens"].as_array().into_iter().flatten();
+    let normalized = tokens.filter(|token| token["normalized"] == true);
+    let ids = normalized.filter_map(|token| u32::try_from(token["id"].as_u64()?).ok());
+    ids.filter(|&id| tokenizer.vocab.kind(id) == Some(TokenKind::UserDefined)).collect()
+}
+
+/// Returns the keys of a file that llama.cpp does not know, each as a phrase.
+pub(super) fn differences(metadata: &Metadata) -> Vec<String> {
+    let mut all = Vec::new();
+    let (pre, architecture) = (metadata.str("tokenizer.ggml.pre"), metadata.str("general.architecture"));
+    let is_bpe = metadata.str("tokenizer.ggml.model").is_some_and(|model| ["gpt2", "llama"].contains(&model));
+    let form = Form::of_file(metadata.str(normalize::FORM), pre, architecture.unwrap_or_default());
+    if let Some(form) = form.ok().flatten().filter(|_| is_bpe) {
+        all.push(format!("it does not bring texts to the form {}", form.name()));
+    }
+    if [gguf::PREFIX, gguf::SUFFIX].into_iter().any(|key| metadata.get(key).is_some()) {
+        all.push("it adds at most one token before and one after a text".to_owned());
+    }
+    if metadata.get(encoders::COLLAPSES).is_some() {
+        all.push("it removes the spaces at the end of a text".to_owned());
+    }
+    all
 }
 
 /// Writes the names and kinds of tokens, with `spelling` of each, and returns the names.
@@ -164,8 +230,24 @@ fn wordpiece(
     if let Some(id) = unknown {
         metadata.set("tokenizer.ggml.unknown_token_id", Value::U32(id));
     }
-    let lowercase = json["normalizer"]["lowercase"].as_bool().unwrap_or(false);
+    let steps = normalize::steps(&json["normalizer"]);
+    let is_berts = |step: &Json| {
+        let is_on = |key: &str| step[key].as_bool().unwrap_or(true);
+        step["type"] == "BertNormalizer" && is_on("clean_text") && is_on("handle_chinese_chars")
+    };
+    let [step] = steps[..] else {
+        return Err(invalid(
+            "its normalizer is not BERT's, which is the only one that GGUF has for WordPiece",
+        ));
+    };
+    if !is_berts(step) {
+        return Err(normalize::unknown_step(step));
+    }
+    let lowercase = step["lowercase"].as_bool().unwrap_or(true);
     metadata.set("tokenizer.ggml.normalizer.lowercase", Value::Bool(lowercase));
+    if let Some(strips) = step["strip_accents"].as_bool().filter(|&strips| strips != lowercase) {
+        metadata.set("tokenizer.ggml.normalizer.strip_accents", Value::Bool(strips));
+    }
     if is_the_same(tokenizer, metadata) {
         return Ok(());
     }
@@ -199,6 +281,10 @@ fn unigram(
         let map = STANDARD.decode(map).map_err(|error| invalid(&error.to_string()))?;
         metadata.set("tokenizer.ggml.precompiled_charsmap", Value::Array(Array::U8(map)));
     }
+    if let Some(step) = normalize::steps(&json["normalizer"]).into_iter().find(|step| !is_sentencepiece(step))
+    {
+        return Err(normalize::unknown_step(step));
+    }
     for (prefix, whitespace) in [(true, true), (true, false), (false, true), (false, false)] {
         metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(prefix));
         metadata.set("tokenizer.ggml.remove_extra_whitespaces", Value::Bool(whitespace));
@@ -206,7 +292,29 @@ fn unigram(
             return Ok(());
         }
     }
+    // Runs of spaces become one, also at the end of a text, where SentencePiece itself removes it.
+    metadata.set("tokenizer.ggml.remove_extra_whitespaces", Value::Bool(true));
+    metadata.set(encoders::COLLAPSES, Value::Bool(true));
+    for prefix in [true, false] {
+        metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(prefix));
+        if is_the_same(tokenizer, metadata) {
+            return Ok(());
+        }
+    }
     Err(invalid("it cuts text in a way that GGUF has no name for"))
+}
+
+/// True for the steps of normalizers that stand for SentencePiece's; reading compares their effects.
+fn is_sentencepiece(step: &Json) -> bool {
+    match step["type"].as_str().unwrap_or_default() {
+        "Precompiled" | "Strip" => true,
+        "Prepend" => step["prepend"] == SPACE,
+        "Replace" => {
+            let is_space = step["content"] == SPACE || step["content"] == " ";
+            is_space && (step["pattern"]["String"] == " " || step["pattern"]["Regex"] == " {2,}")
+        }
+        _ => false,
+    }
 }
 
 /// SentencePiece's precompiled map of characters, in a normalizer or a sequence of them.
@@ -220,7 +328,8 @@ fn charsmap(normalizer: &Json) -> Option<&str> {
 fn is_the_same(tokenizer: &Tokenizer, metadata: &Metadata) -> bool {
     let Ok(read) = Tokenizer::from_gguf(metadata) else { return false };
     let mut tokens = tokenizer.vocab.kinds().map(|(id, _)| id);
-    let prompt = |of: &Tokenizer, special| of.encode_prompt(PROBE, special);
+    let indented = format!("  {PROBE}");
+    let prompt = |of: &Tokenizer, special| [PROBE, &indented].map(|text| of.encode_prompt(text, special));
     let pair = |of: &Tokenizer| of.encode_pair(PROBE, "a second text", 1 << 20);
     tokens.all(|id| read.vocab.name(id) == tokenizer.vocab.name(id))
         && [SpecialTokens::AsText, SpecialTokens::Parse]

@@ -1,10 +1,13 @@
 //! Vocabularies in GGUF metadata (docs/gguf.md of the ggml project, with the interpretation of llama.cpp's
 //! `llama-vocab.cpp`).
 
+use std::collections::HashSet;
+
 use super::{
     Encoder, Tokenizer, TokenizerError,
     bpe::{Bpe, write_name},
     encoders, limits,
+    normalize::{self, Form, Normalizer},
     pretokenize::PreTokenizer,
     special::{Added, AddedTokens},
     spm::{SPACE, Spm},
@@ -19,6 +22,13 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
+
+/// Tokens before and after a text, where they are not BOS and EOS.
+pub(super) const PREFIX: &str = "paguro.tokenizer.prefix";
+pub(super) const SUFFIX: &str = "paguro.tokenizer.suffix";
+/// The model's BOS and EOS, where llama.cpp needs others to add the tokens around a text.
+pub(super) const BOS: &str = "paguro.tokenizer.bos_token_id";
+pub(super) const EOS: &str = "paguro.tokenizer.eos_token_id";
 
 /// Interpretation of token names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +88,9 @@ pub(super) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let add_eos = flag("add_eos_token", false)?;
     let add_space_prefix = flag("add_space_prefix", true)?;
 
-    let added = AddedTokens::new(added_tokens(&vocab, metadata.str("general.name"), pre_name))?;
+    let mut added = added_tokens(&vocab, metadata.str("general.name"), pre_name);
+    let normalizer = normalizer(metadata, pre_name, &vocab, &mut added)?;
+    let added = AddedTokens::new(added)?;
     let encoder = match pre {
         None => {
             let scores = scores(metadata)?;
@@ -89,16 +101,65 @@ pub(super) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
             Encoder::Bpe(Bpe::new(pre, merges.into_iter(), &vocab)?, added)
         }
     };
+    // Tokens of files of this program, where llama.cpp has no key for them.
+    let own = |key: &str| {
+        Ok::<_, MetadataError>(metadata.optional_u32(key)?.filter(|&id| (id as usize) < vocab.len()))
+    };
+    let listed = |key: &str| match listed(metadata, key, &vocab)? {
+        Some(ids) if ids.len() > limits::MAX_TEMPLATE => Err(TokenizerError::Invalid {
+            what: key.to_owned(),
+            problem: format!("{} tokens; at most {} are accepted", ids.len(), limits::MAX_TEMPLATE),
+        }),
+        ids => Ok(ids),
+    };
+    let standard = |id: Option<u32>, is_added: bool| id.filter(|_| is_added).into_iter().collect();
     Ok(Tokenizer {
         stop_tokens: stop::stop_tokens(&vocab, stops.into_iter().flatten()),
+        prefix: listed(PREFIX)?.unwrap_or_else(|| standard(bos, add_bos)),
+        suffix: listed(SUFFIX)?.unwrap_or_else(|| standard(eos, add_eos)),
+        bos: own(BOS)?.or(bos),
+        eos: own(EOS)?.or(eos),
         vocab,
         encoder,
-        bos,
-        eos,
-        prefix: bos.filter(|_| add_bos).into_iter().collect(),
-        suffix: eos.filter(|_| add_eos).into_iter().collect(),
+        normalizer,
         strips_first_space: is_spm && add_space_prefix,
     })
+}
+
+/// Returns the normalization of texts, and moves the tokens that are found after it out of `added`.
+fn normalizer(
+    metadata: &Metadata,
+    pre_name: Option<&str>,
+    vocab: &Vocab,
+    added: &mut Vec<Added>,
+) -> Result<Normalizer, TokenizerError> {
+    let architecture = metadata.str("general.architecture").unwrap_or_default();
+    let form = Form::of_file(metadata.optional_str(normalize::FORM)?, pre_name, architecture)?;
+    let Some(form) = form else { return Ok(Normalizer::default()) };
+    let late = listed(metadata, normalize::FOUND_AFTER, vocab)?.unwrap_or_default();
+    let late: HashSet<u32> = late.into_iter().collect();
+    let is_late = |token: &Added| late.contains(&token.id) && token.kind == TokenKind::UserDefined;
+    let (late, early): (Vec<Added>, Vec<Added>) = added.drain(..).partition(is_late);
+    *added = early;
+    let late = late.into_iter().map(|token| Added { text: form.apply(&token.text).into_owned(), ..token });
+    let late: Vec<Added> = late.collect();
+    let after = (!late.is_empty()).then(|| AddedTokens::new(late)).transpose()?;
+    Ok(Normalizer { form: Some(form), after })
+}
+
+/// Returns the tokens that a key lists, which have to be in the vocabulary.
+fn listed(metadata: &Metadata, key: &str, vocab: &Vocab) -> Result<Option<Vec<u32>>, TokenizerError> {
+    if metadata.get(key).is_none() {
+        return Ok(None);
+    }
+    let ids = metadata.u32s(key).ok_or_else(|| wrong_type(metadata, key, "an array of u32"))?;
+    match ids.iter().find(|&&id| id as usize >= vocab.len()) {
+        None => Ok(Some(ids)),
+        Some(id) => Err(TokenizerError::Invalid {
+            what: key.to_owned(),
+            problem: format!("token {id} is not in the vocabulary of {}", vocab.len()),
+        }),
+    }
 }
 
 fn read_vocab(metadata: &Metadata, spelling: Spelling) -> Result<Vocab, TokenizerError> {

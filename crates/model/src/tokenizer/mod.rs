@@ -12,6 +12,7 @@ mod gguf;
 mod hf;
 mod limits;
 mod merge;
+mod normalize;
 mod pretokenize;
 mod special;
 mod spm;
@@ -22,6 +23,7 @@ mod within;
 
 use std::{borrow::Cow, sync::Arc};
 
+use normalize::Normalizer;
 use special::{AddedTokens, Fragment};
 use vocab::{TokenKind, Vocab};
 
@@ -60,6 +62,8 @@ pub enum SpecialText {
 pub struct Tokenizer {
     vocab: Vocab,
     encoder: Encoder,
+    /// Of texts between control tokens; a `tokenizer.json` has its own.
+    normalizer: Normalizer,
     bos: Option<u32>,
     eos: Option<u32>,
     /// Tokens before each prompt.
@@ -107,6 +111,11 @@ impl Tokenizer {
         metadata: &mut Metadata,
     ) -> Result<(), TokenizerError> {
         export::write(self, tokenizer_json, config, size, metadata)
+    }
+
+    /// Returns what llama.cpp does otherwise with the tokenizer of a file that [`Tokenizer::write_gguf`] wrote, as phrases.
+    pub(crate) fn differences_in_llama_cpp(metadata: &Metadata) -> Vec<String> {
+        export::differences(metadata)
     }
 
     /// Returns true if prompts have tokens at both ends, which texts of encoders have and chats do not.
@@ -211,7 +220,7 @@ impl Tokenizer {
 
     fn encode_fragments(&self, fragments: Vec<Fragment<'_>>, ids: &mut Vec<u32>) {
         let mut after_special = true;
-        for fragment in fragments {
+        let mut encode = |fragment: Fragment<'_>| {
             match (fragment, &self.encoder) {
                 (Fragment::Token(id), _) => ids.push(id),
                 (Fragment::Text(text), Encoder::Spm(spm, _)) => {
@@ -221,6 +230,12 @@ impl Tokenizer {
                 (Fragment::Text(text), Encoder::Hf(hf)) => hf.encode(text, SpecialTokens::AsText, ids),
             }
             after_special = matches!(fragment, Fragment::Token(_));
+        };
+        for fragment in fragments {
+            match fragment {
+                Fragment::Text(text) => self.normalizer.fragments(text, &mut encode),
+                token => encode(token),
+            }
         }
     }
 
@@ -290,7 +305,8 @@ impl Tokenizer {
         }
         let longest = self.vocab.longest();
         // Normalizers may make a text shorter before it is cut into tokens: composed characters, blanks that are stripped.
-        let shrinks = if matches!(self.encoder, Encoder::Hf(_)) { 4 } else { 1 };
+        let normalizes = matches!(self.encoder, Encoder::Hf(_)) || self.normalizer.form.is_some();
+        let shrinks = if normalizes { 4 } else { 1 };
         tokens.saturating_mul(longest.max(1)).saturating_mul(shrinks)
     }
 

@@ -156,8 +156,18 @@ const FAMILIES: &[(Family, &[&str])] = &[
     (Family::Gemma4, &["gemma4", "granite-embed-multi-311m", "sarvam-moe"]),
 ];
 
-/// Returns one name of each family, the most common ones first and the one without a meaning of its own last.
-pub(super) fn names() -> impl Iterator<Item = &'static str> {
+/// Returns one name of each family: first those that ignore merges for words that are tokens, or do not, as given; the most common
+/// ones first, and the one without a meaning of its own last.
+pub(super) fn names(ignore_merges: bool) -> impl Iterator<Item = &'static str> {
+    let differs = move |name: &&str| {
+        FAMILIES
+            .iter()
+            .any(|(family, names)| names.contains(name) && family.ignores_merges() != ignore_merges)
+    };
+    common_names().filter(move |name| !differs(name)).chain(common_names().filter(differs))
+}
+
+fn common_names() -> impl Iterator<Item = &'static str> {
     const COMMON: [&str; 6] = ["llama-bpe", "qwen2", "qwen35", "gpt-2", "gpt-4o", "tekken"];
     let is_common = |names: &[&str]| names.iter().any(|name| COMMON.contains(name));
     let others = FAMILIES.iter().filter(move |(_, names)| !is_common(names)).map(|(_, names)| names[0]);
@@ -200,6 +210,13 @@ enum Family {
     Gemma4,
 }
 
+impl Family {
+    fn ignores_merges(self) -> bool {
+        use Family as F;
+        matches!(self, F::Llama3 | F::Glm4 | F::Youtu | F::Tekken | F::GraniteEmbedding | F::MiniCpm5)
+    }
+}
+
 impl PreTokenizer {
     /// Returns the pre-tokenizer that files call `name`.
     pub(super) fn new(name: &str) -> Result<Self, TokenizerError> {
@@ -218,10 +235,7 @@ impl PreTokenizer {
         use Family as F;
         Ok(Self {
             steps,
-            ignore_merges: matches!(
-                family,
-                F::Llama3 | F::Glm4 | F::Youtu | F::Tekken | F::GraniteEmbedding | F::MiniCpm5
-            ),
+            ignore_merges: family.ignores_merges(),
             add_bos: matches!(family, F::Llama3 | F::Tekken | F::Chameleon),
             byte_level: family != F::Gemma4,
         })

@@ -16,5 +16,6 @@ mod tales;
 mod templates;
 mod tiny;
 mod tokenizer;
+mod tokenizer_export;
 mod tokenizer_hf;
 mod vocabs;

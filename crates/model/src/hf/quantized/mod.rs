@@ -18,6 +18,7 @@
 
 mod codebook;
 mod columns;
+mod mlx;
 mod rows;
 mod scheme;
 
@@ -62,7 +63,11 @@ pub(crate) fn resolve<'a>(
     config: &Map<String, Value>,
     tensors: &'a [Tensor],
 ) -> Result<Cow<'a, [Tensor]>, ModelError> {
-    let Some(scheme) = Scheme::of(config)? else { return Ok(Cow::Borrowed(tensors)) };
+    let scheme = match Scheme::of(config)? {
+        Some(scheme) => scheme,
+        None if mlx::is_rearranged(tensors) => return mlx::restore(config, tensors.to_vec()).map(Cow::Owned),
+        None => return Ok(Cow::Borrowed(tensors)),
+    };
     let folder = Folder { tensors: tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect() };
     let cache = columns::Cache::default();
     let (mut made, mut used) = (HashMap::new(), HashMap::new());
@@ -72,7 +77,12 @@ pub(crate) fn resolve<'a>(
         used.extend(found.used.iter().map(|name| (name.clone(), ())));
         let name = format!("{base}.weight");
         let (offset, file) = (tensor.offset, tensor.file);
-        let (dtype, shape) = (DType::Weight(found.format), vec![found.rows, found.cols]);
+        // Only stacks of MLX have three dimensions.
+        let shape = match tensor.shape[..] {
+            [parts, rows, _] => vec![parts, rows, found.cols],
+            _ => vec![found.rows, found.cols],
+        };
+        let dtype = DType::Weight(found.format);
         made.insert(tensor.name.clone(), Tensor { name, dtype, shape, bytes: found.bytes, offset, file });
     }
     let keep = |tensor: &Tensor| match made.remove(&tensor.name) {
@@ -80,7 +90,11 @@ pub(crate) fn resolve<'a>(
         None if used.contains_key(&tensor.name) || scheme.ignores(&tensor.name) => None,
         None => Some(tensor.clone()),
     };
-    Ok(Cow::Owned(tensors.iter().filter_map(keep).collect()))
+    let resolved: Vec<Tensor> = tensors.iter().filter_map(keep).collect();
+    Ok(Cow::Owned(match scheme {
+        Scheme::Mlx { .. } => mlx::restore(config, resolved)?,
+        _ => resolved,
+    }))
 }
 
 /// Returns the names that [`resolve`] gives to matrices of which some scale or minimum is rounded, because an f16 does not hold it.
@@ -129,7 +143,9 @@ impl<'a> Folder<'a> {
             Scheme::Packed(scheme) => rows::packed(self, scheme, base, tensor).map(Some),
             Scheme::Bytes => rows::bytes(self, base, tensor),
             Scheme::Codebook => codebook::matrix(self, base, tensor),
-            Scheme::Mlx { group } => rows::mlx(self, *group, base, tensor),
+            Scheme::Mlx { group, groups } => {
+                rows::mlx(self, groups.get(base).copied().unwrap_or(*group), base, tensor)
+            }
             Scheme::Nvfp4 { global, divides } => rows::nvfp4(self, base, tensor, global, *divides),
         }
     }

@@ -5,7 +5,12 @@ use std::{io, ops::Range, sync::Arc};
 use half::{bf16, f16};
 use paguro_backend::{ByteSource, Bytes, WeightFormat, format::e4m3_half};
 
-use super::{BLOCK, Folder, Found, bad, bits_at, check, dims, float, group_of, put_block, scheme::Packed};
+use super::{
+    BLOCK, Folder, Found, bad, bits_at, check, dims, float, group_of,
+    mlx::{becomes_f32, put_float},
+    put_block,
+    scheme::Packed,
+};
 use crate::{
     error::ModelError,
     tensor::{DType, Tensor},
@@ -247,12 +252,21 @@ pub(super) fn mlx(
     // Layers may be left as they are.
     let Some(scales) = folder.get(&used[1]) else { return Ok(None) };
     let biases = folder.require(&used[2])?;
-    let [rows, words] = dims(tensor)?;
-    check(tensor, &["U32", "I32"], &[rows, words])?;
-    let [_, groups] = dims(scales)?;
+    // A matrix, or a stack of matrices.
+    let (outer, words) = match tensor.shape.split_last() {
+        Some((&words, outer)) if [1, 2].contains(&outer.len()) && words > 0 => (outer, words),
+        _ => return Err(bad(&tensor.name, &format!("it has shape {:?}, but is a matrix", tensor.shape))),
+    };
+    let rows: usize = outer.iter().product();
+    check(tensor, &["U32", "I32"], &tensor.shape)?;
+    let groups = scales.shape.last().copied().unwrap_or(0);
     let scale_format = float(scales)?;
-    check(scales, &[scale_format.name()], &[rows, groups])?;
-    check(biases, &[scale_format.name()], &[rows, groups])?;
+    for numbers in [scales, biases] {
+        check(numbers, &[scale_format.name()], &[outer, &[groups]].concat())?;
+    }
+    if rows == 0 || groups == 0 {
+        return Err(bad(&tensor.name, &format!("it has shape {:?}", tensor.shape)));
+    }
     let cols = groups * group;
     let bits = match words * 32 / cols {
         bits @ (2..=6 | 8) if bits * cols == words * 32 => bits,
@@ -262,6 +276,7 @@ pub(super) fn mlx(
         }
     };
     let format = match (bits, scale_format) {
+        _ if becomes_f32(base) => WeightFormat::F32,
         (..=4, _) => WeightFormat::Q4_1,
         (5, _) => WeightFormat::Q5_1,
         (_, WeightFormat::F16) => WeightFormat::F16,
@@ -289,15 +304,7 @@ pub(super) fn mlx(
                         }
                         out.extend((0..BLOCK / 2).map(|i| q(i) & 15 | (q(i + 16) & 15) << 4));
                     }
-                    _ => {
-                        let values = (0..BLOCK).map(|i| scale * f32::from(q(i)) + bias);
-                        match format {
-                            WeightFormat::F16 => {
-                                out.extend(values.flat_map(|x| f16::from_f32(x).to_le_bytes()))
-                            }
-                            _ => out.extend(values.flat_map(|x| bf16::from_f32(x).to_le_bytes())),
-                        }
-                    }
+                    _ => (0..BLOCK).for_each(|i| put_float(format, scale * f32::from(q(i)) + bias, &mut out)),
                 }
             }
         }

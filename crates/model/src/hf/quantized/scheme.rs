@@ -1,5 +1,7 @@
 //! `quantization_config`.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 use crate::error::ModelError;
@@ -19,6 +21,8 @@ pub(crate) enum Scheme {
     Mlx {
         /// Inputs that share a scale.
         group: usize,
+        /// The same of matrices that differ, by name.
+        groups: BTreeMap<String, usize>,
     },
     /// NVFP4 with a scale for the whole matrix.
     Nvfp4 {
@@ -107,15 +111,11 @@ impl Scheme {
                 }
             }
             None if found.get("group_size").is_some() && found.get("bits").is_some() => {
-                let mode = text("mode").unwrap_or("affine");
-                if mode != "affine" {
-                    return refuse(format!("MLX's quantization in mode `{mode}`"));
-                }
-                let group = found.get("group_size").and_then(Value::as_u64).unwrap_or(0);
-                match group {
-                    32 | 64 | 128 => Self::Mlx { group: group as usize },
-                    _ => return refuse(format!("MLX's quantization in groups of {group}")),
-                }
+                let group = mlx_group(found)?;
+                let others = found.as_object().into_iter().flatten();
+                let others = others.filter(|(_, own)| own.get("group_size").is_some());
+                let groups = others.map(|(name, own)| Ok((name.clone(), mlx_group(own)?)));
+                Self::Mlx { group, groups: groups.collect::<Result<_, ModelError>>()? }
             }
             other => {
                 let other = other.unwrap_or("unknown method");
@@ -160,6 +160,19 @@ impl Scheme {
             Self::Mlx { .. } => "MLX".to_owned(),
             Self::Nvfp4 { .. } => "NVFP4".to_owned(),
         }
+    }
+}
+
+/// Returns the inputs that share a scale in MLX's quantization of a folder or of one matrix.
+fn mlx_group(found: &Value) -> Result<usize, ModelError> {
+    let mode = found.get("mode").and_then(Value::as_str).unwrap_or("affine");
+    let group = found.get("group_size").and_then(Value::as_u64).unwrap_or(0);
+    match (mode, group) {
+        ("affine", 32 | 64 | 128) => Ok(group as usize),
+        ("affine", _) => {
+            Err(ModelError::unsupported_but(format!("MLX's quantization in groups of {group}"), SUPPORTED))
+        }
+        _ => Err(ModelError::unsupported_but(format!("MLX's quantization in mode `{mode}`"), SUPPORTED)),
     }
 }
 
