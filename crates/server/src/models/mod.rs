@@ -4,7 +4,7 @@
 mod resident;
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -13,6 +13,7 @@ use std::{
 };
 
 use paguro_engine::MemoryPlan;
+use paguro_library::digest_name;
 use paguro_model::ModelFile;
 use tokio::{
     sync::{Notify, watch},
@@ -96,13 +97,47 @@ impl Models {
         Ok(blocking(move || source.list()).await?)
     }
 
-    /// Returns the model with this name.
+    /// Returns the model with this name or digest.
     ///
     /// # Errors
     /// [`ApiError::ModelNotFound`], or the library cannot be read.
     pub async fn find(&self, name: &str) -> Result<ModelEntry, ApiError> {
         let (source, name) = (self.source.clone(), name.to_owned());
-        Ok(blocking(move || source.find(&name)).await?)
+        let find = move || match (source.find(&name), digest_name(&name)) {
+            (Err(missing @ LoadError::NotFound(_)), Some((base, digits))) => {
+                let candidates = if base.is_empty() { source.list()? } else { vec![source.find(base)?] };
+                candidates.into_iter().find(|entry| entry.digest().starts_with(&digits)).ok_or(missing)
+            }
+            (found, _) => found,
+        };
+        Ok(blocking(find).await?)
+    }
+
+    /// Returns the model of a request that names none: the only one that is loaded, or else the only one there is.
+    ///
+    /// # Errors
+    /// There are several, or the library cannot be read.
+    pub async fn only(&self) -> Result<String, ApiError> {
+        let resident = self.resident();
+        if let [resident] = &resident[..] {
+            return Ok(resident.entry.name.clone());
+        }
+        let source = self.source.clone();
+        let usable = move || {
+            let mut entries = source.list()?;
+            entries.retain(|entry| entry.details.problem.is_none());
+            // An alias has the version of its model.
+            let mut seen = HashSet::new();
+            entries.retain(|entry| seen.insert(entry.version.clone()));
+            Ok(entries)
+        };
+        match &blocking(usable).await?[..] {
+            [only] if resident.is_empty() => Ok(only.name.clone()),
+            _ => {
+                let message = "`model` is missing, and this server has several models; /v1/models lists them";
+                Err(ApiError::invalid("model", message))
+            }
+        }
     }
 
     /// Deletes the cached data of a removed model's requests.

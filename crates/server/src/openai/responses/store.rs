@@ -7,6 +7,7 @@ use std::{
 
 use axum::body::Bytes;
 
+use super::request::Item;
 use crate::{error::ApiError, generate::Message};
 
 /// Maximum bytes of all stored responses and their messages.
@@ -21,6 +22,8 @@ pub struct ResponseStore {
 #[derive(Debug, Default)]
 struct Inner {
     responses: HashMap<String, Stored>,
+    /// The newest response with an item, by the item's id.
+    items: HashMap<String, String>,
     /// Ids, oldest first; some may be deleted.
     order: VecDeque<String>,
     bytes: usize,
@@ -35,6 +38,8 @@ pub struct Stored {
     pub body: Bytes,
     /// Conversation up to its end.
     pub turn: Arc<Turn>,
+    /// Items of its input and output with their ids.
+    pub items: Arc<[(String, Item)]>,
 }
 
 /// One turn of a conversation. Turns with a common past share it.
@@ -44,6 +49,8 @@ pub struct Turn {
     pub before: Option<Arc<Turn>>,
     /// Messages of this turn.
     pub messages: Vec<Message>,
+    /// Ids of its items.
+    pub ids: Vec<String>,
 }
 
 impl Turn {
@@ -54,6 +61,17 @@ impl Turn {
             turns.push(before);
         }
         turns.iter().rev().flat_map(|turn| turn.messages.iter().cloned()).collect()
+    }
+
+    /// Returns true if the conversation has the item with this id.
+    pub fn has(&self, id: &str) -> bool {
+        let mut turn = Some(self);
+        let mut turns = std::iter::from_fn(|| {
+            let this = turn?;
+            turn = this.before.as_deref();
+            Some(this)
+        });
+        turns.any(|turn| turn.ids.iter().any(|own| own == id))
     }
 
     /// Returns the bytes of all messages.
@@ -73,7 +91,7 @@ impl Turn {
                 message.tool_calls.iter().map(|call| call.name.len() + call.arguments.len()).sum();
             message.content.len() + message.reasoning.as_ref().map_or(0, String::len) + calls + 256
         };
-        self.messages.iter().map(text).sum()
+        self.messages.iter().map(text).sum::<usize>() + self.ids.iter().map(|id| id.len() + 24).sum::<usize>()
     }
 }
 
@@ -92,6 +110,7 @@ impl ResponseStore {
     pub fn put(&self, id: &str, stored: Stored) {
         let mut inner = self.lock();
         inner.bytes += stored.bytes();
+        inner.items.extend(stored.items.iter().map(|(item, _)| (item.clone(), id.to_owned())));
         inner.responses.insert(id.to_owned(), stored);
         inner.order.push_back(id.to_owned());
         while inner.bytes > MOST_BYTES {
@@ -109,6 +128,22 @@ impl ResponseStore {
         let stored = inner.responses.get(id).filter(|stored| stored.tenant.as_deref() == tenant);
         stored.cloned().ok_or_else(|| {
             ApiError::NotFound(format!("there is no response `{id}`: it was deleted, evicted or not stored"))
+        })
+    }
+
+    /// Returns an item of this tenant's responses.
+    ///
+    /// # Errors
+    /// [`ApiError::NotFound`].
+    pub fn item(&self, id: &str, tenant: Option<&str>) -> Result<Item, ApiError> {
+        let inner = self.lock();
+        let stored = inner.items.get(id).and_then(|response| inner.responses.get(response));
+        let stored = stored.filter(|stored| stored.tenant.as_deref() == tenant);
+        let item = stored.and_then(|stored| stored.items.iter().find(|(own, _)| own == id));
+        item.map(|(_, item)| item.clone()).ok_or_else(|| {
+            ApiError::NotFound(format!(
+                "there is no item `{id}`: its response was deleted, evicted or not stored; send the item itself"
+            ))
         })
     }
 
@@ -133,12 +168,19 @@ impl Inner {
     fn remove(&mut self, id: &str) {
         if let Some(stored) = self.responses.remove(id) {
             self.bytes -= stored.bytes();
+            for (item, _) in stored.items.iter() {
+                if self.items.get(item).is_some_and(|response| response == id) {
+                    self.items.remove(item);
+                }
+            }
         }
     }
 }
 
 impl Stored {
     fn bytes(&self) -> usize {
-        self.body.len() + self.turn.bytes()
+        // An id is in the list of items, in the map, and in the turn.
+        let items = self.items.iter().map(|(id, item)| 2 * id.len() + 96 + item.bytes());
+        self.body.len() + self.turn.bytes() + items.sum::<usize>()
     }
 }
