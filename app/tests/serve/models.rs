@@ -195,6 +195,7 @@ fn a_request_without_a_model_is_answered_by_the_only_one() {
     assert_eq!(server.post("/v1/chat/completions", &body).ok()["model"], "tales");
     assert_eq!(server.post("/v1/messages", &body).ok()["model"], "tales");
     assert!(server.post("/tokenize", &json!({"prompt": "Hi", "model": null})).status == 200);
+    assert!(server.post("/tokenize", &json!({"prompt": "Hi", "model": ""})).status == 200);
     // One of two, if it is the only one that is loaded.
     let stories = copy(folder.path(), "stories.gguf");
     let server = Server::start(&[stories.to_str().unwrap(), "--ctx", "256"]);

@@ -297,10 +297,12 @@ fn a_created_model_has_its_fields_and_none_breaks_its_requests() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         server.post("/api/create", &body)
     };
-    let chat = |model: &str| {
-        let body = json!({"model": model, "messages": [{"role": "user", "content": "Hi"}], "stream": false});
+    let ask = |model: &str, options: Value| {
+        let messages = json!([{"role": "user", "content": "Hi"}]);
+        let body = json!({"model": model, "messages": messages, "options": options, "stream": false});
         server.post("/api/chat", &body)
     };
+    let chat = |model: &str| ask(model, json!({"num_predict": 1}));
     let fast = json!({"num_predict": 3, "temperature": 0});
     for fine in [
         json!({"license": "MIT"}),
@@ -358,14 +360,13 @@ fn a_created_model_has_its_fields_and_none_breaks_its_requests() {
     let again = json!({"model": "second", "modelfile": modelfile, "stream": false});
     server.post("/api/create", &again).ok();
     create(json!({"model": "third", "from": "second", "parameters": {"num_predict": 2}})).ok();
-    let answer = |model: &str| chat(model).ok();
+    let answer = |model: &str| ask(model, json!({})).ok();
     let (first, second, third) = (answer("first"), answer("second"), answer("third"));
     for field in ["message", "eval_count", "prompt_eval_count"] {
         assert_eq!(first[field], second[field], "{field}");
     }
     assert_eq!((&third["prompt_eval_count"], &third["eval_count"]), (&first["prompt_eval_count"], &json!(2)));
-    let plain = json!({"model": "tales", "options": fast, "stream": false, "messages": [{"role": "user", "content": "Hi"}]});
-    assert_ne!(server.post("/api/chat", &plain).ok()["prompt_eval_count"], first["prompt_eval_count"]);
+    assert_ne!(ask("tales", fast).ok()["prompt_eval_count"], first["prompt_eval_count"]);
     for field in ["system", "messages", "template", "parameters", "license"] {
         assert_eq!(show("second")[field], shown[field], "{field}");
     }

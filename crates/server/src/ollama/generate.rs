@@ -136,6 +136,8 @@ impl GenerateParams {
             refuse(&self.system, "system", "a `raw` prompt is used without a template")?;
             let think = self.reasoning.think.as_ref().filter(|think| **think != Think::Switch(false));
             refuse(&think, "think", "a `raw` prompt is used without a template")?;
+        } else if self.suffix.is_some() {
+            refuse(&self.system, "system", "a prompt with `suffix` is used without a template")?;
         }
         Ok(())
     }

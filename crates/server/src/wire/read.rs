@@ -49,8 +49,12 @@ pub fn read<T: Body>(
     let mut values = 0;
     let value = Json(&mut values).deserialize(&mut json).and_then(|value| json.end().map(|()| value));
     let mut value = value.map_err(|error| refusal(None, &error))?;
-    if let (Some(model), Value::Object(fields)) = (model, &mut value) {
-        fields.insert("model".into(), model.into());
+    if let Value::Object(fields) = &mut value {
+        // An empty name is an absent one.
+        if fields.get("model").is_some_and(|name| name == "") {
+            fields.remove("model");
+        }
+        fields.extend(model.map(|model| ("model".to_owned(), model.into())));
     }
     read_value(value, schema, T::OTHERS, tolerance)
 }
