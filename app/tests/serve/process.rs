@@ -253,5 +253,6 @@ fn chat_templates_have_the_local_time() {
         server.post("/tokenize", &json!({"model": "clock", "messages": messages})).ok()["tokens"].clone();
     let prompt =
         server.post("/detokenize", &json!({"model": "clock", "tokens": tokens})).ok()["prompt"].clone();
-    assert!([before, expected()].contains(&prompt.as_str().unwrap().trim().to_owned()), "{prompt}");
+    let prompt = prompt.as_str().unwrap();
+    assert!([before, expected()].iter().any(|time| prompt.ends_with(time)), "{prompt}");
 }

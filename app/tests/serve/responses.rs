@@ -224,7 +224,7 @@ fn items_of_stored_responses_are_referred_to() {
     let twice = server.post("/v1/responses", &body(json!({"input": [answer, answer, more]})));
     assert!(twice.status == 400 && twice.body.contains("the same item"), "{twice:?}");
     server.request("DELETE", &format!("/v1/responses/{}", previous.as_str().unwrap()), &[], "").ok();
-    assert_eq!(server.post("/v1/responses", &body(json!({"input": [asked, more]}))).status, 404);
+    assert_eq!(server.post("/v1/responses", &body(json!({"input": [answer, more]}))).status, 404);
 }
 
 #[test]

@@ -106,7 +106,9 @@ impl Models {
         let find = move || match (source.find(&name), digest_name(&name)) {
             (Err(missing @ LoadError::NotFound(_)), Some((base, digits))) => {
                 let candidates = if base.is_empty() { source.list()? } else { vec![source.find(base)?] };
-                candidates.into_iter().find(|entry| entry.digest().starts_with(&digits)).ok_or(missing)
+                let found = candidates.into_iter().find(|entry| entry.digest().starts_with(&digits));
+                // Lists have aliases as well, whose model has another name.
+                found.map_or(Err(missing), |entry| source.find(&entry.name))
             }
             (found, _) => found,
         };

@@ -16,7 +16,6 @@ use super::{
     error::ErrorBody,
     library::{Status, canonical, given, refuse_outside, work},
     modelfile::Modelfile,
-    options::OptionsParam,
 };
 use crate::{
     AppState,
@@ -41,7 +40,7 @@ pub struct CreateParams {
     /// Chat template in jinja, in place of that of the files.
     template: Option<String>,
     /// Default options of its requests. Options that are not set are those of the base model.
-    #[schema(value_type = Option<OptionsParam>)]
+    #[schema(value_type = Option<Object>)]
     parameters: Option<Map<String, Value>>,
     /// Default system prompt.
     system: Option<String>,
