@@ -13,7 +13,7 @@ use std::{
 };
 
 use paguro_engine::MemoryPlan;
-use paguro_library::digest_name;
+use paguro_library::{digest_name, plain_name};
 use paguro_model::ModelFile;
 use tokio::{
     sync::{Notify, watch},
@@ -105,8 +105,12 @@ impl Models {
         let (source, name) = (self.source.clone(), name.to_owned());
         let find = move || match (source.find(&name), digest_name(&name)) {
             (Err(missing @ LoadError::NotFound(_)), Some((base, digits))) => {
-                let candidates = if base.is_empty() { source.list()? } else { vec![source.find(base)?] };
-                let found = candidates.into_iter().find(|entry| entry.digest().starts_with(&digits));
+                // As listed: an alias has a digest of its own.
+                let is_meant = |entry: &ModelEntry| {
+                    let is_named = plain_name(&entry.name).eq_ignore_ascii_case(plain_name(base));
+                    (base.is_empty() || is_named) && entry.digest().starts_with(&digits)
+                };
+                let found = source.list()?.into_iter().find(is_meant);
                 // Lists have aliases as well, whose model has another name.
                 found.map_or(Err(missing), |entry| source.find(&entry.name))
             }
