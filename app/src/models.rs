@@ -10,6 +10,7 @@ use paguro_library::{
     LibraryError, ModelName, ModelRecord, Source as Origin,
     hub::{Choice, Reference},
     known::{self, Short},
+    plain_name,
 };
 
 use crate::{
@@ -116,10 +117,9 @@ impl Source {
     }
 }
 
-/// Returns true for names of the embedded model. Case and the tag `latest` are ignored, as in the library.
+/// Returns true for names of the embedded model. Case and the parts that may be omitted are ignored, as in the library.
 pub fn is_embedded(name: &str) -> bool {
-    let name = name.strip_suffix(":latest").unwrap_or(name);
-    name.eq_ignore_ascii_case(EMBEDDED)
+    plain_name(name).eq_ignore_ascii_case(EMBEDDED)
 }
 
 /// Result of a lookup on this machine.
@@ -181,7 +181,7 @@ fn in_library(name: &str, settings: &LibrarySettings) -> Outcome<Found> {
             // The model of a short name may be stored under its repository's name.
             let records = library.list().map_err(library::failure)?;
             let same = |short: Short| records.iter().find(|record| is_of(record, &short));
-            match (Short::find(name).and_then(same), name.strip_suffix(":latest")) {
+            match (Short::find(name).and_then(same), Some(plain_name(name)).filter(|plain| *plain != name)) {
                 (Some(record), _) => found(record),
                 // A name without a tag matches if the library has only one model of it.
                 (None, Some(plain)) => in_library(plain, settings),

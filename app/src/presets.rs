@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::{
     cli::KvDtype,
     failure::{Failure, Outcome},
+    tokenize::without_mark,
 };
 
 /// A preset of one model. For absent fields, the server's settings or the model's defaults apply.
@@ -47,6 +48,16 @@ impl Preset {
         let value = Value::Object(record.extra.clone());
         let problem = |error| format!("the preset of `{}` cannot be read: {error}", record.name.short());
         serde_json::from_value(value).map_err(problem)
+    }
+
+    /// Returns the preset of a model of the library, with the chat template with which `/api/create` made it.
+    ///
+    /// # Errors
+    /// As for [`Preset::of`].
+    pub fn with_recorded(record: &ModelRecord) -> Result<Self, String> {
+        let preset = Self::of(record)?;
+        let template = record.defaults.get("template").and_then(Value::as_str).map(str::to_owned);
+        Ok(Self { chat_template: preset.chat_template.or(template), ..preset })
     }
 
     /// Returns the preset in the library's format.
@@ -93,7 +104,7 @@ impl Preset {
         let path = folder.join(path);
         let text = std::fs::read_to_string(&path);
         let failure = |error| Failure::usage(format!("cannot read {}: {error}", path.display()));
-        self.chat_template = Some(text.map_err(failure)?);
+        self.chat_template = Some(without_mark(text.map_err(failure)?));
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use crate::{
     cli::{Cli, ColorChoice, Command},
     failure::{Failure, Outcome},
     mcp,
+    tokenize::without_mark,
 };
 
 /// Settings of the program. The environment is not read after they are created.
@@ -210,7 +211,7 @@ fn stored_token() -> Option<String> {
         .or_else(|| Some(path("HF_HOME")?.join("token")))
         .or_else(|| Some(path("XDG_CACHE_HOME")?.join("huggingface/token")))
         .or_else(|| Some(home()?.join(".cache/huggingface/token")))?;
-    let token = std::fs::read_to_string(file).ok()?.trim().to_owned();
+    let token = without_mark(std::fs::read_to_string(file).ok()?).trim().to_owned();
     Some(token).filter(|token| !token.is_empty())
 }
 

@@ -82,13 +82,22 @@ fn model_and_text(args: &TokenizeArgs) -> (Option<&str>, &[String]) {
 pub fn read_text() -> Outcome<String> {
     let mut bytes = Vec::new();
     stdin().lock().read_to_end(&mut bytes)?;
-    String::from_utf8(bytes).map_err(|error| {
+    String::from_utf8(bytes).map(without_mark).map_err(|error| {
         Failure::new(format!(
             "standard input is not UTF-8 text (at byte {})",
             error.utf8_error().valid_up_to()
         ))
         .hint("convert it first: iconv -t UTF-8")
     })
+}
+
+/// Returns a text without the byte order mark that editors and shells of Windows write at its beginning.
+pub fn without_mark(mut text: String) -> String {
+    const MARK: char = '\u{feff}';
+    if text.starts_with(MARK) {
+        text.drain(..MARK.len_utf8());
+    }
+    text
 }
 
 /// Formats bytes in Rust's syntax: `" the"`, `"\n"`, `"\xF0\x9F"` for parts of a character.

@@ -21,6 +21,7 @@ use crate::{
     models::Source,
     output::Output,
     settings::{LibrarySettings, Terminal},
+    tokenize::without_mark,
     units,
 };
 use windows::Likelihood;
@@ -144,6 +145,7 @@ pub fn read(path: &Path) -> Outcome<String> {
             error.utf8_error().valid_up_to()
         ))
     })?;
+    text = without_mark(text);
     if text.ends_with('\n') {
         text.pop();
     }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use paguro_engine::{Event, FinishReason, Generation, Usage};
 use paguro_model::{Model, tokenizer::Tokenizer};
+use paguro_server::stage_times;
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -114,8 +115,15 @@ impl Answer {
         self.branches.iter().map(|branch| branch.usage.generated_tokens).sum()
     }
 
+    /// Returns the times of the prompt and of the answer's tokens, neither of which is 0.
+    fn times(&self) -> Option<(Duration, Duration)> {
+        let (first, last) = (self.first?, self.last?);
+        let prompt = first.duration_since(self.submitted);
+        Some(stage_times(prompt, last.duration_since(first), self.prompt_tokens() - self.cached_tokens))
+    }
+
     fn prompt_time(&self) -> Option<Duration> {
-        Some(self.first?.duration_since(self.submitted))
+        self.times().map(|times| times.0)
     }
 
     /// Returns the computed prompt tokens per second, up to the first token of the answer.
@@ -124,13 +132,13 @@ impl Answer {
     }
 
     fn decode_time(&self) -> Option<Duration> {
-        Some(self.last?.duration_since(self.first?))
+        self.times().map(|times| times.1)
     }
 
     /// Returns the tokens per second after the first one of each branch, which belongs to the prefill.
     fn decode_rate(&self) -> Option<f64> {
         units::tokens_per_second(
-            self.generated_tokens().saturating_sub(self.branches.len()),
+            self.generated_tokens().saturating_sub(self.branches.len()).max(1),
             self.decode_time()?,
         )
     }

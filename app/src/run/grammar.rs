@@ -8,6 +8,7 @@ use crate::{
     cli::GrammarArgs,
     failure::{Failure, Outcome},
     load::Loaded,
+    tokenize::without_mark,
 };
 
 /// Reads the grammar of the flags, if there is one.
@@ -49,5 +50,6 @@ fn read_grammar(grammar: &str) -> Outcome<Grammar> {
 
 fn read_file(flag: &str, file: &Path) -> Outcome<String> {
     fs::read_to_string(file)
+        .map(without_mark)
         .map_err(|error| Failure::usage(format!("{flag}: cannot read `{}`: {error}", file.display())))
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::prompt::{Conversation, Role};
 use crate::failure::{Failure, Outcome};
+use crate::tokenize::without_mark;
 
 /// Maximum bytes of a file.
 const MAX_BYTES: u64 = 64 << 20;
@@ -70,7 +71,7 @@ pub fn load_with_model(path: &Path) -> Outcome<(String, Conversation)> {
             "`{shown}` has {bytes} bytes; a conversation has {MAX_BYTES} at most"
         )));
     }
-    let text = fs::read_to_string(path).map_err(unreadable)?;
+    let text = without_mark(fs::read_to_string(path).map_err(unreadable)?);
     let strange = |problem: String| {
         Failure::usage(format!("`{shown}` is not a conversation: {problem}")).hint(
             "/save writes such files: {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, ...]}",

@@ -206,3 +206,35 @@ fn progress_of_a_long_prompt_comes_before_the_answer() {
     let answer = server.post("/v1/chat/completions", &silent);
     assert!(answer.status == 200 && !answer.body.contains("prompt_progress"));
 }
+
+#[test]
+fn a_prompt_ends_with_the_beginning_of_its_answer_in_every_api() {
+    let server = Server::start(&["--ctx", "512"]);
+    let messages = |prefill: &str| json!([{"role": "user", "content": "Say end"}, {"role": "assistant", "content": prefill}]);
+    let text = |prefill: &str| {
+        let body = json!({"model": "tales", "messages": messages(prefill), "continue_final_message": true});
+        let tokens = server.post("/tokenize", &body).ok()["tokens"].clone();
+        let count = tokens.as_array().unwrap().len();
+        let body = json!({"model": "tales", "tokens": tokens});
+        (server.post("/detokenize", &body).ok()["prompt"].as_str().unwrap().to_owned(), count as u64)
+    };
+    let (base, _) = text("qqq");
+    let base = base.strip_suffix("qqq").unwrap();
+    for prefill in ["e", "en", "end", "<", "|", "<|end", "<|end|>", "  x ", "ü🦊", ""] {
+        let (prompt, count) = text(prefill);
+        assert_eq!(prompt.strip_suffix(prefill), Some(base), "{prefill:?}");
+        let body = json!({"model": "tales", "messages": messages(prefill), "max_tokens": 1});
+        let counted = server.post("/v1/messages/count_tokens", &body).ok()["input_tokens"].clone();
+        let chat = server.post("/v1/chat/completions", &body).ok()["usage"]["prompt_tokens"].clone();
+        let usage = server.post("/v1/messages", &body).ok()["usage"].clone();
+        let anthropic =
+            usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
+        let body = json!({"model": "tales", "messages": messages(prefill), "stream": false, "options": {"num_predict": 1}});
+        let ollama = server.post("/api/chat", &body).ok()["prompt_eval_count"].clone();
+        assert_eq!(
+            (counted, chat, anthropic, ollama),
+            (json!(count), json!(count), count, json!(count)),
+            "{prefill:?}"
+        );
+    }
+}

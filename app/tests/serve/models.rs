@@ -127,3 +127,80 @@ fn a_longer_context_loads_a_model_again_that_nobody_uses() {
     assert!(strict.status == 400 && strict.body.contains(&refusal), "{strict:?}");
     assert_eq!((context(), server.metric("paguro_model_loads_total")), (trained, Some(3.0)));
 }
+
+#[test]
+fn every_listed_name_works_everywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let stories = copy(folder.path(), "Stories.gguf");
+    let server = Server::start(&[stories.to_str().unwrap(), "--alias", "gpt-4o=tales", "--ctx", "256"]);
+    assert_eq!(
+        server.post("/api/create", &json!({"model": "mine", "from": "tales", "system": "Short."})).status,
+        200
+    );
+    let tags = server.get("/api/tags").ok()["models"].clone();
+    let mut all = names(&tags, "name");
+    all.extend(names(&server.get("/v1/models").ok()["data"], "id"));
+    for tag in tags.as_array().unwrap() {
+        let (name, digest) = (tag["name"].as_str().unwrap(), tag["digest"].as_str().unwrap());
+        let short = name.strip_suffix(":latest").unwrap();
+        all.extend([
+            format!("library/{name}"),
+            format!("registry.ollama.ai/library/{name}"),
+            short.to_uppercase(),
+        ]);
+        all.extend([format!("sha256:{digest}"), digest[..12].to_owned(), format!("{short}@sha256:{digest}")]);
+    }
+    assert!(all.len() > 25, "{all:?}");
+    let chat = json!([{"role": "user", "content": "Hi"}]);
+    let few = json!({"num_predict": 1});
+    for name in &all {
+        for (path, mut body) in [
+            ("/v1/chat/completions", json!({"messages": chat, "max_tokens": 1})),
+            ("/v1/completions", json!({"prompt": "Hi", "max_tokens": 1})),
+            ("/v1/responses", json!({"input": "Hi", "max_output_tokens": 1})),
+            ("/v1/messages", json!({"messages": chat, "max_tokens": 1})),
+            ("/v1/messages/count_tokens", json!({"messages": chat})),
+            ("/v1/embeddings", json!({"input": "Hi"})),
+            (
+                "/v2/embed",
+                json!({"texts": ["Hi"], "input_type": "search_query", "embedding_types": ["float"]}),
+            ),
+            ("/tokenize", json!({"prompt": "Hi"})),
+            ("/api/chat", json!({"messages": chat, "stream": false, "options": few})),
+            ("/api/generate", json!({"prompt": "Hi", "stream": false, "options": few})),
+            ("/api/embed", json!({"input": "Hi"})),
+            ("/api/show", json!({})),
+        ] {
+            body["model"] = json!(name);
+            let answer = server.post(path, &body);
+            assert_eq!(answer.status, 200, "{path} {name}: {}", answer.body);
+        }
+        assert_eq!(server.get(&format!("/v1/models/{name}")).status, 200, "{name}");
+        assert_eq!(server.get(&format!("/props?model={name}")).status, 200, "{name}");
+    }
+    for unknown in
+        ["tale", "tales:q4", "other/tales", "sha256:000000000000", "tales@sha256:000000000000", "library/"]
+    {
+        let answer = server.post("/v1/chat/completions", &ask(json!({"model": unknown})));
+        assert_eq!(answer.status, 404, "{unknown}: {}", answer.body);
+    }
+}
+
+#[test]
+fn a_request_without_a_model_is_answered_by_the_only_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&["--alias", "gpt-4o", "--ctx", "256"]);
+    let mut body = ask(json!({"max_tokens": 1}));
+    body.as_object_mut().unwrap().remove("model");
+    assert_eq!(server.post("/v1/chat/completions", &body).ok()["model"], "tales");
+    assert_eq!(server.post("/v1/messages", &body).ok()["model"], "tales");
+    assert!(server.post("/tokenize", &json!({"prompt": "Hi", "model": null})).status == 200);
+    assert!(server.post("/tokenize", &json!({"prompt": "Hi", "model": ""})).status == 200);
+    // One of two, if it is the only one that is loaded.
+    let stories = copy(folder.path(), "stories.gguf");
+    let server = Server::start(&[stories.to_str().unwrap(), "--ctx", "256"]);
+    let refused = server.post("/v1/chat/completions", &body);
+    assert!(refused.status == 400 && refused.body.contains("/v1/models lists them"), "{refused:?}");
+    server.post("/v1/chat/completions", &ask(json!({"model": "stories", "max_tokens": 1}))).ok();
+    assert_eq!(server.post("/v1/chat/completions", &body).ok()["model"], "stories");
+}

@@ -176,10 +176,6 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
         json!({"keep_alive": "soon"}),
         expect![[r#"400 `keep_alive`: `soon` is no duration; "5m", "1h30m" or "-1s" would be"#]],
     );
-    chat(
-        json!({"truncate": true}),
-        expect!["400 `truncate` is not supported: a prompt that does not fit is refused, not cut"],
-    );
     chat(json!({"top_logprobs": 3}), expect!["400 `top_logprobs` needs `logprobs`: true"]);
     option(
         "num_gpu",
@@ -290,4 +286,161 @@ fn models_are_made_of_what_is_served() {
     expect!["400 `stories` is a file that this server was started with, and not in the library"]
         .assert_eq(&error(delete("stories")));
     assert_eq!(delete("mine").status, 200);
+}
+
+/// The fields of a model that `/api/create` makes: those that work, and those that are refused when it is made.
+#[test]
+fn a_created_model_has_its_fields_and_none_breaks_its_requests() {
+    let server = Server::start(&["--ctx", "512"]);
+    let create = |more: Value| {
+        let mut body = json!({"model": "kid", "from": "tales", "stream": false});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/api/create", &body)
+    };
+    let ask = |model: &str, options: Value| {
+        let messages = json!([{"role": "user", "content": "Hi"}]);
+        let body = json!({"model": model, "messages": messages, "options": options, "stream": false});
+        server.post("/api/chat", &body)
+    };
+    let chat = |model: &str| ask(model, json!({"num_predict": 1}));
+    let fast = json!({"num_predict": 3, "temperature": 0});
+    for fine in [
+        json!({"license": "MIT"}),
+        json!({"license": ["MIT", "Apache-2.0"]}),
+        json!({"system": "Short answers.", "license": []}),
+        json!({"messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]}),
+        json!({"parameters": {"temperature": 0, "num_predict": 3, "stop": ["x"], "num_ctx": 256}}),
+        json!({"template": "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}<|assistant|>\n"}),
+        json!({"modelfile": "FROM tales\nSYSTEM \"\"\"Be\nbrief\"\"\"\nPARAMETER num_predict 2"}),
+        json!({"adapters": {}, "quantize": "", "template": ""}),
+    ] {
+        assert_eq!(create(fine.clone()).status, 200, "{fine}");
+        let answer = chat("kid");
+        assert_eq!(answer.status, 200, "{fine}: {}", answer.body);
+    }
+    for (wrong, problem) in [
+        (json!({"adapters": {"a": "sha256:0"}}), "adapters"),
+        (json!({"quantize": "q4_K_M"}), "quantize"),
+        (json!({"template": "{% if %}"}), "template"),
+        (json!({"template": "{{ .System }} {{ .Prompt }}"}), "template"),
+        (json!({"license": 3}), "license"),
+        (json!({"parameters": {"temperature": -1}}), "temperature"),
+        (json!({"parameters": {"top_p": 7}}), "top_p"),
+        (json!({"parameters": {"mirostat": 2}}), "mirostat"),
+        (json!({"messages": [{"role": "nobody", "content": "A"}]}), "messages"),
+        (json!({"system": 3}), "system"),
+        (json!({"modelfile": "FROM tales\nADAPTER x"}), "line 2"),
+    ] {
+        let answer = create(wrong.clone());
+        assert!(answer.status == 400 && answer.body.contains(problem), "{wrong}: {answer:?}");
+        assert_eq!(chat("kid").status, 200, "{wrong}");
+    }
+
+    // Shown, made again from what was shown, and inherited.
+    let stop = "a \"\"\"\n b\\";
+    let fields = json!({
+        "model": "first",
+        "system": "Line one.\n\"\"\"\nLine two.",
+        "template": "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}<|assistant|>\nOnce",
+        "messages": [{"role": "user", "content": "One \"word\""}, {"role": "assistant", "content": ""}],
+        "parameters": {"num_predict": 5, "temperature": 0, "stop": [stop, "User:"]},
+        "license": ["MIT\nlicense", "Other"],
+    });
+    create(fields.clone()).ok();
+    let show = |model: &str| server.post("/api/show", &json!({"model": model})).ok();
+    let shown = show("first");
+    for field in ["system", "messages", "template"] {
+        assert_eq!(shown[field], fields[field], "{shown}");
+    }
+    assert_eq!(shown["license"], "MIT\nlicense\n\nOther");
+    assert_eq!(shown["details"]["parent_model"], "tales");
+    assert!(shown["parameters"].as_str().unwrap().contains("num_predict                    5"), "{shown}");
+    let modelfile = shown["modelfile"].as_str().unwrap();
+    assert!(modelfile.contains("# FROM first:latest") && modelfile.contains("\nFROM tales\n"), "{modelfile}");
+    let again = json!({"model": "second", "modelfile": modelfile, "stream": false});
+    server.post("/api/create", &again).ok();
+    create(json!({"model": "third", "from": "second", "parameters": {"num_predict": 2}})).ok();
+    let answer = |model: &str| ask(model, json!({})).ok();
+    let (first, second, third) = (answer("first"), answer("second"), answer("third"));
+    for field in ["message", "eval_count", "prompt_eval_count"] {
+        assert_eq!(first[field], second[field], "{field}");
+    }
+    assert_eq!((&third["prompt_eval_count"], &third["eval_count"]), (&first["prompt_eval_count"], &json!(2)));
+    assert_ne!(ask("tales", fast).ok()["prompt_eval_count"], first["prompt_eval_count"]);
+    for field in ["system", "messages", "template", "parameters", "license"] {
+        assert_eq!(show("second")[field], shown[field], "{field}");
+    }
+    assert_eq!(show("third")["system"], shown["system"]);
+}
+
+#[test]
+fn durations_of_work_are_never_zero() {
+    let server = Server::start(&[]);
+    for tokens in [1, 2] {
+        for _ in 0..2 {
+            let body = json!({"model": "tales", "prompt": "A fox", "stream": false, "options": {"num_predict": tokens}});
+            let answer = server.post("/api/generate", &body).ok();
+            assert_eq!(answer["eval_count"], tokens);
+            for name in ["total_duration", "prompt_eval_duration", "eval_duration"] {
+                assert!(answer[name].as_u64() > Some(0), "{name}: {answer}");
+            }
+            let total = answer["total_duration"].as_u64().unwrap();
+            let parts = ["prompt_eval_duration", "eval_duration"].map(|name| answer[name].as_u64().unwrap());
+            assert!(parts.iter().sum::<u64>() <= total, "{answer}");
+        }
+    }
+}
+
+#[test]
+fn the_oldest_turns_of_a_long_chat_are_dropped() {
+    let server = Server::start(&["--ctx", "256"]);
+    let mut messages = vec![json!({"role": "system", "content": "You tell stories."})];
+    for number in 0..20 {
+        messages.push(
+            json!({"role": "user", "content": format!("Question {number} of a long chat about a fox")}),
+        );
+        messages.push(json!({"role": "assistant", "content": "The fox ran."}));
+    }
+    messages.push(json!({"role": "user", "content": "And then?"}));
+    let body = |more: Value| {
+        let mut body =
+            json!({"model": "tales", "messages": messages, "stream": false, "options": {"num_predict": 1}});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let answer = server.post("/api/chat", &body(json!({})));
+    assert_eq!(answer.header("x-paguro-ignored"), Some("messages"), "{answer:?}");
+    let count = answer.ok()["prompt_eval_count"].as_u64().unwrap();
+    assert!((150..256).contains(&count), "{count}");
+    assert_eq!(server.post("/api/chat", &body(json!({"truncate": true}))).ok()["prompt_eval_count"], count);
+    assert_eq!(server.post("/api/chat", &body(json!({"truncate": false}))).status, 400);
+    let short = server.post("/api/chat", &body(json!({"options": {"num_predict": 1, "num_ctx": 96}}))).ok();
+    assert!(short["prompt_eval_count"].as_u64().unwrap() < 96, "{short}");
+    // The last turn stays, so it must fit.
+    let long = json!({"messages": [{"role": "user", "content": "word ".repeat(400)}]});
+    assert_eq!(server.post("/api/chat", &body(long)).status, 400);
+    let auto = json!({"model": "tales", "input": messages, "truncation": "auto", "max_output_tokens": 1});
+    let auto = server.post("/v1/responses", &auto).ok();
+    assert_eq!((&auto["usage"]["input_tokens"], &auto["truncation"]), (&json!(count), &json!("auto")));
+}
+
+#[test]
+fn empty_fields_of_messages_are_absent() {
+    let server = Server::start(&[]);
+    for message in [
+        json!({"role": "user", "content": "Hi", "thinking": ""}),
+        json!({"role": "user", "content": "Hi", "thinking": null, "tool_calls": [], "images": [], "tool_name": "", "name": ""}),
+        json!({"role": "assistant", "content": "", "thinking": "", "tool_calls": null}),
+    ] {
+        let body = ask(
+            json!({"messages": [{"role": "user", "content": "Hi"}, message], "options": {"num_predict": 1}}),
+        );
+        let answer = server.post("/api/chat", &body);
+        assert_eq!(
+            (answer.status, answer.header("x-paguro-ignored")),
+            (200, None),
+            "{message}: {}",
+            answer.body
+        );
+    }
 }

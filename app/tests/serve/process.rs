@@ -7,6 +7,7 @@ use serde_json::json;
 use super::{
     ask,
     http::{Answer, Server, paguro, read_chunk},
+    scripted,
 };
 
 fn stderr(args: &[&str], config: &str) -> String {
@@ -227,4 +228,31 @@ fn a_unix_socket_serves_too() {
     Answer::read(&mut std::io::BufReader::new(stream)).ok();
     stop(&server);
     assert!(server.wait().success() && !path.exists());
+}
+
+#[test]
+fn chat_templates_have_the_local_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("clock.gguf");
+    let file = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf")).unwrap();
+    let mut gguf = scripted::Gguf::read(&file);
+    gguf.set("tokenizer.chat_template", scripted::string("{{ strftime_now('%Y-%m-%dT%H:%M') }}"));
+    fs::write(&path, gguf.write()).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let mut command = paguro(home.path(), &["serve", "--port", "0", "--log", "warn", path.to_str().unwrap()]);
+    // Fourteen hours before UTC, so that the date differs most of the day.
+    command.env("TZ", "AAA-14");
+    let server = Server::of(command, home);
+    let expected = || {
+        let now = std::time::SystemTime::now() + std::time::Duration::from_secs(14 * 3600);
+        humantime::format_rfc3339_seconds(now).to_string()[..16].to_owned()
+    };
+    let before = expected();
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let tokens =
+        server.post("/tokenize", &json!({"model": "clock", "messages": messages})).ok()["tokens"].clone();
+    let prompt =
+        server.post("/detokenize", &json!({"model": "clock", "tokens": tokens})).ok()["prompt"].clone();
+    let prompt = prompt.as_str().unwrap();
+    assert!([before, expected()].iter().any(|time| prompt.ends_with(time)), "{prompt}");
 }

@@ -128,3 +128,107 @@ fn penalties_of_what_was_generated_spare_the_prompt() {
     assert_ne!(next(json!({"repetition_penalty": 50})), plain);
     assert_ne!(next(json!({"dry_multiplier": 90, "dry_allowed_length": 3})), plain);
 }
+
+/// The fields that switch reasoning off, in every API and spelling.
+#[test]
+fn every_spelling_switches_reasoning_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("switch.gguf");
+    let template = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}<|assistant|>\n\
+        {% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{# </think> #}";
+    fs::write(&path, with_template(template)).unwrap();
+    let server = Server::start(&[path.to_str().unwrap(), "--ctx", "512"]);
+    let messages = json!([{"role": "user", "content": "Tell me a story"}]);
+    let prompt = |path: &str, more: &Value| {
+        let mut body = json!({"model": "switch", "max_tokens": 1, "stream": false});
+        match path {
+            "/api/generate" => body["prompt"] = json!("Tell me a story"),
+            "/v1/responses" => body["input"] = messages.clone(),
+            _ => body["messages"] = messages.clone(),
+        }
+        if path.starts_with("/api") {
+            body["options"] = json!({"num_predict": 1});
+            body.as_object_mut().unwrap().remove("max_tokens");
+        }
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = server.post(path, &body);
+        let ignored = answer.header("x-paguro-ignored").unwrap_or_default().to_owned();
+        let answer = answer.ok();
+        let usage = &answer["usage"];
+        let count = [
+            &answer["count"],
+            &answer["input_tokens"],
+            &answer["prompt_eval_count"],
+            &usage["prompt_tokens"],
+        ];
+        let count = count.into_iter().find_map(Value::as_u64).unwrap_or_else(|| {
+            let cached = usage["cache_read_input_tokens"].as_u64().unwrap_or(0);
+            usage["input_tokens"].as_u64().unwrap() + cached
+        });
+        (count, ignored.replace("max_tokens", "").replace("stream", "").replace([',', ' '], ""))
+    };
+    for path in [
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/api/chat",
+        "/api/generate",
+        "/tokenize",
+    ] {
+        let (on, _) = prompt(path, &json!({}));
+        let (off, _) = prompt(path, &json!({"enable_thinking": false}));
+        assert!(off > on, "{path}: {on} {off}");
+        for field in [
+            json!({"reasoning_effort": "none"}),
+            json!({"reasoning": {"enabled": false}}),
+            json!({"reasoning": {"effort": "none"}}),
+            json!({"reasoning": {"max_tokens": 0}}),
+            json!({"reasoning_budget": 0}),
+            json!({"thinking_budget": 0}),
+            json!({"thinking_budget_tokens": 0}),
+            json!({"thinking": {"type": "disabled"}}),
+            json!({"thinking": false}),
+            json!({"think": false}),
+            json!({"chat_template_kwargs": {"enable_thinking": false}}),
+            json!({"chat_template_kwargs": {"thinking": false}}),
+        ] {
+            assert_eq!(prompt(path, &field), (off, String::new()), "{path} {field}");
+        }
+        for field in [
+            json!({"think": true}),
+            json!({"think": "low"}),
+            json!({"reasoning_effort": "low"}),
+            json!({"thinking": {"type": "adaptive"}}),
+            json!({"reasoning_budget": -1}),
+            json!({"include_reasoning": false}),
+            json!({"reasoning": {"exclude": true}}),
+        ] {
+            assert_eq!(prompt(path, &field), (on, String::new()), "{path} {field}");
+        }
+    }
+}
+
+#[test]
+fn reasoning_is_left_out_of_an_answer() {
+    let (_folder, server) = server();
+    for hidden in [
+        json!({"include_reasoning": false}),
+        json!({"reasoning": {"exclude": true}}),
+        json!({"reasoning_format": "hidden"}),
+    ] {
+        let mut more = json!({"reasoning_budget": 8});
+        more.as_object_mut().unwrap().extend(hidden.as_object().unwrap().clone());
+        let answer = ask(&server, "thinks", more.clone()).ok();
+        let message = &answer["choices"][0]["message"];
+        assert!(message.get("reasoning_content").is_none(), "{answer}");
+        assert!(!message["content"].as_str().unwrap().is_empty(), "{answer}");
+        assert!(
+            answer["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64() >= Some(8),
+            "{answer}"
+        );
+        more["stream"] = json!(true);
+        let stream = ask(&server, "thinks", more);
+        assert!(!stream.body.contains("reasoning_content"), "{}", stream.body);
+    }
+}

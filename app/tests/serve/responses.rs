@@ -195,3 +195,53 @@ fn every_field_is_honoured_or_refused_by_name() {
         ],
     );
 }
+
+#[test]
+fn items_of_stored_responses_are_referred_to() {
+    let server = Server::start(&[]);
+    let question = json!({"type": "message", "id": "msg_own", "role": "user", "content": "Tell me a story about a shy fox"});
+    let first = server.post("/v1/responses", &body(json!({"input": [question]}))).ok();
+    let answer = json!({"type": "item_reference", "id": first["output"][0]["id"]});
+    let asked = json!({"type": "item_reference", "id": "msg_own"});
+    let more = json!({"role": "user", "content": "Go on"});
+    let whole = json!([question, {"role": "assistant", "content": text(&first)}, more]);
+    let expected = server.post("/v1/responses", &body(json!({"input": whole, "store": false}))).ok();
+    let previous = first["id"].clone();
+    for (name, request) in [
+        ("output", json!({"input": [question, answer, more]})),
+        ("input and output", json!({"input": [asked, answer, more]})),
+        ("without a type", json!({"input": [{"id": "msg_own"}, answer, more]})),
+        // Items that the conversation has are not repeated.
+        ("after a response", json!({"previous_response_id": previous, "input": [answer, more]})),
+    ] {
+        let response = server.post("/v1/responses", &body(request)).ok();
+        assert_eq!(text(&response), text(&expected), "{name}");
+        assert_eq!(response["usage"]["input_tokens"], expected["usage"]["input_tokens"], "{name}");
+    }
+    let unknown = json!({"input": [{"type": "item_reference", "id": "msg_x"}, more]});
+    let refused = server.post("/v1/responses", &body(unknown));
+    assert!(refused.status == 404 && refused.body.contains("there is no item `msg_x`"), "{refused:?}");
+    let twice = server.post("/v1/responses", &body(json!({"input": [answer, answer, more]})));
+    assert!(twice.status == 400 && twice.body.contains("the same item"), "{twice:?}");
+    server.request("DELETE", &format!("/v1/responses/{}", previous.as_str().unwrap()), &[], "").ok();
+    assert_eq!(server.post("/v1/responses", &body(json!({"input": [answer, more]}))).status, 404);
+}
+
+#[test]
+fn calls_and_results_are_read_in_every_form() {
+    let server = Server::start(&[]);
+    let tokens = |arguments: Value, output: Value| {
+        let input = json!([
+            {"role": "user", "content": "Weather?"},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": arguments},
+            {"type": "function_call_output", "call_id": "c1", "output": output},
+        ]);
+        server.post("/v1/responses", &body(json!({"input": input, "max_output_tokens": 1}))).ok()["usage"]["input_tokens"].clone()
+    };
+    let text = tokens(json!("{\"q\":1}"), json!("{\"a\":\"sun\"}"));
+    assert_eq!(tokens(json!({"q": 1}), json!({"a": "sun"})), text);
+    assert_eq!(tokens(json!({"q": 1}), json!([{"type": "input_text", "text": "{\"a\":\"sun\"}"}])), text);
+    assert_eq!(tokens(json!({"q": 1}), json!({"type": "text", "text": "{\"a\":\"sun\"}"})), text);
+    assert_eq!(tokens(json!(""), json!("")), tokens(json!(null), json!(null)));
+    assert_eq!(tokens(json!({}), json!([])), tokens(json!("{}"), json!("")));
+}

@@ -212,9 +212,27 @@ fn the_document_tells_which_fields_have_no_effect() {
     let schemas = &document["components"]["schemas"];
     let fields = |name: &str| schemas[name].to_string();
     assert!(fields("ChatCompletionRequest").contains("mirostat"));
-    assert!(fields("Content_ContentPart").contains("cache_control"));
+    assert!(fields("Output_ContentPart").contains("cache_control"));
     assert!(fields("OllamaOptions").contains("num_gpu"));
     for path in ["/v1/chat/completions", "/api/blobs/{digest}", "/tokenizer_info", "/metrics"] {
         assert!(document["paths"][path].is_object(), "{path}");
     }
+}
+
+#[test]
+fn byte_order_marks_and_slashes_of_base_urls_are_no_errors() {
+    let server = Server::start(&["--ctx", "256"]);
+    let mut body = base("/v1/chat/completions");
+    body["model"] = json!("tales");
+    let marked = format!("\u{feff}{body}\r\n");
+    for path in ["/v1/chat/completions", "//v1/chat/completions", "/v1//chat/completions/", "/v1/messages"] {
+        let answer = server.request("POST", path, &[], &marked);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+    }
+    assert_eq!(server.get("/api/tags/").status, 200);
+    let missing = server.request("POST", "/chat/completions", &[], &body.to_string());
+    assert!(
+        missing.status == 404 && missing.body.contains("did you mean /v1/chat/completions?"),
+        "{missing:?}"
+    );
 }

@@ -31,10 +31,14 @@ fn browsers_get_the_page_and_clients_their_line() {
     let (again, body) = fetch(&server, "/", &format!("{HTML}If-None-Match: {tag}\r\n"));
     assert!(again.starts_with("http/1.1 304") && body.is_empty(), "{again}");
     assert_eq!(server.get("/").body, "Paguro is running");
-    // curl shows what it receives.
+    // Some proxies drop the header.
     for encoding in ["", "Accept-Encoding: identity\r\n"] {
-        let (_, body) = fetch(&server, "/", &format!("Accept: text/html\r\n{encoding}"));
-        assert_eq!(body, b"Paguro is running", "{encoding}");
+        let (head, body) = fetch(&server, "/", &format!("Accept: text/html\r\n{encoding}"));
+        assert!(!head.contains("content-encoding"), "{head}");
+        let page = String::from_utf8(body).unwrap();
+        let script = page.split('"').find(|part| part.ends_with(".js")).expect("the page has a script");
+        let (head, script) = fetch(&server, script, encoding);
+        assert!(head.starts_with("http/1.1 200") && !script.starts_with(&[0x1f, 0x8b]), "{head}");
     }
 
     let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/server/src/ui/dist/assets");

@@ -35,7 +35,7 @@ pub use digest::Digest;
 pub use error::LibraryError;
 pub use import::ImportOptions;
 pub use library::{Library, PullOptions, Removed};
-pub use name::{LATEST, ModelName};
+pub use name::{LATEST, ModelName, digest_name, plain_name};
 pub use rebuild::{Rebuilt, Restored};
 pub use record::{Details, FileRecord, Format, Inspect, ModelRecord, OnProgress, Progress, Source, Transfer};
 pub use store::Pruned;

@@ -10,6 +10,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
+use crate::name::{digest_name, plain_name};
 use crate::{
     cancel::Cancel,
     catalogue::Catalogue,
@@ -101,17 +102,33 @@ impl Library {
     }
 
     /// Returns the model with this name: its full name in any case; without the tag, if that is `latest` or unique;
-    /// without the owner, if unique; with the prefix `hf:` or `hf.co/`; or one of its aliases.
+    /// without the owner, if unique; with the prefix `hf:`, `hf.co/` or `library/`; one of its aliases; or its digest
+    /// ([`digest_name`]).
     ///
     /// # Errors
     /// [`LibraryError::NotFound`] with similar names, [`LibraryError::Ambiguous`].
     pub fn find(&self, name: &str) -> Result<ModelRecord, LibraryError> {
         match self.find_named(name) {
             Err(LibraryError::NotFound { name, similar }) => {
-                self.find_alias(&name)?.ok_or(LibraryError::NotFound { name, similar })
+                let found = match self.find_alias(&name)? {
+                    None => self.find_digest(&name)?,
+                    found => found,
+                };
+                found.ok_or(LibraryError::NotFound { name, similar })
             }
+            Err(error @ LibraryError::BadName { .. }) => self.find_digest(name)?.ok_or(error),
             found => found,
         }
+    }
+
+    /// Returns the model that `name` names by its digest.
+    fn find_digest(&self, name: &str) -> Result<Option<ModelRecord>, LibraryError> {
+        let Some((base, digits)) = digest_name(name) else { return Ok(None) };
+        if !base.is_empty() {
+            let named = self.find_named(base).ok();
+            return Ok(named.filter(|record| record.digest().hex().starts_with(&digits)));
+        }
+        Ok(self.catalogue.all()?.into_iter().find(|record| record.digest().hex().starts_with(&digits)))
     }
 
     /// Finds a model without aliases.
@@ -132,7 +149,7 @@ impl Library {
 
     /// Returns the model that has this alias.
     pub(crate) fn find_alias(&self, name: &str) -> Result<Option<ModelRecord>, LibraryError> {
-        let plain = |name: &str| name.strip_suffix(":latest").unwrap_or(name).to_lowercase();
+        let plain = |name: &str| plain_name(name).to_lowercase();
         let name = plain(name);
         let has_it = |record: &ModelRecord| record.aliases().any(|alias| plain(alias) == name);
         Ok(self.catalogue.all()?.into_iter().find(has_it))

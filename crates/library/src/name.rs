@@ -85,6 +85,35 @@ impl fmt::Display for ModelName {
 /// Longest part between slashes.
 const MAX_PART: usize = 128;
 
+/// Namespaces that Ollama writes before the names of its own models.
+const DEFAULT_NAMESPACES: [&str; 2] = ["registry.ollama.ai/library/", "library/"];
+
+/// Returns a name without the parts that may be omitted: the tag `latest`, and Ollama's default namespace `library/`.
+pub fn plain_name(name: &str) -> &str {
+    let begins = |prefix: &&str| {
+        let start = name.get(..prefix.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(prefix)) && name.len() > prefix.len()
+    };
+    let prefix = DEFAULT_NAMESPACES.iter().find(|prefix| begins(prefix)).map_or(0, |prefix| prefix.len());
+    let name = &name[prefix..];
+    match split_tag(name) {
+        (base, Some(tag)) if tag.eq_ignore_ascii_case(LATEST) && !base.is_empty() => base,
+        _ => name,
+    }
+}
+
+/// Parses a name by digest: `sha256:DIGITS`, `NAME@sha256:DIGITS`, or at least 12 hexadecimal digits alone, as Ollama
+/// lists them. Returns the name, which may be empty, and the digits in lower case.
+pub fn digest_name(name: &str) -> Option<(&str, String)> {
+    let (base, digits) = match name.rsplit_once("sha256:").or_else(|| name.rsplit_once("sha256-")) {
+        Some(("", digits)) => ("", digits),
+        Some((base, digits)) => (base.strip_suffix('@')?, digits),
+        None => ("", name),
+    };
+    let is_digest = (12..=64).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_digest.then(|| (base, digits.to_ascii_lowercase()))
+}
+
 /// Splits off the tag, if there is one.
 pub(crate) fn split_tag(text: &str) -> (&str, Option<&str>) {
     match text.rsplit_once(':') {
@@ -128,9 +157,10 @@ pub(crate) enum Meaning<'a> {
 /// if unique. Prefixes of hub names (`hf:`, `hf.co/`) are accepted.
 pub(crate) fn meaning<'a>(query: &str, names: impl Iterator<Item = &'a ModelName> + Clone) -> Meaning<'a> {
     match plain_meaning(query, names.clone()) {
-        // There may be a model called `hf`.
+        // There may be a model called `hf`, or an owner called `library`.
         Meaning::None => match HUB_PREFIXES.iter().find_map(|prefix| query.strip_prefix(prefix)) {
             Some(query) => plain_meaning(query, names),
+            None if plain_name(query) != query => plain_meaning(plain_name(query), names),
             None => Meaning::None,
         },
         found => found,
@@ -185,6 +215,34 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn parts_of_a_name_may_be_omitted() {
+        for (name, plain) in [
+            ("tales", "tales"),
+            ("tales:latest", "tales"),
+            ("Tales:LATEST", "Tales"),
+            ("library/tales:latest", "tales"),
+            ("registry.ollama.ai/library/tales", "tales"),
+            ("owner/tales:q8", "owner/tales:q8"),
+            ("library/", "library/"),
+            (":latest", ":latest"),
+            ("ü", "ü"),
+        ] {
+            assert_eq!(plain_name(name), plain, "{name}");
+        }
+        for (name, digest) in [
+            ("sha256:0123456789AB", Some(("", "0123456789ab"))),
+            ("tales@sha256:0123456789ab", Some(("tales", "0123456789ab"))),
+            ("0123456789ab", Some(("", "0123456789ab"))),
+            ("0123456789a", None),
+            ("sha256:xyz", None),
+            ("tales", None),
+        ] {
+            let parsed = digest_name(name);
+            assert_eq!(parsed.as_ref().map(|(base, digits)| (*base, digits.as_str())), digest, "{name}");
+        }
+    }
 
     #[test]
     fn names_are_read_and_written() {

@@ -12,6 +12,11 @@ use paguro_model::{ModelError, chat::TemplateError};
 
 use crate::{source::LoadError, units::bytes};
 
+/// Returns the message for a missing field.
+pub fn missing(param: &str) -> String {
+    format!("`{param}` is missing")
+}
+
 /// Reason for which a request failed, before or during its answer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -115,6 +120,12 @@ pub enum ApiError {
 }
 
 impl ApiError {
+    /// Returns true if the required field `name` of a body is missing.
+    pub fn is_missing(&self, name: &str) -> bool {
+        let Self::Invalid { param: Some(param), message } = self else { return false };
+        param == name && *message == missing(name)
+    }
+
     /// Returns an error about the field `param`.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Invalid { param: Some(param.into()), message: message.into() }

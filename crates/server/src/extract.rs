@@ -30,20 +30,29 @@ impl<T: wire::Body + Send> FromRequest<AppState> for Json<T> {
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         refuse_encoding(request.headers())?;
         let waits = request.headers().contains_key(header::EXPECT);
+        let of_page = request.uri().path().starts_with("/ui/");
         let extensions = request.extensions();
         let share: BodyShare = extensions.get().cloned().unwrap_or_default();
         let client = Client::of(extensions);
         let tolerance: Tolerance = extensions.get().cloned().unwrap_or_default();
         let schema = state.schemas.of::<T>();
         let bytes = read(request.into_body(), waits, &share, state).await?;
-        if bytes.len() < LARGE {
-            return wire::read(&bytes, &schema, &tolerance).map(Self);
+        let parse = async |model: Option<String>| {
+            if bytes.len() < LARGE {
+                return wire::read(&bytes, &schema, model, &tolerance);
+            }
+            let (bytes, schema, tolerance) = (bytes.clone(), schema.clone(), tolerance.clone());
+            let work = move |_: &dyn Fn() -> bool| wire::read(&bytes, &schema, model, &tolerance);
+            state.preparation.run(&client, Size::Large, work).await
+        };
+        match parse(None).await {
+            // The page's requests always name a model: some of them change it.
+            Err(error) if error.is_missing("model") && !of_page => {
+                let only = state.models.only().await?;
+                parse(Some(only)).await.map(Self)
+            }
+            read => read.map(Self),
         }
-        state
-            .preparation
-            .run(&client, Size::Large, move |_| wire::read(&bytes, &schema, &tolerance))
-            .await
-            .map(Self)
     }
 }
 

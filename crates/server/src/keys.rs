@@ -121,8 +121,10 @@ impl KeyFile {
         if bytes.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0) {
             return Err(malformed("it is empty".to_owned()));
         }
+        // An editor of Windows may have written a byte order mark.
+        let bytes = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&bytes);
         let keys: Vec<ApiKey> =
-            serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
+            serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))?;
         let is_hash = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         match keys.iter().find(|key| key.id.is_empty() || !is_hash(&key.sha256)) {
             Some(key) => Err(malformed(format!("the key `{}` has no id or no SHA-256", key.name))),

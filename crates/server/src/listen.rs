@@ -27,6 +27,7 @@ use tower::ServiceExt;
 use crate::{
     AppState, Listen, Server,
     connections::{Busy, Connections, Entered, WatchedStream},
+    paths,
     release::MemoryRelease,
 };
 
@@ -265,6 +266,7 @@ impl Acceptor {
             // A server that is only asked for its metrics is quiet.
             let release = (request.method() != Method::GET).then(|| release.clone());
             let busy = Busy::new(connection.clone(), release);
+            paths::normalize(&mut request);
             request.extensions_mut().insert(arrival);
             request.extensions_mut().insert(connection.clone());
             let answer = router.clone().oneshot(request);

@@ -1,5 +1,6 @@
 //! Settings of the server.
 
+use paguro_library::plain_name;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::Deserialize;
@@ -161,23 +162,29 @@ impl TryFrom<String> for Alias {
 }
 
 impl Alias {
-    /// Returns true if a name matches the pattern.
+    /// Returns true if a name matches the pattern. Case and the parts of a name that may be omitted are ignored.
     pub fn fits(&self, name: &str) -> bool {
-        let mut parts = self.pattern.split('*');
-        let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
-        let mut parts = parts.peekable();
-        if parts.peek().is_none() {
-            return rest.is_empty();
-        }
-        while let Some(part) = parts.next() {
-            if parts.peek().is_none() {
-                return rest.ends_with(part);
-            }
-            let Some(at) = rest.find(part) else { return false };
-            rest = &rest[at + part.len()..];
-        }
-        true
+        let (pattern, name) = (self.pattern.to_lowercase(), name.to_lowercase());
+        fits(&pattern, &name) || fits(plain_name(&pattern), plain_name(&name))
     }
+}
+
+/// Returns true if a name matches a pattern, whose `*` match any text.
+fn fits(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
+    let mut parts = parts.peekable();
+    if parts.peek().is_none() {
+        return rest.is_empty();
+    }
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return rest.ends_with(part);
+        }
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    true
 }
 
 #[cfg(test)]
@@ -197,6 +204,8 @@ mod tests {
             ("a*b*c=m", "acb", false),
             ("gpt-4=m", "gpt-4", true),
             ("gpt-4=m", "gpt-4o", false),
+            ("gpt-4=m", "GPT-4:latest", true),
+            ("claude-*=m", "library/Claude-haiku:latest", true),
         ] {
             assert_eq!(pattern.parse::<Alias>().unwrap().fits(name), fits, "{pattern} {name}");
         }

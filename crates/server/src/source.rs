@@ -6,6 +6,7 @@ use paguro_engine::{Engine, MemoryPlan};
 use paguro_model::{Model, ModelFile};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 /// All models that requests can name, and the way to run them.
@@ -121,6 +122,17 @@ pub struct ModelEntry {
     pub chat_template: Option<Arc<str>>,
     /// Properties that are known without loading it.
     pub details: Details,
+}
+
+impl ModelEntry {
+    /// Returns the model's digest: its version, if that is a digest, otherwise a hash of name and version.
+    pub fn digest(&self) -> String {
+        if self.version.len() == 64 && self.version.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return self.version.clone();
+        }
+        let digest = Sha256::digest(format!("{} {}", self.name, self.version));
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
 }
 
 /// Properties of a model that is not loaded.

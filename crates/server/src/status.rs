@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::{AppState, error::ApiError, extract::Json, metrics, models::ResidentInfo};
+use crate::{AppState, error::ApiError, extract::Json, metrics, models::ResidentInfo, paths};
 
 /// Returns the routes.
 pub fn routes() -> OpenApiRouter<AppState> {
@@ -292,10 +292,12 @@ pub async fn prometheus(State(state): State<AppState>, headers: HeaderMap) -> Re
 
 /// Answers requests for unknown paths.
 pub async fn no_such_path(request: Request) -> ApiError {
-    ApiError::NotFound(format!(
-        "there is nothing at {}; /openapi.json lists what there is",
-        request.uri().path()
-    ))
+    let path = request.uri().path();
+    let hint = match paths::meant(path) {
+        Some(meant) => format!("did you mean {meant}?"),
+        None => "/openapi.json lists what there is".to_owned(),
+    };
+    ApiError::NotFound(format!("there is nothing at {path}; {hint}"))
 }
 
 /// Answers requests with an unsupported method.

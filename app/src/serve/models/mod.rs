@@ -18,7 +18,7 @@ use std::{
 use paguro_backend::KvDtype;
 use paguro_engine::{EngineOptions, HostMemory};
 use paguro_kv_store::Store;
-use paguro_library::{Library, LibraryError, ModelRecord};
+use paguro_library::{Library, LibraryError, ModelRecord, plain_name};
 use paguro_model::{ModelError, ModelFile};
 use paguro_server::{Alias, Details, KvEvents, LoadError, ModelEntry};
 use serde_json::Map;
@@ -159,9 +159,11 @@ impl ServedModels {
         aliases.iter().chain(&of_presets).map(complete).collect()
     }
 
-    /// Returns a model outside of the library. Case is ignored, as in the library, so that no name hides another.
+    /// Returns a model outside of the library. Case and the parts of a name that may be omitted are ignored, as in the
+    /// library, so that no name hides another.
     fn named(&self, name: &str) -> Option<&(String, Source)> {
-        let same = |other: &&(String, Source)| other.0.eq_ignore_ascii_case(name);
+        let plain = plain_name(name);
+        let same = |other: &&(String, Source)| plain_name(&other.0).eq_ignore_ascii_case(plain);
         self.models.iter().find(|(other, _)| other == name).or_else(|| self.models.iter().find(same))
     }
 
@@ -200,7 +202,7 @@ impl ServedModels {
             return Ok(own);
         }
         let (_, record) = self.record(name)?;
-        Ok(own.or(Preset::of(&record).map_err(LoadError::Failed)?))
+        Ok(own.or(Preset::with_recorded(&record).map_err(LoadError::Failed)?))
     }
 
     /// Returns the files of a model and their digest, if there is a store that needs it.
@@ -267,7 +269,7 @@ impl ServedModels {
     /// Returns the entry of a model of the library, from its record and its file.
     fn recorded(&self, library: &Library, record: &ModelRecord) -> ModelEntry {
         let name = record.name.short();
-        let stored = Preset::of(record);
+        let stored = Preset::with_recorded(record);
         let preset = self.own_preset(&name).or(stored.clone().unwrap_or_default());
         let mut entry = ModelEntry {
             version: preset.version(record.digest().to_string()),

@@ -10,10 +10,10 @@ pub struct WallTime {
 }
 
 impl WallTime {
-    /// Returns the system's clock in UTC: the standard library does not provide the local time zone.
-    pub fn now_utc() -> Self {
-        let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        Self { seconds: since_1970.map_or(0, |elapsed| elapsed.as_secs() as i64) }
+    /// Returns the system's clock in the local time zone: `TZ`, or else that of the system, or else UTC.
+    pub fn now() -> Self {
+        let now = jiff::Zoned::now();
+        Self { seconds: now.timestamp().as_second() + i64::from(now.offset().seconds()) }
     }
 
     /// Formats as C's `strftime` does in the C locale; unknown directives stay as they are.

@@ -73,7 +73,7 @@ pub struct ChatInput {
     pub add_generation_prompt: bool,
     /// Other variables: `enable_thinking`, `documents`.
     pub extra: serde_json::Map<String, serde_json::Value>,
-    /// Time for `strftime_now`; `None` for the system's clock in UTC.
+    /// Time for `strftime_now`; `None` for the system's clock in the local time zone.
     pub now: Option<WallTime>,
 }
 
@@ -113,12 +113,16 @@ pub enum TemplateError {
 
 const NAME: &str = "chat_template";
 
+/// The mark that editors of Windows write at the beginning of a file. It would be text of every prompt.
+pub(crate) const BYTE_ORDER_MARK: char = '\u{feff}';
+
 impl ChatTemplate {
     /// Compiles a template.
     ///
     /// # Errors
     /// [`TemplateError::Syntax`].
     pub fn new(source: &str, tokens: TemplateTokens) -> Result<Self, TemplateError> {
+        let source = source.strip_prefix(BYTE_ORDER_MARK).unwrap_or(source);
         let prepared = scan::prepare(source)?;
         let env = on_large_stack(|| {
             let mut env = environment()?;
@@ -147,6 +151,37 @@ impl ChatTemplate {
     /// # Errors
     /// [`TemplateError`], if no form is supported.
     pub fn prompt(&self, input: &ChatInput, tokenizer: &Tokenizer) -> Result<ChatPrompt, TemplateError> {
+        Ok(ChatPrompt::from_marked(&self.marked(input, tokenizer)?.0))
+    }
+
+    /// Renders a chat whose last message the answer continues: the prompt ends with the content of that message, as it
+    /// is. Returns `None` if the template leaves the end of the content out.
+    ///
+    /// # Errors
+    /// As for [`prompt`](Self::prompt).
+    pub fn continued_prompt(
+        &self,
+        input: &ChatInput,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<ChatPrompt>, TemplateError> {
+        let mut messages = prompt::without_bounds(&input.messages);
+        let last = messages.as_array_mut().and_then(|messages| messages.last_mut());
+        let Some(Some(serde_json::Value::String(content))) = last.map(|last| last.get_mut("content")) else {
+            return Ok(None);
+        };
+        let bounded = prompt::bounded(content);
+        let content = std::mem::replace(content, bounded);
+        let input = ChatInput { messages, add_generation_prompt: false, ..input.clone() };
+        let (marked, names) = self.marked(&input, tokenizer)?;
+        Ok(prompt::up_to_bound(&marked, &names.mark_own(&content)).map(|text| ChatPrompt::from_marked(&text)))
+    }
+
+    /// Renders a chat with marks before control tokens' names in messages.
+    fn marked(
+        &self,
+        input: &ChatInput,
+        tokenizer: &Tokenizer,
+    ) -> Result<(String, &ControlNames), TemplateError> {
         let abilities = self.abilities.get_or_init(|| Abilities::of(self));
         let names = self.names.get_or_init(|| tokenizer.control_names(&self.source));
         let extra = input.extra.iter().map(|(name, value)| (name.clone(), names.mark(value)));
@@ -156,7 +191,7 @@ impl ChatTemplate {
             extra: extra.collect(),
             ..*input
         };
-        Ok(ChatPrompt::from_marked(&self.render(&marked)?))
+        Ok((self.render(&marked)?, names))
     }
 
     /// Returns the number of prompt tokens that later turns of the chat share: those before the opening of the answer,
@@ -186,7 +221,7 @@ impl ChatTemplate {
     pub fn render(&self, input: &ChatInput) -> Result<String, TemplateError> {
         let optional =
             |value: &Option<serde_json::Value>| value.as_ref().map_or(Value::from(()), json::to_value);
-        let now = input.now.unwrap_or_else(WallTime::now_utc);
+        let now = input.now.unwrap_or_else(WallTime::now);
         let mut variables = vec![
             ("messages".to_owned(), json::to_value(&input.messages)),
             ("tools".to_owned(), optional(&input.tools)),

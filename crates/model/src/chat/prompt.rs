@@ -15,6 +15,41 @@ use serde_json::{Map, Value};
 /// removed from messages that contain it.
 pub(crate) const MARK: char = '\u{10ffff}';
 
+/// Bounds of a content that the answer continues, noncharacters as well. Templates may trim or change what is outside of
+/// them or between them, but do not separate them from the content's ends.
+const BOUNDS: [char; 2] = ['\u{ffffe}', '\u{fffff}'];
+
+/// Returns the content between its bounds.
+pub(super) fn bounded(content: &str) -> String {
+    let [open, close] = BOUNDS;
+    format!("{open}{content}{close}")
+}
+
+/// Removes characters that are bounds from all texts.
+pub(super) fn without_bounds(json: &Value) -> Value {
+    match json {
+        Value::String(text) => text.replace(BOUNDS, "").into(),
+        Value::Array(items) => items.iter().map(without_bounds).collect(),
+        Value::Object(entries) => {
+            let entries = entries.iter().map(|(key, value)| (key.replace(BOUNDS, ""), without_bounds(value)));
+            Value::Object(entries.collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// Returns a rendered text up to the end of the bounded content, with `content` as the content; `None` if the end of the
+/// content is absent. If only its beginning is absent, a template has taken the content apart, and its form is kept.
+pub(super) fn up_to_bound(text: &str, content: &str) -> Option<String> {
+    let [open, close] = BOUNDS;
+    let text = &text[..text.rfind(close)?];
+    let text = match text.rfind(open) {
+        Some(start) => [&text[..start], content].concat(),
+        None => text.to_owned(),
+    };
+    Some(text.replace(BOUNDS, ""))
+}
+
 /// A rendered chat.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChatPrompt {
@@ -85,6 +120,11 @@ impl ControlNames {
         let finder = AhoCorasick::builder().kind(Some(AhoCorasickKind::ContiguousNFA)).build(&names);
         let longest = names.iter().map(String::len).max().unwrap_or(0);
         Self { finder: finder.ok().filter(|_| !names.is_empty()), names, longest, markers }
+    }
+
+    /// Marks all names in an assistant's own text.
+    pub(super) fn mark_own(&self, text: &str) -> String {
+        self.mark_text(text, true)
     }
 
     /// Marks all names in strings and keys of a JSON value.

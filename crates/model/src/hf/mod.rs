@@ -328,8 +328,15 @@ fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
     if bytes.len() as u64 > limit {
         return Err(bad(path, &format!("it has more than {} MiB, which no such file has", limit >> 20)));
     }
+    // Editors of Windows write a byte order mark, which JSON does not allow.
+    if bytes.starts_with(BYTE_ORDER_MARK) {
+        bytes.drain(..BYTE_ORDER_MARK.len());
+    }
     Ok(Some(bytes))
 }
+
+/// UTF-8's byte order mark.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 
 use super::{ModelFile, Source};
 use crate::{
-    chat::{ChatTemplate, TemplateError, TemplateTokens},
+    chat::{BYTE_ORDER_MARK, ChatTemplate, TemplateError, TemplateTokens},
     error::ModelError,
     gguf,
     hf::HfFolder,
@@ -25,11 +25,22 @@ impl ModelFile {
     }
 
     /// Returns the sources of all chat templates with their names, `default` for the only one; even models that cannot
-    /// run may have them.
+    /// run may have them. An empty template is none.
     ///
     /// # Errors
     /// [`ModelError`], for files of a folder that cannot be read.
     pub fn chat_templates(&self) -> Result<Vec<(String, String)>, ModelError> {
+        let mut templates = self.stored_templates()?;
+        for (_, source) in &mut templates {
+            if let Some(rest) = source.strip_prefix(BYTE_ORDER_MARK) {
+                *source = rest.to_owned();
+            }
+        }
+        templates.retain(|(_, source)| !source.trim().is_empty());
+        Ok(templates)
+    }
+
+    fn stored_templates(&self) -> Result<Vec<(String, String)>, ModelError> {
         match &self.source {
             Source::Gguf(gguf) => {
                 const KEY: &str = "tokenizer.chat_template";
@@ -45,7 +56,7 @@ impl ModelFile {
             }
             Source::Hf(folder) => {
                 let mut named = hf_tokenizer_config(folder)?.chat_templates;
-                if let Some(source) = folder.chat_template()? {
+                if let Some(source) = folder.chat_template()?.filter(|source| !source.trim().is_empty()) {
                     // The newer place.
                     named.retain(|template| template.0 != "default");
                     named.push(("default".to_owned(), source));

@@ -285,3 +285,79 @@ fn calls_are_written_as_the_template_wants_them() {
     let as_object = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments|tojson }}{% endfor %}{% endfor %}";
     assert_eq!(prompt(as_object), "<user>Hi<assistant>{\"q\": \"fox\"}");
 }
+
+/// Beginnings of an answer that also occur elsewhere in a prompt, or that templates trim.
+const PREFILLS: [&str; 17] = [
+    "fox",
+    "e",
+    "en",
+    "end",
+    "<",
+    "|",
+    "<|",
+    "<|end",
+    "user",
+    "assistant",
+    "\n",
+    "  ",
+    "  fox",
+    "fox  \n",
+    "ü",
+    "🦊 <",
+    "{\"a\": ",
+];
+
+#[test]
+fn a_continued_prompt_ends_with_the_last_message_as_it_is() {
+    let Some(folder) = shared::folder("templates") else { return };
+    let tokenizer = gguf();
+    let tokens =
+        TemplateTokens { bos: Some("<s>".into()), eos: Some("</s>".into()), ..TemplateTokens::default() };
+    let mut sources =
+        vec!["{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}".to_owned()];
+    for entry in fs::read_dir(folder).unwrap() {
+        sources.push(fs::read_to_string(entry.unwrap().path()).unwrap());
+    }
+    assert!(sources.len() > 5);
+    for source in sources {
+        let template = ChatTemplate::new(&source, tokens.clone()).unwrap();
+        let input = |prefill: &str| {
+            ChatInput::from_turns([
+                ("user", "\u{ffffe}Say e, end and fox.\u{fffff}"),
+                ("assistant", "fox"),
+                ("user", "Again <|"),
+                ("assistant", prefill),
+            ])
+        };
+        let continued = |prefill: &str| {
+            let prompt = template.continued_prompt(&input(prefill), &tokenizer).unwrap();
+            prompt.unwrap_or_else(|| panic!("{prefill:?} is lost by {source}")).text
+        };
+        let base = continued("qqq");
+        let base = base.strip_suffix("qqq").unwrap();
+        assert!(base.contains("Say e, end and fox.") && !base.contains(['\u{ffffe}', '\u{fffff}']), "{base}");
+        // All beginnings of the text that closes a message.
+        let whole = template.prompt(&ChatInput { add_generation_prompt: false, ..input("qqq") }, &tokenizer);
+        let whole = whole.unwrap().text;
+        let closing = whole.rsplit_once("qqq").unwrap().1.to_owned();
+        let closings = (1..=closing.len()).filter_map(|end| closing.get(..end));
+        for prefill in PREFILLS.into_iter().chain(closings) {
+            let text = continued(prefill);
+            assert_eq!(text.strip_suffix(prefill), Some(base), "{prefill:?} in {source}");
+        }
+    }
+}
+
+#[test]
+fn a_template_that_loses_the_last_message_cannot_continue_it() {
+    let template = ChatTemplate::new("{{ messages[0].content }}", TemplateTokens::default()).unwrap();
+    let input = ChatInput::from_turns([("user", "Hi"), ("assistant", "fox")]);
+    assert_eq!(template.continued_prompt(&input, &gguf()), Ok(None));
+}
+
+#[test]
+fn a_byte_order_mark_of_a_template_is_no_text() {
+    let template =
+        ChatTemplate::new("\u{feff}{{ messages[0].content }}\r\n!", TemplateTokens::default()).unwrap();
+    assert_eq!(template.render(&ChatInput::from_turns([("user", "Hi")])).unwrap(), "Hi\n!");
+}

@@ -8,8 +8,7 @@ use utoipa::ToSchema;
 use super::{
     check_version,
     request::{
-        self, Chat, MessageParam, OutputConfig, OutputFormat, SystemBlock, ThinkingParam, ToolChoiceParam,
-        ToolParam,
+        self, Chat, MessageParam, OutputConfig, OutputFormat, SystemBlock, ToolChoiceParam, ToolParam,
     },
 };
 use crate::{
@@ -17,6 +16,7 @@ use crate::{
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest},
+    thinking::ReasoningParams,
     wire::{Body, Content, Other, no_effect},
 };
 
@@ -33,8 +33,8 @@ pub struct CountTokensRequest {
     pub tools: Option<Vec<ToolParam>>,
     /// Permits, requires or forbids calls of tools, or requires a call of one tool.
     pub tool_choice: Option<ToolChoiceParam>,
-    /// Controls reasoning.
-    pub thinking: Option<ThinkingParam>,
+    #[serde(flatten)]
+    pub reasoning: ReasoningParams,
     /// Format and effort of the answer.
     pub output_config: Option<OutputConfig>,
     /// The older name of `output_config.format`.
@@ -87,12 +87,12 @@ pub async fn count(
         system,
         tools,
         tool_choice,
-        thinking,
+        reasoning,
         output_config,
         output_format,
         ..
     } = body;
-    let chat = Chat { messages, system, tools, tool_choice, thinking, output_config, output_format };
+    let chat = Chat { messages, system, tools, tool_choice, reasoning, output_config, output_format };
     let request = chat.into_request(None, &caller.tolerance)?;
     let request = ChatRequest { tolerance: caller.tolerance.clone(), ..request };
     let lease = state.models.lease(&body.model).await?;

@@ -86,7 +86,7 @@ impl History {
                     return Err(ApiError::invalid(format!("{path}.tool_use_id"), message));
                 };
                 let mut text =
-                    content.map_or(Ok(String::new()), |content| content.result(path, tolerance))?;
+                    content.map_or(Ok(String::new()), |content| content.content().result(path, tolerance))?;
                 if is_error == Some(true) {
                     text.insert_str(0, "Error: ");
                 }

@@ -12,8 +12,7 @@ use super::{
     answer::Message,
     check_version,
     request::{
-        self, Chat, MessageParam, OutputConfig, OutputFormat, SystemBlock, ThinkingParam, ToolChoiceParam,
-        ToolParam,
+        self, Chat, MessageParam, OutputConfig, OutputFormat, SystemBlock, ToolChoiceParam, ToolParam,
     },
     stream,
 };
@@ -22,6 +21,7 @@ use crate::{
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest, Options},
+    thinking::ReasoningParams,
     wire::{Body, Content, Limit, OneOrMany, Other, Tolerance, left_out, no_effect},
 };
 
@@ -50,8 +50,8 @@ pub struct MessagesRequest {
     pub tools: Option<Vec<ToolParam>>,
     /// Permits, requires or forbids calls of tools, or requires a call of one tool.
     pub tool_choice: Option<ToolChoiceParam>,
-    /// Controls reasoning.
-    pub thinking: Option<ThinkingParam>,
+    #[serde(flatten)]
+    pub reasoning: ReasoningParams,
     /// Format and effort of the answer.
     pub output_config: Option<OutputConfig>,
     /// The older name of `output_config.format`.
@@ -98,9 +98,10 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     check_version(&headers)?;
     let stream = body.stream == Some(true);
-    let omit_thinking = body.thinking.as_ref().is_some_and(ThinkingParam::omits);
     let model = body.model.clone();
-    let request = body.into_request(&caller.tolerance)?;
+    let mut request = body.into_request(&caller.tolerance)?;
+    // Clients expect a block without text instead of none.
+    let omit_thinking = std::mem::take(&mut request.hides_reasoning);
     let generating = generate::chat(&state, caller, &model, request).await.map_err(super::rename)?;
     if stream {
         return Ok(stream::write(generating, omit_thinking));
@@ -119,7 +120,7 @@ impl MessagesRequest {
             system: self.system,
             tools: self.tools,
             tool_choice: self.tool_choice,
-            thinking: self.thinking,
+            reasoning: self.reasoning,
             output_config: self.output_config,
             output_format: self.output_format,
         };

@@ -7,8 +7,9 @@ use utoipa::ToSchema;
 use super::history::History;
 use crate::{
     error::ApiError,
-    generate::{ChatRequest, Format, Message, Reasoning, Role, Tool, ToolChoice},
-    wire::{Content, Other, Tolerance, left_out, no_effect},
+    generate::{ChatRequest, Format, Message, Role, Tool, ToolChoice},
+    thinking::{ReasoningParams, RequestedReasoning, Thinking, ThinkingObject},
+    wire::{Content, Limit, Other, Output, Tolerance, left_out, no_effect},
 };
 
 /// One message of a chat.
@@ -67,7 +68,7 @@ pub enum Block {
         /// Id of the call.
         tool_use_id: String,
         /// The result.
-        content: Option<Content<ResultBlock>>,
+        content: Option<Output<ResultBlock>>,
         /// True if the call failed: `Error: ` then precedes the result in the prompt.
         is_error: Option<bool>,
     },
@@ -232,28 +233,6 @@ pub enum ToolChoiceParam {
     None {},
 }
 
-/// Controls reasoning.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "lowercase")]
-#[schema(as = AnthropicThinking)]
-pub enum ThinkingParam {
-    /// Reasoning is on.
-    Enabled {
-        /// Maximum tokens of reasoning, at least 1024 and below `max_tokens`. At the limit, reasoning is closed and the
-        /// answer begins. If absent, there is no limit.
-        budget_tokens: Option<usize>,
-        /// `omitted` sends no text of reasoning; any other value sends all of it, without a summary.
-        display: Option<String>,
-    },
-    /// The model decides.
-    Adaptive {
-        /// As with `enabled`.
-        display: Option<String>,
-    },
-    /// Reasoning is off.
-    Disabled {},
-}
-
 /// Format and effort of the answer.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = AnthropicOutputConfig)]
@@ -284,7 +263,7 @@ pub struct Chat {
     pub system: Option<Content<SystemBlock>>,
     pub tools: Option<Vec<ToolParam>>,
     pub tool_choice: Option<ToolChoiceParam>,
-    pub thinking: Option<ThinkingParam>,
+    pub reasoning: ReasoningParams,
     pub output_config: Option<OutputConfig>,
     pub output_format: Option<OutputFormat>,
 }
@@ -304,9 +283,6 @@ impl Chat {
             tools.extend(tool.into_tool(&format!("tools[{i}]"), tolerance)?);
         }
         let (tool_choice, parallel_tool_calls) = ToolChoiceParam::check(self.tool_choice, &tools)?;
-        if let Some(thinking) = &self.thinking {
-            thinking.leave_out(tolerance)?;
-        }
         let OutputConfig { effort, format } = self.output_config.unwrap_or_default();
         let format = format.or(self.output_format);
         let last_user = self.messages.iter().rposition(|message| message.role == RoleParam::User);
@@ -321,6 +297,7 @@ impl Chat {
             history.add(message, &format!("messages[{i}]"), Some(i) == last_user, tolerance)?;
         }
         let messages = history.messages;
+        let reasoning = reasoning(self.reasoning, effort, max_tokens, tolerance)?;
         Ok(ChatRequest {
             continue_last: messages.last().is_some_and(Message::can_be_continued),
             messages,
@@ -331,64 +308,31 @@ impl Chat {
                 None => Format::Text,
                 Some(OutputFormat::JsonSchema { schema }) => Format::JsonSchema(schema.into()),
             },
-            reasoning: reasoning(self.thinking, effort, max_tokens)?,
+            reasoning: reasoning.reasoning,
+            hides_reasoning: reasoning.is_hidden,
+            template_variables: reasoning.template_variables,
             ..ChatRequest::default()
         })
     }
 }
 
+/// Returns the requested reasoning. `effort` is that of `output_config`.
 fn reasoning(
-    thinking: Option<ThinkingParam>,
+    mut params: ReasoningParams,
     effort: Option<String>,
     max_tokens: Option<usize>,
-) -> Result<Reasoning, ApiError> {
-    if let Some(effort) = effort
-        .as_deref()
-        .filter(|effort| !["none", "minimal", "low", "medium", "high", "xhigh", "max"].contains(effort))
+    tolerance: &Tolerance,
+) -> Result<RequestedReasoning, ApiError> {
+    if let Some(Thinking::Object(ThinkingObject { budget_tokens: Some(Limit(Some(budget))), .. })) =
+        &params.thinking
+        && (*budget < 1024 || max_tokens.is_some_and(|most| *budget >= most))
     {
-        let message = format!("`output_config.effort` is low, medium, high, xhigh or max, not `{effort}`");
-        return Err(ApiError::invalid("output_config.effort", message));
+        let message = "`thinking.budget_tokens` must be at least 1024 and below `max_tokens`";
+        return Err(ApiError::invalid("thinking.budget_tokens", message));
     }
-    let mut budget = None;
-    let enabled = match thinking {
-        None | Some(ThinkingParam::Adaptive { .. }) => None,
-        Some(ThinkingParam::Disabled {}) => Some(false),
-        Some(ThinkingParam::Enabled { budget_tokens, .. }) => {
-            let is_wrong = |budget: usize| budget < 1024 || max_tokens.is_some_and(|most| budget >= most);
-            if budget_tokens.is_some_and(is_wrong) {
-                let message = "`thinking.budget_tokens` must be at least 1024 and below `max_tokens`";
-                return Err(ApiError::invalid("thinking.budget_tokens", message));
-            }
-            budget = budget_tokens;
-            Some(true)
-        }
-    };
-    let param = if enabled.is_some() { "thinking" } else { "output_config.effort" };
-    Ok(Reasoning { enabled, effort, budget, param, demanded: false })
-}
-
-impl ThinkingParam {
-    /// Returns true if the text of reasoning is omitted.
-    pub fn omits(&self) -> bool {
-        match self {
-            Self::Enabled { display, .. } | Self::Adaptive { display } => {
-                display.as_ref().is_some_and(|display| display == "omitted")
-            }
-            Self::Disabled {} => false,
-        }
-    }
-
-    /// Records an unknown value of `display`. Agents invent such values, and the answer does not depend on them.
-    fn leave_out(&self, tolerance: &Tolerance) -> Result<(), ApiError> {
-        match self {
-            Self::Enabled { display: Some(display), .. } | Self::Adaptive { display: Some(display) }
-                if !["summarized", "omitted"].contains(&display.as_str()) =>
-            {
-                tolerance.leave_out("thinking.display", "reasoning is sent without a summary, or omitted")
-            }
-            _ => Ok(()),
-        }
-    }
+    let name = if effort.is_some() { "output_config.effort" } else { "reasoning_effort" };
+    params.reasoning_effort = effort.or(params.reasoning_effort);
+    params.combine(name, tolerance)
 }
 
 impl ToolParam {

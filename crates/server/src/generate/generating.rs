@@ -41,6 +41,8 @@ pub struct Generating {
     min_tokens: usize,
     /// True if [`Piece::Prefilled`] is requested.
     report_prefill: bool,
+    /// True if reasoning is not part of the answer.
+    hides_reasoning: bool,
     ready: VecDeque<Piece>,
     timing: Timing,
     metrics: RequestMetrics,
@@ -90,7 +92,15 @@ impl Generating {
         ready: ReadyRequest,
         received: Instant,
     ) -> Result<Self, ApiError> {
-        let ReadyRequest { prompt, lasting_tokens, constraint, reading, options, mut counts } = ready;
+        let ReadyRequest {
+            prompt,
+            lasting_tokens,
+            constraint,
+            reading,
+            hides_reasoning,
+            options,
+            mut counts,
+        } = ready;
         let prompt_tokens = prompt.len();
         counts.bound(prompt_tokens)?;
         let unscored_prompt = if options.score_prompt { prompt.clone() } else { Vec::new() };
@@ -162,6 +172,7 @@ impl Generating {
             stop_strings,
             min_tokens,
             report_prefill,
+            hides_reasoning,
             ready,
             timing,
             metrics,
@@ -369,6 +380,10 @@ impl Generating {
     /// Queues deltas. The first one carries the log-probabilities of the tokens since the last piece.
     fn write(&mut self, branch: usize, deltas: Vec<Delta>) {
         for delta in deltas {
+            if self.hides_reasoning && matches!(delta, Delta::Reasoning(_)) {
+                self.choices[branch].logprobs.clear();
+                continue;
+            }
             if matches!(&delta, Delta::Text(text) if text.is_empty()) {
                 continue;
             }

@@ -33,7 +33,7 @@ pub use generating::Generating;
 pub use message::{Message, Role, Tool, ToolCall};
 use options::Counts;
 pub use options::Options;
-pub use piece::{Delta, Finish, Piece, Progress, PromptLogprobs, Timing, TokenLogprob, Usage};
+pub use piece::{Delta, Finish, Piece, Progress, PromptLogprobs, Timing, TokenLogprob, Usage, stage_times};
 pub use rank::{RankRequest, rank, score};
 use reading::Reading;
 pub use reasoning::Reasoning;
@@ -56,23 +56,26 @@ pub async fn chat(
     let received = Instant::now();
     let entry = state.models.find(model).await?;
     let asked = request.options.context;
-    entry.read_defaults()?.complete(&mut request);
+    entry.read_defaults(&state.logged).complete(&mut request);
     let lease = lease(state, &caller, model, asked, request.options.context).await?;
     request.tolerance = caller.tolerance.clone();
     let handle = lease.handle.clone();
     let counts = request.options.check(&handle)?;
+    let limit = counts.context.map_or(handle.max_context(), |context| context.min(handle.max_context()));
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         request.options.dry.find_breakers(&model.tokenizer);
         let request::TokenizedChat { tokens, lasting_tokens, reading } =
-            request.tokenize(model, handle.max_context())?;
+            request.fit(model, handle.max_context(), limit)?;
         let compiler = Compiler::new(&handle, is_wanted);
         let constraint = request.constraint(&reading, &model.tokenizer, &compiler)?;
-        let options = request.options;
+        let (options, hides_reasoning) = (request.options, request.hides_reasoning);
+        let reading = Some(reading);
         Ok(ReadyRequest {
             prompt: tokens,
             lasting_tokens,
             constraint,
-            reading: Some(reading),
+            reading,
+            hides_reasoning,
             options,
             counts,
         })
@@ -95,7 +98,7 @@ pub async fn text(
     let TextRequest { prompt, format, default_max_tokens, options } = request;
     let entry = state.models.find(model).await?;
     let asked = options.context;
-    let mut options = entry.read_defaults()?.complete_options(options);
+    let mut options = entry.read_defaults(&state.logged).complete_options(options);
     let lease = lease(state, &caller, model, asked, options.context).await?;
     options.max_tokens = options.max_tokens.or(default_max_tokens.map(ClientCount::from));
     let handle = lease.handle.clone();
@@ -107,7 +110,15 @@ pub async fn text(
         }
         let prompt = prompt.tokens(model, handle.max_context())?;
         let constraint = format.constraint(&Compiler::new(&handle, is_wanted))?;
-        Ok(ReadyRequest { prompt, lasting_tokens: None, constraint, reading: None, options, counts })
+        Ok(ReadyRequest {
+            prompt,
+            lasting_tokens: None,
+            constraint,
+            reading: None,
+            hides_reasoning: false,
+            options,
+            counts,
+        })
     });
     let prepared = caller.in_time(work).await?;
     Generating::start(state, lease, caller, prepared, received)
@@ -146,6 +157,8 @@ struct ReadyRequest {
     constraint: Option<Constraint>,
     /// Reader of the answer; `None` for plain continuations.
     reading: Option<Reading>,
+    /// True if reasoning is not part of the answer.
+    hides_reasoning: bool,
     options: Options,
     counts: Counts,
 }

@@ -56,7 +56,8 @@ pub(super) struct Counts {
     /// Number of answers.
     pub branches: usize,
     max_tokens: Option<usize>,
-    context: Option<usize>,
+    /// Maximum tokens of prompt and answer, if the request bounds them.
+    pub context: Option<usize>,
     logprobs: Option<usize>,
 }
 
@@ -139,12 +140,35 @@ impl Options {
         }
     }
 
+    /// Checks the values of stored defaults, which are not yet those of a request.
+    ///
+    /// # Errors
+    /// The first value out of bounds, by name.
+    pub fn check_stored(&self) -> Result<(), ApiError> {
+        self.check_lists(usize::MAX)?;
+        let counts = Counts { branches: 1, max_tokens: None, context: None, logprobs: None };
+        let request = self.clone().request(Vec::new(), &counts, &GenerationDefaults::default());
+        let checked = request.sampling.check(usize::MAX);
+        checked.map_err(|error| ApiError::invalid(error.field, error.to_string()))
+    }
+
     /// Checks all counts and lists before anything is allocated for them.
     ///
     /// # Errors
     /// The first value out of bounds, by name.
     pub(super) fn check(&self, handle: &Handle) -> Result<Counts, ApiError> {
-        let (max_context, vocab) = (handle.max_context(), handle.vocab());
+        let max_context = handle.max_context();
+        self.check_lists(handle.vocab())?;
+        let logprobs = self.logprobs.map(|count| count.within(0..=MAX_LOGPROBS, "logprobs"));
+        Ok(Counts {
+            branches: self.n.map_or(Ok(1), |n| n.within(1..=handle.max_branches(), "n"))?,
+            max_tokens: self.max_tokens.map(|tokens| tokens.at_most(max_context)),
+            context: self.context.map(|context| context.at_most(max_context)),
+            logprobs: logprobs.transpose()?,
+        })
+    }
+
+    fn check_lists(&self, vocab: usize) -> Result<(), ApiError> {
         check_length(self.stop.len(), MAX_STOPS, "stop")?;
         let bytes = self.stop.iter().map(String::len).sum::<usize>();
         if bytes > MAX_STOP_BYTES {
@@ -153,14 +177,7 @@ impl Options {
         }
         self.dry.check()?;
         check_length(self.stop_tokens.len(), vocab, "stop_token_ids")?;
-        check_length(self.logit_bias.len(), vocab, "logit_bias")?;
-        let logprobs = self.logprobs.map(|count| count.within(0..=MAX_LOGPROBS, "logprobs"));
-        Ok(Counts {
-            branches: self.n.map_or(Ok(1), |n| n.within(1..=handle.max_branches(), "n"))?,
-            max_tokens: self.max_tokens.map(|tokens| tokens.at_most(max_context)),
-            context: self.context.map(|context| context.at_most(max_context)),
-            logprobs: logprobs.transpose()?,
-        })
+        check_length(self.logit_bias.len(), vocab, "logit_bias")
     }
 
     /// Returns the engine's request for these tokens.

@@ -157,8 +157,45 @@ impl Usage {
 }
 
 impl Timing {
-    /// Returns the time from the first token to the newest one.
-    pub fn decode(&self) -> Option<Duration> {
-        Some(self.last_token? - self.first_token?)
+    /// Returns the times of the prompt's prefill, of which `computed` tokens were not cached, and of the answer's tokens;
+    /// see [`stage_times`].
+    pub fn stages(&self, computed: usize) -> (Duration, Duration) {
+        let Some((first, last)) = self.first_token.zip(self.last_token) else { return Default::default() };
+        let prefill = self.started.map_or(Duration::ZERO, |started| first.saturating_duration_since(started));
+        stage_times(prefill, last.saturating_duration_since(first), computed)
+    }
+}
+
+/// Returns the times of a prompt's prefill, of which `computed` tokens were not cached, and of the answer's tokens. `prefill`
+/// ends with the first token, and `decode` begins with it.
+///
+/// The step that computes the end of the prompt also samples the first token. So the time of an answer of one token is its
+/// share of the prefill. Neither time is 0, because clients divide by it.
+pub fn stage_times(prefill: Duration, decode: Duration, computed: usize) -> (Duration, Duration) {
+    let least = Duration::from_nanos(1);
+    if !decode.is_zero() {
+        return (prefill.max(least), decode);
+    }
+    let steps = u32::try_from(computed).unwrap_or(u32::MAX).saturating_add(1);
+    let decode = (prefill / steps).max(least);
+    (prefill.saturating_sub(decode).max(least), decode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_stage_takes_no_time() {
+        let milliseconds = Duration::from_millis;
+        let nanosecond = Duration::from_nanos(1);
+        for (prefill, decode, computed, expected) in [
+            (milliseconds(90), milliseconds(50), 8, (milliseconds(90), milliseconds(50))),
+            (milliseconds(90), Duration::ZERO, 8, (milliseconds(80), milliseconds(10))),
+            (Duration::ZERO, Duration::ZERO, 8, (nanosecond, nanosecond)),
+            (nanosecond, Duration::ZERO, 0, (nanosecond, nanosecond)),
+        ] {
+            assert_eq!(stage_times(prefill, decode, computed), expected, "{prefill:?} {decode:?} {computed}");
+        }
     }
 }

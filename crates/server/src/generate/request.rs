@@ -11,7 +11,7 @@ use paguro_model::{
 use serde_json::{Map, Value};
 
 use super::{
-    message::{Message, Tool, tool_for_template},
+    message::{Message, Role, Tool, tool_for_template},
     options::Options,
     reading::{Reading, tools_as_text},
     reasoning::Reasoning,
@@ -33,10 +33,14 @@ pub struct ChatRequest {
     pub format: Format,
     /// Requested reasoning.
     pub reasoning: Reasoning,
+    /// True if the text of reasoning is not part of the answer.
+    pub hides_reasoning: bool,
     /// Other variables of the chat template.
     pub template_variables: Map<String, Value>,
     /// True if the answer continues the last message, which is the model's own.
     pub continue_last: bool,
+    /// True if the oldest turns are dropped from a chat that exceeds the context.
+    pub drops_turns: bool,
     /// True if arguments of calls are not streamed.
     pub whole_calls: bool,
     /// Sampling and limits.
@@ -129,6 +133,52 @@ impl ChatRequest {
         Ok(self.tokenize(model, max_context)?.tokens)
     }
 
+    /// As [`tokenize`](Self::tokenize), but drops the oldest turns of a chat that leaves no room for an answer in `limit`
+    /// tokens, if the request permits that. System messages and the last turn stay.
+    pub(super) fn fit(
+        &mut self,
+        model: &Model,
+        max_context: usize,
+        limit: usize,
+    ) -> Result<TokenizedChat, ApiError> {
+        let tokens = match self.tokenize(model, max_context) {
+            Err(ApiError::ContextTooLong { tokens, .. }) if self.drops_turns => tokens,
+            Ok(chat) if self.drops_turns && chat.tokens.len() >= limit => chat.tokens.len(),
+            other => return other,
+        };
+        let starts: Vec<usize> = (0..self.messages.len())
+            .filter(|&at| self.messages[at].role == Role::User)
+            .skip_while(|&at| self.messages[..at].iter().all(|message| message.role == Role::System))
+            .collect();
+        let since = |at: usize| {
+            let messages = self.messages.iter().enumerate();
+            let kept = messages.filter(|(i, message)| *i >= at || message.role == Role::System);
+            Self { messages: kept.map(|(_, message)| message.clone()).collect(), ..self.clone() }
+        };
+        // The first start from which the rest fits: fewer turns are never longer.
+        let fits = |at: usize| match since(at).tokenize(model, max_context) {
+            Ok(chat) => Ok(Some(chat).filter(|chat| chat.tokens.len() < limit)),
+            Err(ApiError::ContextTooLong { .. }) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let (mut low, mut high, mut best) = (0, starts.len(), None);
+        while low < high {
+            let middle = low.midpoint(high);
+            match fits(starts[middle])? {
+                Some(chat) => (high, best) = (middle, Some((starts[middle], chat))),
+                None => low = middle + 1,
+            }
+        }
+        let Some((start, chat)) = best else {
+            return Err(ApiError::ContextTooLong { tokens, limit });
+        };
+        let dropped = self.messages[..start].iter().filter(|message| message.role != Role::System).count();
+        let why = format_args!("the {dropped} oldest messages exceed the context of {limit} tokens");
+        self.tolerance.leave_out("messages", why)?;
+        self.messages = since(start).messages;
+        Ok(chat)
+    }
+
     /// Returns the tokens of the prompt, and the parser settings of its answer.
     pub(super) fn tokenize(&self, model: &Model, max_context: usize) -> Result<TokenizedChat, ApiError> {
         let offers_tools = self.offered_tools().next().is_some();
@@ -161,22 +211,23 @@ impl ChatRequest {
             let answers = messages.len().saturating_sub(usize::from(self.continue_last));
             messages[..answers].iter_mut().for_each(Message::separate_reasoning);
         }
+        // An empty message begins a turn as the opening of an answer does.
+        let is_new_turn = self.continue_last
+            && messages.pop_if(|last| last.content.is_empty() && last.reasoning.is_none()).is_some();
         let mut input =
             ChatInput::new(messages.iter().map(|message| message.for_template(&format, source)).collect());
         input.tools = (offers_tools && has_place)
             .then(|| self.offered_tools().map(|tool| tool_for_template(&tool)).collect());
         input.extra = extra;
-        let last = messages.last().map_or("", |last| last.content.trim());
-        input.add_generation_prompt = !self.continue_last || last.is_empty();
-        let mut prompt = template.prompt(&input, &model.tokenizer)?;
-        if !input.add_generation_prompt {
-            // As Hugging Face's `continue_final_message` does it.
-            let Some(at) = prompt.text.rfind(last) else {
+        input.add_generation_prompt = !self.continue_last || is_new_turn;
+        let prompt = if input.add_generation_prompt {
+            template.prompt(&input, &model.tokenizer)?
+        } else {
+            template.continued_prompt(&input, &model.tokenizer)?.ok_or_else(|| {
                 let message = "the model's chat template changes the last message, so it cannot be continued";
-                return Err(ApiError::invalid("messages", message));
-            };
-            prompt.text.truncate(at + last.len());
-        }
+                ApiError::invalid("messages", message)
+            })?
+        };
         check_text(&prompt.text, model, max_context)?;
         let reading = Reading::new(self, format, &prompt.text, budget)?;
         let tokens = model.tokenizer.encode_chat(&prompt);

@@ -4,7 +4,7 @@
 mod resident;
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -13,6 +13,7 @@ use std::{
 };
 
 use paguro_engine::MemoryPlan;
+use paguro_library::{digest_name, plain_name};
 use paguro_model::ModelFile;
 use tokio::{
     sync::{Notify, watch},
@@ -96,13 +97,53 @@ impl Models {
         Ok(blocking(move || source.list()).await?)
     }
 
-    /// Returns the model with this name.
+    /// Returns the model with this name or digest.
     ///
     /// # Errors
     /// [`ApiError::ModelNotFound`], or the library cannot be read.
     pub async fn find(&self, name: &str) -> Result<ModelEntry, ApiError> {
         let (source, name) = (self.source.clone(), name.to_owned());
-        Ok(blocking(move || source.find(&name)).await?)
+        let find = move || match (source.find(&name), digest_name(&name)) {
+            (Err(missing @ LoadError::NotFound(_)), Some((base, digits))) => {
+                // As listed: an alias has a digest of its own.
+                let is_meant = |entry: &ModelEntry| {
+                    let is_named = plain_name(&entry.name).eq_ignore_ascii_case(plain_name(base));
+                    (base.is_empty() || is_named) && entry.digest().starts_with(&digits)
+                };
+                let found = source.list()?.into_iter().find(is_meant);
+                // Lists have aliases as well, whose model has another name.
+                found.map_or(Err(missing), |entry| source.find(&entry.name))
+            }
+            (found, _) => found,
+        };
+        Ok(blocking(find).await?)
+    }
+
+    /// Returns the model of a request that names none: the only one that is loaded, or else the only one there is.
+    ///
+    /// # Errors
+    /// There are several, or the library cannot be read.
+    pub async fn only(&self) -> Result<String, ApiError> {
+        let resident = self.resident();
+        if let [resident] = &resident[..] {
+            return Ok(resident.entry.name.clone());
+        }
+        let source = self.source.clone();
+        let usable = move || {
+            let mut entries = source.list()?;
+            entries.retain(|entry| entry.details.problem.is_none());
+            // An alias has the version of its model.
+            let mut seen = HashSet::new();
+            entries.retain(|entry| seen.insert(entry.version.clone()));
+            Ok(entries)
+        };
+        match &blocking(usable).await?[..] {
+            [only] if resident.is_empty() => Ok(only.name.clone()),
+            _ => {
+                let message = "`model` is missing, and this server has several models; /v1/models lists them";
+                Err(ApiError::invalid("model", message))
+            }
+        }
     }
 
     /// Deletes the cached data of a removed model's requests.

@@ -2,7 +2,7 @@
 
 use axum::{extract::State, response::Response};
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::{
@@ -10,14 +10,15 @@ use super::{
     duration::KeepAlive,
     models,
     options::{self, OptionsParam},
-    types::{self, FormatParam, Think, rename},
+    types::{self, FormatParam, rename},
 };
 use crate::{
     AppState,
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest, Message, Options, Role, Tool, ToolCall},
-    wire::{Body, Other, Tolerance, unreadable},
+    thinking::ReasoningParams,
+    wire::{Body, Content, Other, Output, Tolerance, arguments, unreadable},
 };
 
 /// A request to answer a chat.
@@ -31,12 +32,15 @@ pub struct ChatParams {
     messages: Option<Vec<MessageParam>>,
     /// Streams the answer line by line; true if absent.
     stream: Option<bool>,
+    /// True, also if absent, to drop the oldest turns of a chat that exceeds the context; system messages stay. If false,
+    /// such a chat is refused.
+    truncate: Option<bool>,
     /// Tools that the model may call.
     tools: Option<Vec<ToolParam>>,
     /// Format of the answer.
     format: Option<FormatParam>,
-    /// Controls reasoning.
-    think: Option<Think>,
+    #[serde(flatten)]
+    reasoning: ReasoningParams,
     /// Sampling parameters and limits.
     options: Option<OptionsParam>,
     /// Time that the model stays in memory after its last use.
@@ -56,8 +60,8 @@ impl Body for ChatParams {
 #[schema(as = OllamaMessage)]
 pub struct MessageParam {
     role: RoleParam,
-    /// Content of the message.
-    content: Option<String>,
+    /// Content of the message. The result of a call may be an object.
+    content: Option<Output<TextPart>>,
     /// Reasoning before the text.
     thinking: Option<String>,
     /// Tool calls of the model.
@@ -70,6 +74,16 @@ pub struct MessageParam {
     tool_call_id: Option<String>,
     /// Refused in the last message of a user, and replaced by a note in others: models here read text only.
     images: Option<Vec<String>>,
+}
+
+/// A part of a message in OpenAI's format.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, Deserialize, ToSchema)]
+#[schema(as = OllamaTextPart)]
+pub struct TextPart {
+    /// The text.
+    text: String,
+    /// `text`.
+    r#type: Option<String>,
 }
 
 /// Author of a message.
@@ -105,9 +119,8 @@ pub struct ToolCallParam {
 pub struct FunctionCallParam {
     /// The tool's name.
     name: String,
-    /// Its arguments.
-    #[schema(value_type = Option<Object>)]
-    arguments: Option<Map<String, Value>>,
+    /// Its arguments: an object, as JSON or as JSON text.
+    arguments: Option<Value>,
     /// Has no effect: calls are in order.
     #[serde(rename = "index")]
     _index: Option<usize>,
@@ -161,7 +174,7 @@ pub async fn chat(
     let stream = body.stream != Some(false);
     let writer = AnswerWriter { endpoint: Endpoint::Chat, model: std::mem::take(&mut body.model) };
     let request = body.into_request(&caller.tolerance)?;
-    let name = models::find(&state, &writer.model).await?.name;
+    let name = state.models.find(&writer.model).await?.name;
     if request.messages.is_empty() {
         return models::load_or_unload(&state, &name, keep_alive, &writer).await;
     }
@@ -180,13 +193,17 @@ impl ChatParams {
         for (i, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
             tools.extend(tool.into_tool(&format!("tools[{i}]"), tolerance)?);
         }
+        let reasoning = self.reasoning.combine("think", tolerance)?;
         Ok(ChatRequest {
             continue_last: messages.last().is_some_and(Message::can_be_continued),
             messages,
             tools,
             parallel_tool_calls: true,
             format: FormatParam::format(self.format)?,
-            reasoning: Think::reasoning(self.think)?,
+            reasoning: reasoning.reasoning,
+            hides_reasoning: reasoning.is_hidden,
+            template_variables: reasoning.template_variables,
+            drops_turns: self.truncate != Some(false),
             options: Options {
                 logprobs: types::logprobs(self.logprobs, self.top_logprobs)?.map(Into::into),
                 ..self.options.unwrap_or_default().into_options()?
@@ -248,9 +265,19 @@ impl MessageParam {
         only_of(self.thinking.is_some(), "thinking", Role::Assistant, "assistant")?;
         only_of(self.tool_name.is_some(), "tool_name", Role::Tool, "tool")?;
         only_of(self.tool_call_id.is_some(), "tool_call_id", Role::Tool, "tool")?;
+        if matches!(self.content, Some(Output::Json(_))) && role != Role::Tool {
+            let param = format!("{path}.content");
+            let message = format!("`{param}` must be a string: only the result of a call is an object");
+            return Err(ApiError::invalid(param, message));
+        }
+        let content = match self.content.map(Output::content) {
+            None => String::new(),
+            Some(Content::Text(text)) => text,
+            Some(Content::Parts(parts)) => parts.into_iter().map(|part| part.text).collect(),
+        };
         let mut message = Message {
             role,
-            content: self.content.unwrap_or_default(),
+            content,
             reasoning: self.thinking,
             name: self.tool_name.or(self.name),
             ..Message::default()
@@ -269,7 +296,7 @@ impl MessageParam {
             let id = call.id.unwrap_or_else(|| format!("call_{}", calls.made));
             calls.made += 1;
             calls.open.push((id.clone(), call.function.name.clone()));
-            let arguments = Value::from(call.function.arguments.unwrap_or_default()).to_string();
+            let arguments = arguments(call.function.arguments);
             message.tool_calls.push(ToolCall { id, name: call.function.name, arguments });
         }
         if role == Role::Tool {

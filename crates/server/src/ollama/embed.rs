@@ -7,7 +7,6 @@ use utoipa::ToSchema;
 
 use super::{
     duration::KeepAlive,
-    models,
     options::{self, OptionsParam},
     types::{nanoseconds, rename},
 };
@@ -172,7 +171,7 @@ async fn run(
     keep_alive: Option<KeepAlive>,
 ) -> Result<Embedded, ApiError> {
     keep_alive.map_or(Ok(()), |KeepAlive(time)| caller.check_keep_alive(time))?;
-    let name = models::find(state, model).await?.name;
+    let name = state.models.find(model).await?.name;
     let embedded = generate::embed(state, caller, &name, request).await;
     let embedded = embedded.map_err(rename)?;
     if let Some(KeepAlive(time)) = keep_alive {

@@ -9,14 +9,15 @@ use super::{
     duration::KeepAlive,
     models,
     options::{self, OptionsParam},
-    types::{self, FormatParam, Think, rename},
+    types::{self, FormatParam, rename},
 };
 use crate::{
     AppState,
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest, Message, Options, Prompt, Role, TextRequest},
-    wire::{Body, Other, refuse, refused},
+    thinking::{ReasoningParams, Think},
+    wire::{Body, Other, left_out, refuse, refused},
 };
 
 /// A request to answer a prompt.
@@ -35,8 +36,8 @@ pub struct GenerateParams {
     raw: Option<bool>,
     /// Format of the answer.
     format: Option<FormatParam>,
-    /// Controls reasoning.
-    think: Option<Think>,
+    #[serde(flatten)]
+    reasoning: ReasoningParams,
     /// Sampling parameters and limits.
     options: Option<OptionsParam>,
     /// Time that the model stays in memory after its last use.
@@ -53,6 +54,7 @@ pub struct GenerateParams {
 const OTHERS: &[Other] = &[
     refused("template", &[], "models have their own template; `raw` disables it"),
     refused("context", &[], "use /api/chat for a conversation"),
+    left_out("truncate", &["true", "false"], "a prompt that does not fit is refused, not cut"),
     refused("images", &[], "models here read text only"),
     refused("width", &[], "answers are text"),
     refused("height", &[], "answers are text"),
@@ -90,8 +92,9 @@ pub async fn generate(
         logprobs: types::logprobs(body.logprobs, body.top_logprobs)?.map(Into::into),
         ..body.options.unwrap_or_default().into_options()?
     };
-    let (format, reasoning) = (FormatParam::format(body.format)?, Think::reasoning(body.think)?);
-    let name = models::find(&state, &writer.model).await?.name;
+    let format = FormatParam::format(body.format)?;
+    let reasoning = body.reasoning.combine("think", &caller.tolerance)?;
+    let name = state.models.find(&writer.model).await?.name;
     let prompt = body.prompt.unwrap_or_default();
     if prompt.is_empty() {
         return models::load_or_unload(&state, &name, keep_alive, &writer).await;
@@ -110,7 +113,15 @@ pub async fn generate(
         let system =
             body.system.filter(|system| !system.is_empty()).map(|system| message(Role::System, system));
         let messages = system.into_iter().chain([message(Role::User, prompt)]).collect();
-        let request = ChatRequest { messages, format, reasoning, options, ..ChatRequest::default() };
+        let request = ChatRequest {
+            messages,
+            format,
+            reasoning: reasoning.reasoning,
+            hides_reasoning: reasoning.is_hidden,
+            template_variables: reasoning.template_variables,
+            options,
+            ..ChatRequest::default()
+        };
         generate::chat(&state, caller, &name, request).await
     };
     let generating = generating.map_err(rename)?;
@@ -124,8 +135,10 @@ impl GenerateParams {
     fn refuse_unsupported(&self) -> Result<(), ApiError> {
         if self.raw == Some(true) {
             refuse(&self.system, "system", "a `raw` prompt is used without a template")?;
-            let think = self.think.as_ref().filter(|think| **think != Think::Switch(false));
+            let think = self.reasoning.think.as_ref().filter(|think| **think != Think::Switch(false));
             refuse(&think, "think", "a `raw` prompt is used without a template")?;
+        } else if self.suffix.is_some() {
+            refuse(&self.system, "system", "a prompt with `suffix` is used without a template")?;
         }
         Ok(())
     }

@@ -14,11 +14,11 @@ use axum::{
 use futures_util::StreamExt;
 use paguro_library::{Cancel, Digest, LibraryError, ModelName, Progress, PullOptions, Transfer, known};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::Map;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use utoipa::ToSchema;
 
-use super::{chat::MessageParam, error::ErrorBody, models::without_latest, options::OptionsParam};
+use super::error::ErrorBody;
 use crate::{
     AppState,
     body::Pace,
@@ -26,9 +26,8 @@ use crate::{
     extract::{Json, Path},
     library::{CancelOnDrop, LibraryService},
     source::Outside,
-    stored,
     stream::lines,
-    wire::{self, OneOrMany, Other, Tolerance, no_effect, refused},
+    wire::{self, Other, no_effect, refused},
 };
 
 /// A request to pull a model.
@@ -69,19 +68,14 @@ pub struct Status {
 }
 
 impl Status {
-    fn new(status: impl Into<String>) -> Self {
+    pub(super) fn new(status: impl Into<String>) -> Self {
         Self { status: status.into(), digest: None, total: None, completed: None }
     }
 }
 
-/// Returns the place of a model that is served from outside of the library.
-fn outside(state: &AppState, name: &str) -> Option<Outside> {
-    state.models.outside(without_latest(name).unwrap_or(name))
-}
-
 /// Refuses the name of a model outside of the library, which would hide a model of the library.
-fn refuse_outside(state: &AppState, name: &str) -> Result<(), ApiError> {
-    match outside(state, name) {
+pub(super) fn refuse_outside(state: &AppState, name: &str) -> Result<(), ApiError> {
+    match state.models.outside(name) {
         Some(Outside::Program { .. }) => Err(ApiError::invalid(
             "model",
             format!("`{name}` is the model in the program, which stays as it is"),
@@ -95,7 +89,7 @@ fn refuse_outside(state: &AppState, name: &str) -> Result<(), ApiError> {
     }
 }
 
-fn given(model: Option<String>, name: Option<String>) -> Result<String, ApiError> {
+pub(super) fn given(model: Option<String>, name: Option<String>) -> Result<String, ApiError> {
     model.or(name).ok_or_else(|| ApiError::invalid("model", "`model` is missing"))
 }
 
@@ -132,7 +126,7 @@ pub async fn pull(State(state): State<AppState>, Json(body): Json<PullParams>) -
 }
 
 /// Runs a long operation, and streams its progress or waits for its end.
-async fn work<F>(
+pub(super) async fn work<F>(
     stream: Option<bool>,
     work: impl FnOnce(UnboundedSender<Status>, Cancel) -> F,
 ) -> Result<Response, ApiError>
@@ -226,113 +220,6 @@ impl Reporter {
     }
 }
 
-/// A request to create a model from another one or from files.
-#[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = OllamaCreateRequest)]
-pub struct CreateParams {
-    /// Its name.
-    model: Option<String>,
-    /// The older name of `model`.
-    name: Option<String>,
-    /// Base model.
-    from: Option<String>,
-    /// Digests of its files by name. The blobs must have been uploaded before.
-    files: Option<std::collections::BTreeMap<String, String>>,
-    /// Default options of its requests.
-    #[schema(value_type = Option<OptionsParam>)]
-    parameters: Option<Map<String, Value>>,
-    /// Default system prompt.
-    system: Option<String>,
-    /// Messages before every chat.
-    #[schema(value_type = Option<Vec<MessageParam>>)]
-    messages: Option<Vec<Value>>,
-    /// Its licenses, for display.
-    license: Option<OneOrMany<String>>,
-    /// Streams the progress line by line; true if absent.
-    stream: Option<bool>,
-}
-
-impl wire::Body for CreateParams {
-    const OTHERS: &'static [&'static [Other]] = &[&[
-        refused("template", &[], "models have their own"),
-        refused("adapters", &[], "adapters are not applied here"),
-        refused("quantize", &[], "weights stay as they are"),
-        refused("modelfile", &[], "use `from`, `files` and `parameters`"),
-    ]];
-}
-
-impl wire::Body for CopyParams {}
-
-impl wire::Body for DeleteParams {}
-
-/// Creates a model from another one or from blobs. Only the embedded model is copied.
-///
-/// # Errors
-/// A field that is not supported, by name, or files that are not a model.
-#[utoipa::path(
-    post, path = "/api/create", tag = "Ollama",
-    request_body = CreateParams,
-    responses(
-        (status = 200, content((Status = "application/json"), (Status = "application/x-ndjson"))),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
-    ),
-)]
-pub async fn create(
-    State(state): State<AppState>,
-    tolerance: Tolerance,
-    Json(body): Json<CreateParams>,
-) -> Result<Response, ApiError> {
-    let service = state.library()?.clone();
-    let defaults = body.defaults(&tolerance)?;
-    let name: ModelName = given(body.model, body.name)?.parse()?;
-    refuse_outside(&state, &name.short())?;
-    let files = body.files.into_iter().flatten().map(|(file, digest)| Ok((file, digest.parse()?)));
-    let files: Vec<(String, Digest)> = files.collect::<Result<_, LibraryError>>()?;
-    let from = body.from.filter(|from| !from.is_empty());
-    let outside = from.as_ref().and_then(|from| outside(&state, from));
-    match (&from, files.is_empty()) {
-        (Some(_), false) => return Err(ApiError::invalid("files", "give either `from` or `files`")),
-        (None, true) => {
-            return Err(ApiError::invalid("from", "`from` and `files` are missing; give one of them"));
-        }
-        _ => {}
-    }
-    work(body.stream, move |reports, _| async move {
-        let _ = reports.send(Status::new("writing manifest"));
-        let made = service.run_long(move |service| match (from, outside) {
-            (_, Some(outside)) => service.import(&outside, &name, defaults),
-            (Some(from), None) => service.library.create_from_model(&name, &from, defaults),
-            (None, None) => service.library.create_from_blobs(&name, &files, defaults, &service.inspect),
-        });
-        made.await.map(drop)
-    })
-    .await
-}
-
-impl CreateParams {
-    /// Returns the defaults of the model's requests in the library's format, which [`stored`] reads.
-    fn defaults(&self, tolerance: &Tolerance) -> Result<Map<String, Value>, ApiError> {
-        let mut defaults = Map::new();
-        let options = self.parameters.as_ref().filter(|parameters| !parameters.is_empty());
-        if let Some(options) = options {
-            defaults.insert("options".into(), options.clone().into());
-        }
-        if let Some(system) = self.system.as_ref().filter(|system| !system.is_empty()) {
-            defaults.insert("system".into(), json!(system));
-        }
-        if let Some(messages) = self.messages.as_ref().filter(|messages| !messages.is_empty()) {
-            defaults.insert("messages".into(), json!(messages));
-        }
-        // Checked now, so that later requests do not fail.
-        stored::read(&defaults, tolerance)?;
-        if let Some(license) = &self.license {
-            defaults.insert("license".into(), json!(license));
-        }
-        Ok(defaults)
-    }
-}
-
 /// A request for another name of a model.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaCopyRequest)]
@@ -341,6 +228,18 @@ pub struct CopyParams {
     source: String,
     /// The new name; a model of that name is replaced.
     destination: String,
+}
+
+impl wire::Body for CopyParams {}
+
+/// Returns the canonical name of a model that any API lists: an alias of the settings is not in the library.
+pub(super) async fn canonical(state: &AppState, name: &str) -> Result<String, ApiError> {
+    match state.models.find(name).await {
+        Ok(entry) => Ok(entry.name),
+        // The library has the better error, with similar names.
+        Err(ApiError::ModelNotFound(_)) => Ok(name.to_owned()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Adds another name to a model.
@@ -359,13 +258,16 @@ pub struct CopyParams {
 pub async fn copy(State(state): State<AppState>, Json(body): Json<CopyParams>) -> Result<(), ApiError> {
     let to: ModelName = body.destination.parse()?;
     refuse_outside(&state, &to.short())?;
-    let outside = outside(&state, &body.source);
+    let source = canonical(&state, &body.source).await?;
+    let outside = state.models.outside(&source);
     let copy = move |service: &LibraryService| match outside {
         Some(outside) => service.import(&outside, &to, Map::new()),
-        None => service.library.copy(&body.source, &to, true),
+        None => service.library.copy(&source, &to, true),
     };
     state.library()?.run_long(copy).await.map(drop)
 }
+
+impl wire::Body for DeleteParams {}
 
 /// A request to delete a model.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -2,11 +2,13 @@
 
 mod answer;
 pub mod chat;
+pub mod create;
 mod duration;
 pub mod embed;
 pub mod error;
 pub mod generate;
 pub mod library;
+mod modelfile;
 pub mod models;
 mod options;
 mod types;
@@ -29,7 +31,7 @@ pub fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(models::ps))
         .routes(routes!(models::show))
         .routes(routes!(library::pull))
-        .routes(routes!(library::create))
+        .routes(routes!(create::create))
         .routes(routes!(library::copy))
         .routes(routes!(library::delete))
         .routes(routes!(library::has_blob, library::put_blob))
@@ -43,5 +45,5 @@ pub fn describe(document: &mut serde_json::Value) {
     wire::describe::<embed::EmbedParams>(document);
     wire::describe::<models::ShowParams>(document);
     wire::describe::<library::PullParams>(document);
-    wire::describe::<library::CreateParams>(document);
+    wire::describe::<create::CreateParams>(document);
 }

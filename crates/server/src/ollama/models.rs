@@ -6,12 +6,14 @@ use axum::{extract::State, response::Response};
 use paguro_model::ModelFile;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use super::{
     answer::AnswerWriter,
+    chat::MessageParam,
+    create,
     duration::{KeepAlive, LONGEST},
+    modelfile::{Modelfile, parameter_lines},
     types::rfc3339,
 };
 use crate::{
@@ -24,29 +26,7 @@ use crate::{
 };
 
 /// Tag of names without one.
-pub const LATEST: &str = ":latest";
-
-/// Returns a name without its tag `latest`; `None` if it has another tag or none.
-pub fn without_latest(name: &str) -> Option<&str> {
-    let (short, tag) = name.split_at_checked(name.len().checked_sub(LATEST.len())?)?;
-    tag.eq_ignore_ascii_case(LATEST).then_some(short)
-}
-
-/// Returns the model with this name; `latest` is the tag of names without one.
-///
-/// # Errors
-/// No model has this name.
-pub async fn find(state: &AppState, name: &str) -> Result<ModelEntry, ApiError> {
-    match (state.models.find(name).await, without_latest(name)) {
-        (Err(ApiError::ModelNotFound(_)), Some(short)) => {
-            state.models.find(short).await.map_err(|error| match error {
-                ApiError::ModelNotFound(_) => ApiError::ModelNotFound(name.to_owned()),
-                other => other,
-            })
-        }
-        (found, _) => found,
-    }
-}
+const LATEST: &str = ":latest";
 
 /// Answers a request that only loads or unloads a model.
 ///
@@ -97,8 +77,8 @@ pub struct Tag {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaDetails)]
 pub struct TagDetails {
-    /// Always empty.
-    parent_model: &'static str,
+    /// In `/api/show`: the model from which it was made; empty in lists.
+    parent_model: String,
     /// `gguf` or `safetensors`.
     format: String,
     /// Its architecture.
@@ -165,10 +145,23 @@ impl Body for ShowParams {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaShow)]
 pub struct Show {
-    /// A Modelfile that describes the model.
+    /// A Modelfile from which `/api/create` makes the same model.
     modelfile: String,
+    /// Default options of its requests, a line for each value.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    parameters: String,
     /// The chat template, in jinja.
     template: String,
+    /// Default system prompt.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    system: String,
+    /// Its licenses.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    license: String,
+    /// Messages before every chat.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<MessageParam>)]
+    messages: Vec<Value>,
     details: TagDetails,
     /// Metadata of its file; lists are `null`. Those of a Hugging Face folder have the keys of GGUF.
     #[schema(value_type = Object)]
@@ -210,7 +203,7 @@ pub async fn tags(State(state): State<AppState>) -> Result<Json<Tags>, ApiError>
             name,
             modified_at: rfc3339(created(&entry)),
             size: entry.bytes,
-            digest: digest(&entry),
+            digest: entry.digest(),
             details: TagDetails::of(&entry),
         });
     }
@@ -241,7 +234,7 @@ pub async fn ps(State(state): State<AppState>) -> Result<Json<Processes>, ApiErr
             name,
             size: resident.memory.total(),
             size_vram: if resident.device == "cpu" { 0 } else { resident.memory.total() },
-            digest: digest(&resident.entry),
+            digest: resident.entry.digest(),
             details,
             expires_at: rfc3339(SystemTime::now() + expires_in),
             context_length: resident.handle.max_context(),
@@ -270,7 +263,7 @@ pub async fn show(
     let Some(name) = body.model.or(body.name) else {
         return Err(ApiError::invalid("model", "`model` is missing"));
     };
-    let entry = find(&state, &name).await?;
+    let entry = state.models.find(&name).await?;
     let file = state.models.open(&entry).await?;
     let templates = file.chat_templates()?;
     let source = |name: &str| templates.iter().find(|template| template.0 == name).map(|it| it.1.clone());
@@ -279,10 +272,32 @@ pub async fn show(
     let mut model_info = model_info(&file);
     model_info.insert("general.parameter_count".into(), file.description().parameters.into());
     let capabilities = state.file_cards.capabilities(&state, &entry).await?;
+    let base = match entry.stored_text("from") {
+        Some(from) => state.models.find(from).await.ok().map(|base| base.name),
+        None => None,
+    };
+    let messages = entry.defaults.get("messages").and_then(Value::as_array).cloned().unwrap_or_default();
+    let system = entry.stored_text("system").unwrap_or_default().to_owned();
+    let parameters = entry.defaults.get("options").and_then(Value::as_object).cloned().unwrap_or_default();
+    let licenses = create::licenses(&entry.defaults);
+    let text = |message: &Value, name: &str| message[name].as_str().unwrap_or_default().to_owned();
+    let modelfile = Modelfile {
+        from: Some(base.clone().unwrap_or_else(|| entry.name.clone())),
+        template: Some(template.clone()).filter(|template| !template.is_empty()),
+        system: Some(system.clone()).filter(|system| !system.is_empty()),
+        messages: messages.iter().map(|it| (text(it, "role"), text(it, "content"))).collect(),
+        parameters: parameters.clone(),
+        licenses: licenses.clone(),
+    };
+    let details = TagDetails { parent_model: base.unwrap_or_default(), ..TagDetails::of(&entry) };
     Ok(Json(Show {
-        modelfile: format!("FROM {}\n", entry.name),
+        modelfile: modelfile.write(&with_tag(&entry.name)),
+        parameters: parameter_lines(&parameters),
         template,
-        details: TagDetails::of(&entry),
+        system,
+        license: licenses.join("\n\n"),
+        messages,
+        details,
         model_info,
         capabilities,
         modified_at: rfc3339(created(&entry)),
@@ -334,7 +349,7 @@ impl TagDetails {
         let details = &entry.details;
         let family = details.architecture.clone().unwrap_or_else(|| "unknown".to_owned());
         Self {
-            parent_model: "",
+            parent_model: String::new(),
             format: details.format.to_owned(),
             families: vec![family.clone()],
             family,
@@ -361,13 +376,4 @@ fn with_tag(name: &str) -> String {
 
 fn created(entry: &ModelEntry) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(entry.created)
-}
-
-/// Returns a model's digest: its version, if that is a digest, otherwise a hash of name and version.
-fn digest(entry: &ModelEntry) -> String {
-    if entry.version.len() == 64 && entry.version.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return entry.version.clone();
-    }
-    let digest = Sha256::digest(format!("{} {}", entry.name, entry.version));
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

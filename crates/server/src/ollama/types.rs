@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use crate::{
     error::ApiError,
-    generate::{Finish, Format, Reasoning, Timing, Usage},
+    generate::{Finish, Format, Timing, Usage},
     openai::types::TierTokens,
     wire::{Other, left_out},
 };
@@ -58,58 +58,8 @@ impl FormatParam {
     }
 }
 
-/// Controls reasoning.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(untagged)]
-#[schema(as = OllamaThink)]
-pub enum Think {
-    /// Switches reasoning on or off.
-    Switch(bool),
-    /// `low`, `medium` or `high`.
-    Level(String),
-}
-
-impl<'de> Deserialize<'de> for Think {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        UntaggedEnumVisitor::new()
-            .expecting("true, false, \"low\", \"medium\" or \"high\"")
-            .bool(|switch| Ok(Self::Switch(switch)))
-            .string(|level| Ok(Self::Level(level.to_owned())))
-            .deserialize(deserializer)
-    }
-}
-
-impl Think {
-    /// Converts the value.
-    ///
-    /// # Errors
-    /// An unknown level.
-    pub fn reasoning(param: Option<Self>) -> Result<Reasoning, ApiError> {
-        match param {
-            None => Ok(Reasoning::default()),
-            Some(Self::Switch(switch)) => Ok(Reasoning {
-                enabled: Some(switch),
-                demanded: true,
-                param: "think",
-                ..Reasoning::default()
-            }),
-            Some(Self::Level(level)) if ["low", "medium", "high"].contains(&level.as_str()) => {
-                let (enabled, effort) = (Some(true), Some(level));
-                Ok(Reasoning { enabled, effort, demanded: true, param: "think", ..Reasoning::default() })
-            }
-            Some(Self::Level(level)) => {
-                let message = format!("`think` is true, false, low, medium or high, not `{level}`");
-                Err(ApiError::invalid("think", message))
-            }
-        }
-    }
-}
-
 /// Known fields of requests that generate text.
-pub const OTHERS: &[Other] = &[
-    left_out("truncate", &["false"], "a prompt that does not fit is refused, not cut"),
-    left_out("shift", &["false"], "a full context ends the answer"),
-];
+pub const OTHERS: &[Other] = &[left_out("shift", &["false"], "a full context ends the answer")];
 
 /// Returns the number of most probable tokens to report; `None` without log-probabilities.
 ///
@@ -127,7 +77,6 @@ pub fn logprobs(logprobs: Option<bool>, top: Option<usize>) -> Result<Option<usi
 /// Replaces OpenAI's field names in errors by those of this API.
 pub fn rename(error: ApiError) -> ApiError {
     error.renamed(&[
-        ("reasoning_effort", "think"),
         ("response_format", "format"),
         ("stop", "options.stop"),
         ("temperature", "options.temperature"),
@@ -168,7 +117,7 @@ pub struct End {
     /// Tokens of the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_count: Option<usize>,
-    /// Time from the first token to the last.
+    /// Time from the first token to the last; of a single token, its share of the prefill.
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_duration: Option<u64>,
 }
@@ -176,7 +125,7 @@ pub struct End {
 impl End {
     /// Returns the last fields of an answer.
     pub fn of(finish: &Finish, usage: Usage, timing: Timing) -> Self {
-        let prompt = timing.first_token.zip(timing.started).map(|(first, started)| first - started);
+        let (prompt, decode) = timing.stages(usage.prompt - usage.cached);
         Self {
             done_reason: match finish {
                 Finish::Length => "length",
@@ -187,9 +136,9 @@ impl End {
             prompt_eval_count: Some(usage.prompt),
             prompt_cached_count: (usage.cached > 0).then_some(usage.cached),
             tiers: Some(usage.into()),
-            prompt_eval_duration: Some(nanoseconds(prompt.unwrap_or_default())),
+            prompt_eval_duration: Some(nanoseconds(prompt)),
             eval_count: Some(usage.completion),
-            eval_duration: Some(nanoseconds(timing.decode().unwrap_or_default())),
+            eval_duration: Some(nanoseconds(decode)),
         }
     }
 

@@ -7,7 +7,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use self::chunks::{ChatCompletionChunk, ChunkWriter};
@@ -20,11 +19,11 @@ use super::{
 };
 use crate::{
     AppState,
-    count::check_length,
     error::ApiError,
     extract::Json,
-    generate::{self, Caller, ChatRequest, Delta, Generating, Message, Options, Piece, Reasoning},
+    generate::{self, Caller, ChatRequest, Delta, Generating, Message, Options, Piece},
     ids,
+    thinking::ReasoningParams,
     wire::{Body, Limit, Other, Tolerance, left_out, no_effect, refused},
 };
 
@@ -63,36 +62,13 @@ pub struct ChatCompletionRequest {
     pub tool_choice: Option<ToolChoiceParam>,
     /// True if an answer may have several calls.
     pub parallel_tool_calls: Option<bool>,
-    /// Effort of reasoning: `none`, `minimal`, `low`, `medium`, `high`, `xhigh`. A model that can only switch reasoning
-    /// on or off reasons for all values but `none`; a model without reasoning ignores the field.
-    pub reasoning_effort: Option<String>,
-    /// Controls reasoning in OpenRouter's format.
-    pub reasoning: Option<OpenRouterReasoning>,
-    /// As `reasoning.max_tokens`, which takes precedence. (From llama.cpp.)
-    pub thinking_budget_tokens: Option<Limit>,
-    /// As `thinking_budget_tokens`, which takes precedence. (The name of llama.cpp's flag.)
-    pub reasoning_budget: Option<Limit>,
-    /// Switches reasoning on or off: a variable of the templates of Qwen and others. (From vLLM.)
-    pub enable_thinking: Option<bool>,
-    /// Variables for the model's chat template. (Extension.)
-    #[schema(value_type = Option<Object>)]
-    pub chat_template_kwargs: Option<Map<String, Value>>,
+    #[serde(flatten)]
+    pub reasoning: ReasoningParams,
     /// True if the answer continues the last message, which must be the assistant's. If absent, it does if that message
     /// has no calls. (From vLLM.)
     pub continue_final_message: Option<bool>,
     /// False if `continue_final_message` is true. (From vLLM.)
     pub add_generation_prompt: Option<bool>,
-}
-
-/// Effort of reasoning.
-#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
-pub struct OpenRouterReasoning {
-    /// As `reasoning_effort`, which takes precedence.
-    pub effort: Option<String>,
-    /// Switches reasoning on or off.
-    pub enabled: Option<bool>,
-    /// Maximum tokens of reasoning. At the limit, reasoning is closed and the answer begins. -1 for no limit.
-    pub max_tokens: Option<Limit>,
 }
 
 /// Known fields of this endpoint.
@@ -108,8 +84,6 @@ const OTHERS: &[Other] = &[
     left_out("verbosity", &["\"medium\""], "the models do not support it; ask for the length in a message"),
     left_out("prediction", &[], "it would change the speed only"),
     left_out("web_search_options", &[], "this server does not search the web"),
-    left_out("reasoning.exclude", &["false"], "reasoning is always a field of its own"),
-    left_out("include_reasoning", &["true"], "reasoning is always a field of its own"),
     no_effect("metadata", "nothing is stored that it could label"),
     no_effect("add_special_tokens", "the chat template defines them"),
 ];
@@ -237,11 +211,7 @@ impl ChatCompletionRequest {
         }
         let messages = messages::messages(self.messages, tolerance)?;
         let mut tools = Offer::of(self.tools.unwrap_or_default(), "tools", tolerance)?.tools;
-        let OpenRouterReasoning { effort, enabled, max_tokens } = self.reasoning.unwrap_or_default();
-        let reasoning = Reasoning::from_effort(self.reasoning_effort.or(effort), "reasoning_effort")?;
-        let enabled = self.enable_thinking.or(enabled);
-        let budget = max_tokens.or(self.thinking_budget_tokens).or(self.reasoning_budget);
-        let budget = budget.and_then(|most| most.0);
+        let reasoning = self.reasoning.combine("reasoning_effort", tolerance)?;
         Ok(ChatRequest {
             continue_last: continues(&messages, self.continue_final_message, self.add_generation_prompt)?,
             messages,
@@ -249,8 +219,10 @@ impl ChatCompletionRequest {
             tools,
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
             format: self.format.format()?,
-            reasoning: Reasoning { enabled: reasoning.enabled.or(enabled), budget, ..reasoning },
-            template_variables: template_variables(self.chat_template_kwargs)?,
+            reasoning: reasoning.reasoning,
+            hides_reasoning: reasoning.is_hidden,
+            drops_turns: false,
+            template_variables: reasoning.template_variables,
             // Without streaming, calls are returned whole.
             whole_calls: self.stream != Some(true),
             options,
@@ -259,17 +231,12 @@ impl ChatCompletionRequest {
     }
 }
 
-/// Maximum number of variables of a chat template.
-const MAX_VARIABLES: usize = 256;
-
-fn template_variables(given: Option<Map<String, Value>>) -> Result<Map<String, Value>, ApiError> {
-    let given = given.unwrap_or_default();
-    check_length(given.len(), MAX_VARIABLES, "chat_template_kwargs")?;
-    Ok(given)
-}
-
 /// Returns true if the answer continues the last message.
-fn continues(messages: &[Message], wanted: Option<bool>, prompts: Option<bool>) -> Result<bool, ApiError> {
+pub(super) fn continues(
+    messages: &[Message],
+    wanted: Option<bool>,
+    prompts: Option<bool>,
+) -> Result<bool, ApiError> {
     let can = messages.last().is_some_and(Message::can_be_continued);
     let refuse = |param: &str, message: &str| Err(ApiError::invalid(param, message));
     match (wanted, prompts) {

@@ -203,9 +203,8 @@ impl Filler {
     fn end(&mut self, reason: Finish, usage: Usage) -> InfillEnd {
         self.used = usage;
         let timing = self.generating.timing();
-        let prompt = timing.first_token.zip(timing.started);
-        let seconds = prompt.map_or(0.0, |(first, started)| (first - started).as_secs_f64());
-        let decode = timing.decode().map_or(0.0, |time| time.as_secs_f64());
+        let (prompt, decode) = timing.stages(usage.prompt - usage.cached);
+        let (seconds, decode) = (prompt.as_secs_f64(), decode.as_secs_f64());
         let per_second = |tokens: usize, time: f64| if time > 0.0 { tokens as f64 / time } else { 0.0 };
         let prompt_n = usage.prompt - usage.cached;
         let (stop_type, stopping_word) = match reason {
@@ -225,7 +224,7 @@ impl Filler {
                 prompt_per_second: per_second(prompt_n, seconds),
                 predicted_n: usage.completion,
                 predicted_ms: decode * 1e3,
-                predicted_per_second: per_second(usage.completion.saturating_sub(1), decode),
+                predicted_per_second: per_second(usage.completion.saturating_sub(1).max(1), decode),
             },
         }
     }

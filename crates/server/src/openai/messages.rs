@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use crate::{
     error::ApiError,
     generate::{Format, Message, Role, ToolCall},
-    wire::{Content, Other, Tolerance, no_effect, refused, unreadable},
+    wire::{Content, Other, Output, Tolerance, arguments, no_effect, refused, unreadable},
 };
 
 /// One message of a chat.
@@ -16,8 +16,8 @@ use crate::{
 pub struct ChatMessage {
     /// Author of the message.
     pub role: RoleParam,
-    /// Content; may be absent for an assistant that calls tools.
-    pub content: Option<Content<ContentPart>>,
+    /// Content; may be absent for an assistant that calls tools. The result of a call may be an object.
+    pub content: Option<Output<ContentPart>>,
     /// Name of the author among several.
     pub name: Option<String>,
     /// Reasoning of an assistant before the content, for models whose templates contain it.
@@ -215,8 +215,16 @@ impl ChatMessage {
         only(self.reasoning.is_some(), "reasoning", RoleParam::Assistant)?;
         only(self.refusal.is_some(), "refusal", RoleParam::Assistant)?;
         only(self.tool_call_id.is_some(), "tool_call_id", RoleParam::Tool)?;
-        let content =
-            self.content.map(|content| content.text(&field("content"), is_asked, tolerance)).transpose()?;
+        if matches!(self.content, Some(Output::Json(_))) && self.role != RoleParam::Tool {
+            let param = field("content");
+            let message =
+                format!("`{param}` must be a string or an array: only the result of a call is an object");
+            return Err(ApiError::invalid(param, message));
+        }
+        let content = self
+            .content
+            .map(|content| content.content().text(&field("content"), is_asked, tolerance))
+            .transpose()?;
         let content = content.or(self.refusal);
         let calls = self.tool_calls.unwrap_or_default().into_iter().enumerate();
         let calls = calls.map(|(i, call)| call.into_call(i, &format!("{path}.tool_calls[{i}]")));
@@ -289,13 +297,7 @@ impl ToolCallParam {
             }
         }
         let function = self.function.ok_or_else(|| missing("function"))?;
-        let arguments = match function.arguments {
-            None => "{}".into(),
-            Some(Value::String(text)) if text.is_empty() => "{}".into(),
-            Some(Value::String(text)) => text,
-            Some(object) => object.to_string(),
-        };
-        Ok(ToolCall { id, name: function.name, arguments })
+        Ok(ToolCall { id, name: function.name, arguments: arguments(function.arguments) })
     }
 }
 

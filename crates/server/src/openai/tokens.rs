@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
+    chat,
     messages::{self, ChatMessage},
     tools::{Offer, ToolParam},
 };
@@ -16,6 +17,7 @@ use crate::{
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest},
+    thinking::ReasoningParams,
     wire::{Body, Other, refuse},
 };
 
@@ -30,6 +32,12 @@ pub struct TokenizeRequest {
     pub messages: Option<Vec<ChatMessage>>,
     /// With messages: tools that the model may call.
     pub tools: Option<Vec<ToolParam>>,
+    #[serde(flatten)]
+    pub reasoning: ReasoningParams,
+    /// With messages: false for a prompt without the opening of an answer, if the last message is continued.
+    pub add_generation_prompt: Option<bool>,
+    /// With messages: true if the last message is continued; as in `/v1/chat/completions`.
+    pub continue_final_message: Option<bool>,
     /// With a text: adds the model's initial and final tokens; true if absent.
     pub add_special_tokens: Option<bool>,
     /// True to also return the names of the tokens.
@@ -90,7 +98,9 @@ pub async fn tokenize(
     caller: Caller,
     Json(body): Json<TokenizeRequest>,
 ) -> Result<Json<TokenizeResponse>, ApiError> {
-    let TokenizeRequest { model, prompt, messages, tools, add_special_tokens, return_token_strs } = body;
+    let TokenizeRequest { model, prompt, messages, tools, add_special_tokens, return_token_strs, .. } = body;
+    let (continues, prompts) = (body.continue_final_message, body.add_generation_prompt);
+    let reasoning = body.reasoning;
     let lease = state.models.lease(&model).await?;
     let max_context = lease.handle.max_context();
     let tokens = match (prompt, messages) {
@@ -110,8 +120,13 @@ pub async fn tokenize(
         }
         (None, Some(messages)) => {
             refuse(&add_special_tokens, "add_special_tokens", "the template decides")?;
+            let messages = messages::messages(messages, &caller.tolerance)?;
+            let reasoning = reasoning.combine("reasoning_effort", &caller.tolerance)?;
             let request = ChatRequest {
-                messages: messages::messages(messages, &caller.tolerance)?,
+                continue_last: chat::continues(&messages, continues, prompts)?,
+                messages,
+                reasoning: reasoning.reasoning,
+                template_variables: reasoning.template_variables,
                 tools: Offer::of(tools.unwrap_or_default(), "tools", &caller.tolerance)?.tools,
                 tolerance: caller.tolerance.clone(),
                 ..ChatRequest::default()

@@ -1,11 +1,15 @@
 //! Files of the page. `npm run build` in `ui/` writes them to `dist/` with a table. They are compressed with gzip,
-//! which every browser accepts over plain HTTP (brotli is limited to TLS).
+//! which every browser accepts over plain HTTP (brotli is limited to TLS). Clients that do not accept gzip get them
+//! decompressed.
+
+use std::io::Read;
 
 use axum::{
     extract::Path,
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use flate2::read::GzDecoder;
 use sha2::{Digest, Sha256};
 
 use crate::error::ApiError;
@@ -73,23 +77,31 @@ pub fn index(headers: &HeaderMap) -> Response {
 }
 
 fn send(file: &File, headers: &HeaderMap) -> Response {
-    if file.gzip && !accepts_gzip(headers) {
-        let message = "the page is kept compressed with gzip, which `Accept-Encoding` has to allow";
-        return (StatusCode::NOT_ACCEPTABLE, message).into_response();
-    }
-    let mut response = file.bytes.into_response();
+    let is_sent_compressed = file.gzip && accepts_gzip(headers);
+    let mut response = match file.gzip && !is_sent_compressed {
+        true => unpacked(file.bytes).into_response(),
+        false => file.bytes.into_response(),
+    };
     let headers = response.headers_mut();
+    headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type(file.path)));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    if file.gzip {
+    if is_sent_compressed {
         headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
     response
 }
 
-/// Returns true if a request accepts gzip. A request without `Accept-Encoding` does not: programs such as curl display
-/// the body.
-pub fn accepts_gzip(headers: &HeaderMap) -> bool {
+/// Returns the content of a compressed file, for clients behind proxies that drop `Accept-Encoding`.
+fn unpacked(bytes: &[u8]) -> Vec<u8> {
+    let mut content = Vec::new();
+    // The files are a part of the program, and a test reads all of them.
+    let _ = GzDecoder::new(bytes).read_to_end(&mut content);
+    content
+}
+
+/// Returns true if a request accepts gzip. A request without `Accept-Encoding` does not.
+fn accepts_gzip(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::ACCEPT_ENCODING).iter();
     let lists = values.filter_map(|value| value.to_str().ok());
     lists.flat_map(|list| list.split(',')).any(|item| {
@@ -121,6 +133,12 @@ mod tests {
         for file in FILES {
             assert_ne!(content_type(file.path), "application/octet-stream", "{}", file.path);
             assert_eq!(file.gzip, file.bytes.starts_with(&[0x1f, 0x8b]), "{}", file.path);
+            if file.gzip {
+                let mut content = Vec::new();
+                GzDecoder::new(file.bytes).read_to_end(&mut content).unwrap();
+                assert_eq!(unpacked(file.bytes), content, "{}", file.path);
+                assert!(!content.is_empty(), "{}", file.path);
+            }
         }
     }
 

@@ -73,7 +73,7 @@ pub async fn root(State(state): State<AppState>, request: Request) -> Response {
         .get_all(header::ACCEPT)
         .iter()
         .any(|value| value.to_str().is_ok_and(|accept| accept.contains("text/html")));
-    let mut response = if state.settings.ui && accepts_html && files::accepts_gzip(request.headers()) {
+    let mut response = if state.settings.ui && accepts_html {
         files::index(request.headers())
     } else {
         "Paguro is running".into_response()

@@ -12,7 +12,7 @@ mod values;
 pub use read::{read, read_value};
 pub use schema::{Schema, Schemas, describe};
 pub use tolerance::{LEFT_OUT, Logged, Tolerance, tolerate};
-pub use values::{Content, Limit, OneOrMany, refuse, unreadable};
+pub use values::{Content, Limit, OneOrMany, Output, arguments, refuse, unreadable};
 
 use serde::de::DeserializeOwned;
 use utoipa::ToSchema;

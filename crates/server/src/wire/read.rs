@@ -11,7 +11,7 @@ use strsim::damerau_levenshtein;
 use utoipa::ToSchema;
 
 use super::{Body, Other, Rule, Schema, Tolerance, schema, surrogates::mend, tolerance::without_indices};
-use crate::error::ApiError;
+use crate::error::{ApiError, missing};
 
 /// Maximum number of values of one body, including nested ones. It bounds the memory of a small body with many values.
 const MOST_VALUES: usize = 8 << 20;
@@ -20,17 +20,25 @@ const MOST_VALUES: usize = 8 << 20;
 const MOST_COMPARED: usize = 256;
 
 /// Fields for which an empty value is meaningful: an empty answer, an empty prompt.
-const EMPTY_IS_A_VALUE: [&str; 8] =
-    ["content", "text", "thinking", "arguments", "output", "prompt", "input", "schema"];
+const EMPTY_IS_A_VALUE: [&str; 7] = ["content", "text", "arguments", "output", "prompt", "input", "schema"];
 
 /// Names of other servers' fields that only resemble ours.
 const FOREIGN: [&str; 4] = ["models", "min_k", "top_n", "mode"];
 
-/// Parses a body.
+/// The byte order mark, which editors and shells of Windows write before a text.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// Parses a body. `model` is the value of a missing field `model`.
 ///
 /// # Errors
 /// The problem with its path.
-pub fn read<T: Body>(bytes: &[u8], schema: &Schema, tolerance: &Tolerance) -> Result<T, ApiError> {
+pub fn read<T: Body>(
+    bytes: &[u8],
+    schema: &Schema,
+    model: Option<String>,
+    tolerance: &Tolerance,
+) -> Result<T, ApiError> {
+    let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
     // serde would accept an array with an object's fields in order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         let message = "the body is a JSON array; it must be an object".into();
@@ -40,7 +48,14 @@ pub fn read<T: Body>(bytes: &[u8], schema: &Schema, tolerance: &Tolerance) -> Re
     let mut json = serde_json::Deserializer::from_slice(&bytes);
     let mut values = 0;
     let value = Json(&mut values).deserialize(&mut json).and_then(|value| json.end().map(|()| value));
-    let value = value.map_err(|error| refusal(None, &error))?;
+    let mut value = value.map_err(|error| refusal(None, &error))?;
+    if let Value::Object(fields) = &mut value {
+        // An empty name is an absent one.
+        if fields.get("model").is_some_and(|name| name == "") {
+            fields.remove("model");
+        }
+        fields.extend(model.map(|model| ("model".to_owned(), model.into())));
+    }
     read_value(value, schema, T::OTHERS, tolerance)
 }
 
@@ -395,7 +410,7 @@ fn refusal(path: Option<String>, error: &serde_json::Error) -> ApiError {
     }
     if let Some((name, _)) = words.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')) {
         let param = path.map_or_else(|| name.to_owned(), |path| format!("{path}.{name}"));
-        let message = format!("`{param}` is missing");
+        let message = missing(&param);
         return ApiError::Invalid { param: Some(param), message };
     }
     match path {

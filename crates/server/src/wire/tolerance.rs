@@ -53,6 +53,14 @@ struct LeftOut {
 #[derive(Debug, Default)]
 pub struct Logged(Mutex<HashSet<String>>);
 
+impl Logged {
+    /// Returns true the first time that something is to be logged. The number of different texts is bounded.
+    pub fn is_first(&self, text: &str) -> bool {
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        logged.len() < MOST_LOGGED && logged.insert(text.to_owned())
+    }
+}
+
 impl Tolerance {
     /// Returns the strict policy.
     pub fn strict() -> Self {
@@ -112,10 +120,9 @@ impl Tolerance {
     /// Logs ignored fields, each once.
     fn log(&self, logged: &Logged, path: &str) {
         let left_out = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut logged = logged.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (field, why) in &left_out.named {
             let field = escaped(&without_indices(field));
-            if logged.len() < MOST_LOGGED && logged.insert(format!("{path} {field}")) {
+            if logged.is_first(&format!("{path} {field}")) {
                 tracing::info!("`{field}` is ignored, now and in later requests: {}", escaped_text(why));
             }
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned, de::Error as _};
+use serde_json::{Map, Value};
 use serde_untagged::UntaggedEnumVisitor;
 use utoipa::ToSchema;
 
@@ -56,6 +57,58 @@ impl<'de, P: DeserializeOwned> Deserialize<'de> for Content<P> {
             .string(|text| Ok(Self::Text(text.to_owned())))
             .seq(|list| list.deserialize().map(Self::Parts))
             .deserialize(deserializer)
+    }
+}
+
+/// Content that may also be the result of a call: a text, a list of parts, or an object, which stands for its JSON text.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum Output<P> {
+    /// A text.
+    Text(String),
+    /// Parts.
+    Parts(Vec<P>),
+    /// An object; only for the result of a call.
+    #[schema(value_type = Object)]
+    Json(Map<String, Value>),
+}
+
+impl<'de, P: DeserializeOwned> Deserialize<'de> for Output<P> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        UntaggedEnumVisitor::new()
+            .expecting("a string, a list of content parts, or an object")
+            .string(|text| Ok(Self::Text(text.to_owned())))
+            .seq(|list| list.deserialize().map(Self::Parts))
+            .map(|map| map.deserialize().map(Self::Json))
+            .deserialize(deserializer)
+    }
+}
+
+impl<P> Output<P> {
+    /// Returns the content with an object as a text: its JSON, or the text of a single part without its list.
+    pub fn content(self) -> Content<P> {
+        match self {
+            Self::Text(text) => Content::Text(text),
+            Self::Parts(parts) => Content::Parts(parts),
+            Self::Json(object) => {
+                let kind = object.get("type").and_then(Value::as_str);
+                let is_part = kind.is_some_and(|kind| ["text", "input_text", "output_text"].contains(&kind));
+                match object.get("text") {
+                    Some(Value::String(text)) if is_part => Content::Text(text.clone()),
+                    _ => Content::Text(Value::from(object).to_string()),
+                }
+            }
+        }
+    }
+}
+
+/// Returns the arguments of a call as JSON text, from JSON text or JSON; absent or empty ones are an empty object.
+pub fn arguments(value: Option<Value>) -> String {
+    match value {
+        None | Some(Value::Null) => "{}".into(),
+        Some(Value::String(text)) if text.trim().is_empty() => "{}".into(),
+        Some(Value::String(text)) => text,
+        Some(json) => json.to_string(),
     }
 }
 

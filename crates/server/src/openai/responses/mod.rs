@@ -22,7 +22,7 @@ use utoipa::ToSchema;
 
 use self::{
     output::{Output, OutputItem},
-    request::{ReasoningParam, TextParam},
+    request::{Input, Item, TextParam, Truncation},
     store::{Stored, Turn},
 };
 use super::{
@@ -37,6 +37,7 @@ use crate::{
     extract::{Json, Path},
     generate::{self, Caller, Finish, Generating, Message, Piece, Role},
     ids, stream,
+    thinking::ReasoningObject,
 };
 
 pub use request::ResponseRequest;
@@ -74,7 +75,7 @@ pub struct ResponseObject {
     presence_penalty: f64,
     top_logprobs: usize,
     text: TextParam,
-    reasoning: ReasoningParam,
+    reasoning: ReasoningObject,
     /// Tools of the request, including those that are not offered.
     tools: Vec<ToolParam>,
     tool_choice: ToolChoiceParam,
@@ -84,8 +85,7 @@ pub struct ResponseObject {
     store: bool,
     /// Always false.
     background: bool,
-    /// Always `disabled`.
-    truncation: &'static str,
+    truncation: Truncation,
     /// Always `default`.
     service_tier: &'static str,
     safety_identifier: Option<String>,
@@ -171,21 +171,23 @@ pub async fn create(
         Some(id) => Some(state.responses.get(id, tenant.as_deref())?.turn),
         None => None,
     };
-    if let Some(turn) = &before {
-        // Earlier messages are copied, so they count as a part of the body.
-        let length = caller.body.length().saturating_add(turn.all_bytes());
-        caller.body.grow(&state.body_memory, length, 0).await?;
-    }
     let tolerance = caller.tolerance.clone();
-    let new = body.messages(&tolerance)?;
+    let find = |id: &str| match &before {
+        Some(turn) if turn.has(id) => Ok(None),
+        _ => state.responses.item(id, tenant.as_deref()).map(Some),
+    };
+    let Input { messages: new, items } = body.messages(&find, &tolerance)?;
+    let turn = Turn { before, messages: new, ids: Vec::new() };
+    // Items that were referred to are copied as well.
+    let length = caller.body.length().saturating_add(turn.all_bytes());
+    caller.body.grow(&state.body_memory, length, 0).await?;
     let offer = Offer::of(body.tools.clone().unwrap_or_default(), "tools", &tolerance)?;
     let instructions = body.instructions.iter().map(|text| Message {
         role: Role::System,
         content: text.clone(),
         ..Message::default()
     });
-    let past = before.iter().flat_map(|turn| turn.all_messages());
-    let messages: Vec<_> = instructions.chain(past).chain(new.iter().cloned()).collect();
+    let messages: Vec<_> = instructions.chain(turn.all_messages()).collect();
     let chat = body.chat(messages, offer.tools, &tolerance)?;
     let stream = body.stream == Some(true);
     let model = body.model.clone();
@@ -196,7 +198,8 @@ pub async fn create(
         output: Output::new(offer.namespaces),
         state,
         tenant,
-        turn: Turn { before, messages: new },
+        turn,
+        items,
     };
     if stream { Ok(answer.stream()) } else { answer.collect().await }
 }
@@ -275,6 +278,8 @@ fn json_response(body: Bytes) -> Response {
 impl ResponseObject {
     fn new(request: ResponseRequest, generating: &Generating) -> Self {
         let sampling = generating.sampling();
+        let effort = request.reasoning.reasoning_effort;
+        let reasoning = request.reasoning.reasoning.unwrap_or_default();
         Self {
             id: ids::new("resp_"),
             object: "response",
@@ -296,14 +301,14 @@ impl ResponseObject {
             presence_penalty: shortest(sampling.presence_penalty),
             top_logprobs: request.top_logprobs.unwrap_or(0),
             text: request.text.unwrap_or_default().or_plain(),
-            reasoning: request.reasoning.unwrap_or_default(),
+            reasoning: ReasoningObject { effort: effort.or(reasoning.effort), ..reasoning },
             tools: request.tools.unwrap_or_default(),
             tool_choice: request.tool_choice.unwrap_or_else(|| ToolChoiceParam("auto".into())),
             parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
             metadata: request.metadata.unwrap_or_default(),
             store: request.store.unwrap_or(true),
             background: false,
-            truncation: "disabled",
+            truncation: request.truncation.unwrap_or_default(),
             service_tier: "default",
             safety_identifier: request.safety_identifier,
             prompt_cache_key: request.prompt_cache_key,
@@ -336,6 +341,8 @@ struct Answer {
     state: AppState,
     tenant: Option<String>,
     turn: Turn,
+    /// Items of the input with their ids.
+    items: Vec<(String, Item)>,
 }
 
 impl Answer {
@@ -372,8 +379,12 @@ impl Answer {
         if self.object.store {
             let mut messages = std::mem::take(&mut self.turn.messages);
             messages.extend(self.output.messages());
-            let turn = Arc::new(Turn { before: self.turn.before.take(), messages });
-            let stored = Stored { tenant: self.tenant.clone(), body: body.clone(), turn };
+            let mut items = std::mem::take(&mut self.items);
+            items.extend(self.output.with_ids());
+            let ids = items.iter().map(|(id, _)| id.clone()).collect();
+            let turn = Arc::new(Turn { before: self.turn.before.take(), messages, ids });
+            let (tenant, items) = (self.tenant.clone(), items.into());
+            let stored = Stored { tenant, body: body.clone(), turn, items };
             self.state.responses.put(&self.object.id, stored);
         }
         body

@@ -5,7 +5,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::super::logprobs::{ChatTokenLogprob, chat_logprobs};
+use super::{
+    super::logprobs::{ChatTokenLogprob, chat_logprobs},
+    request::Item,
+};
 use crate::{
     generate::{Delta, Message, Role, TokenLogprob, ToolCall},
     ids,
@@ -218,6 +221,22 @@ impl Output {
     /// Returns all items so far.
     pub fn items(&self) -> &[OutputItem] {
         &self.items
+    }
+
+    /// Returns the items with their ids, to which later requests can refer.
+    pub fn with_ids(&self) -> Vec<(String, Item)> {
+        let text = |content: &[OutputPart]| content.iter().map(OutputPart::as_str).collect::<String>();
+        let item = |item: &OutputItem| match item {
+            OutputItem::Message { content, .. } => {
+                let (role, content) = (Role::Assistant, text(content));
+                Item::Message(Message { role, content, ..Message::default() })
+            }
+            OutputItem::Reasoning { content, .. } => Item::Reasoning(text(content)),
+            OutputItem::FunctionCall { call_id, name, arguments, .. } => {
+                Item::Call(ToolCall { id: call_id.clone(), name: name.clone(), arguments: arguments.clone() })
+            }
+        };
+        self.items.iter().map(|it| (it.id().to_owned(), item(it))).collect()
     }
 
     /// Converts the items to messages for the next turn.

@@ -1,5 +1,7 @@
 //! Requests of `/v1/responses` and their conversion.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use serde_untagged::UntaggedEnumVisitor;
@@ -12,8 +14,11 @@ use super::super::{
 };
 use crate::{
     error::ApiError,
-    generate::{ChatRequest, Format, Message, Options, Reasoning, Role, Tool, ToolCall},
-    wire::{Body, Content, Limit, Other, Tolerance, left_out, no_effect, refused, unreadable},
+    generate::{ChatRequest, Format, Message, Options, Role, Tool, ToolCall},
+    thinking::ReasoningParams,
+    wire::{
+        Body, Content, Limit, Other, Output, Tolerance, arguments, left_out, no_effect, refused, unreadable,
+    },
 };
 
 /// A request to answer a turn.
@@ -50,17 +55,17 @@ pub struct ResponseRequest {
     pub text: Option<TextParam>,
     /// Grammar of the answer in GBNF or Lark. (From llama.cpp.)
     pub grammar: Option<String>,
-    /// Controls reasoning.
-    pub reasoning: Option<ReasoningParam>,
+    #[serde(flatten)]
+    pub reasoning: ReasoningParams,
     /// Tools that the model may call.
     pub tools: Option<Vec<ToolParam>>,
     /// Permits, requires or forbids calls of tools, or requires a call of one tool.
     pub tool_choice: Option<ToolChoiceParam>,
     /// True if an answer may have several calls.
     pub parallel_tool_calls: Option<bool>,
-    /// Has no effect: a prompt that exceeds the context is refused.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub truncation: Option<String>,
+    /// `auto` drops the oldest turns of a conversation that exceeds the context; with `disabled`, the default, it is
+    /// refused.
+    pub truncation: Option<Truncation>,
     /// Returned with the response.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
@@ -102,6 +107,18 @@ impl Body for ResponseRequest {
     const OTHERS: &'static [&'static [Other]] = &[OTHERS, sampling::OTHERS];
 }
 
+/// Treatment of a conversation that exceeds the context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = ResponseTruncation)]
+pub enum Truncation {
+    /// The oldest turns are dropped.
+    Auto,
+    /// It is refused.
+    #[default]
+    Disabled,
+}
+
 /// A text or items.
 #[derive(Debug, ToSchema, Serialize)]
 #[serde(untagged)]
@@ -126,9 +143,10 @@ impl<'de> Deserialize<'de> for InputParam {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct InputItem {
     /// `message` (also if absent), `function_call`, `function_call_output`, `custom_tool_call`,
-    /// `custom_tool_call_output` or `reasoning`. Other types are ignored, and named in `X-Paguro-Ignored`.
+    /// `custom_tool_call_output`, `reasoning`, or `item_reference` for an item of a stored response. Other types are
+    /// ignored, and named in `X-Paguro-Ignored`.
     pub r#type: Option<String>,
-    /// Has no effect.
+    /// Id of the item, to which later requests can refer if the response is stored.
     pub id: Option<String>,
     /// Has no effect.
     pub status: Option<String>,
@@ -140,12 +158,12 @@ pub struct InputItem {
     pub call_id: Option<String>,
     /// The called function.
     pub name: Option<String>,
-    /// Arguments of a function: an object as JSON text.
-    pub arguments: Option<String>,
+    /// Arguments of a function: an object, as JSON text or as JSON.
+    pub arguments: Option<Value>,
     /// Input of a custom tool: text.
     pub input: Option<String>,
-    /// The result of a call.
-    pub output: Option<Content<InputPart>>,
+    /// The result of a call: a text, parts, or an object.
+    pub output: Option<Output<InputPart>>,
 }
 
 /// A part of a message.
@@ -190,19 +208,6 @@ pub struct FormatParam {
     pub strict: Option<bool>,
 }
 
-/// Controls reasoning.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ReasoningParam {
-    /// `none`, `minimal`, `low`, `medium`, `high` or `xhigh`.
-    pub effort: Option<String>,
-    /// Maximum tokens of reasoning. At the limit, reasoning is closed and the answer begins. -1 for no limit. (From
-    /// OpenRouter.)
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_tokens: Option<i64>,
-    /// Has no effect: reasoning is not summarized.
-    pub summary: Option<String>,
-}
-
 /// Supported value of `include`.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
@@ -211,12 +216,22 @@ impl ResponseRequest {
     ///
     /// # Errors
     /// An invalid field, by name.
-    pub fn messages(&mut self, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
+    pub fn messages(&mut self, find: &FindItem<'_>, tolerance: &Tolerance) -> Result<Input, ApiError> {
+        let message = |content| Message { content, ..Message::default() };
         match self.input.take() {
-            None if self.previous_response_id.is_some() => Ok(Vec::new()),
+            None if self.previous_response_id.is_some() => Ok(Input::default()),
             None => Err(ApiError::invalid("input", "`input` is missing")),
-            Some(InputParam::Text(content)) => Ok(vec![Message { content, ..Message::default() }]),
-            Some(InputParam::Items(items)) => messages(items, tolerance),
+            Some(InputParam::Text(content)) => {
+                Ok(Input { messages: vec![message(content)], ..Input::default() })
+            }
+            Some(InputParam::Items(items)) => {
+                let input = input(items, find, tolerance)?;
+                if input.messages.is_empty() && self.previous_response_id.is_none() {
+                    let message = "`input` has no messages: there is nothing to answer";
+                    return Err(ApiError::invalid("input", message));
+                }
+                Ok(input)
+            }
         }
     }
 
@@ -253,9 +268,7 @@ impl ResponseRequest {
             logprobs: logprobs.map(Into::into),
             ..self.sampling.clone().into_options()?
         };
-        let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone());
-        let budget = self.reasoning.as_ref().and_then(|reasoning| reasoning.max_tokens);
-        let budget = budget.and_then(|most| usize::try_from(most).ok());
+        let reasoning = self.reasoning.clone().combine("reasoning.effort", tolerance)?;
         Ok(ChatRequest {
             continue_last: messages.last().is_some_and(Message::can_be_continued),
             messages,
@@ -263,7 +276,10 @@ impl ResponseRequest {
             tools,
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
             format: self.format()?,
-            reasoning: Reasoning { budget, ..Reasoning::from_effort(effort, "reasoning.effort")? },
+            reasoning: reasoning.reasoning,
+            hides_reasoning: reasoning.is_hidden,
+            drops_turns: self.truncation == Some(Truncation::Auto),
+            template_variables: reasoning.template_variables,
             // Without streaming, calls are returned whole.
             whole_calls: self.stream != Some(true),
             options,
@@ -273,10 +289,6 @@ impl ResponseRequest {
 
     /// Records the fields that are ignored.
     fn leave_out(&self, tolerance: &Tolerance) -> Result<(), ApiError> {
-        let summary = self.reasoning.as_ref().and_then(|reasoning| reasoning.summary.as_ref());
-        if summary.is_some_and(|how| how != "auto") {
-            tolerance.leave_out("reasoning.summary", "reasoning is not summed up")?;
-        }
         let verbosity = self.text.as_ref().and_then(|text| text.verbosity.as_ref());
         if verbosity.is_some_and(|verbosity| verbosity != "medium") {
             let why = "the models do not support it; ask for the length in a message";
@@ -337,13 +349,30 @@ impl TextParam {
 }
 
 /// Converts items to messages: reasoning and calls belong to the assistant's adjacent message.
-fn messages(items: Vec<InputItem>, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
+fn input(items: Vec<InputItem>, find: &FindItem<'_>, tolerance: &Tolerance) -> Result<Input, ApiError> {
+    let (mut with_ids, mut referred) = (Vec::new(), HashSet::new());
     let last_user = items.iter().rposition(|item| item.role.as_deref() == Some("user"));
     let mut messages: Vec<Message> = Vec::new();
     let mut reasoning = None;
     for (i, item) in items.into_iter().enumerate() {
         let path = format!("input[{i}]");
-        let Some(item) = item.read(&path, Some(i) == last_user, tolerance)? else { continue };
+        let id = item.id.clone();
+        let item = match (item.is_reference(), id) {
+            (true, Some(id)) => {
+                let item = find(&id)?;
+                if !referred.insert(id) {
+                    let message = format!("`{path}` refers to the same item as another reference");
+                    return Err(ApiError::invalid(path, message));
+                }
+                item
+            }
+            (_, id) => {
+                let item = item.read(&path, Some(i) == last_user, tolerance)?;
+                with_ids.extend(id.zip(item.clone()));
+                item
+            }
+        };
+        let Some(item) = item else { continue };
         match item {
             Item::Reasoning(text) => reasoning = Some(text),
             Item::Message(mut message) => {
@@ -365,19 +394,52 @@ fn messages(items: Vec<InputItem>, tolerance: &Tolerance) -> Result<Vec<Message>
             },
         }
     }
-    if messages.is_empty() {
-        return Err(ApiError::invalid("input", "`input` has no messages: there is nothing to answer"));
-    }
-    Ok(messages)
+    Ok(Input { messages, items: with_ids })
 }
 
-enum Item {
+/// An item as a part of a conversation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Item {
+    /// A message or the result of a call.
     Message(Message),
+    /// A call.
     Call(ToolCall),
+    /// Reasoning of the model.
     Reasoning(String),
 }
 
+impl Item {
+    /// Returns the bytes of its texts, approximately.
+    pub fn bytes(&self) -> usize {
+        128 + match self {
+            Self::Message(message) => message.content.len(),
+            Self::Call(call) => call.name.len() + call.arguments.len(),
+            Self::Reasoning(text) => text.len(),
+        }
+    }
+}
+
+/// Messages of a turn's input, and its items with ids, to which later requests can refer.
+#[derive(Debug, Default)]
+pub struct Input {
+    /// The messages.
+    pub messages: Vec<Message>,
+    /// Items with ids.
+    pub items: Vec<(String, Item)>,
+}
+
+/// Finder of stored items by their ids; `None` for an item that the conversation already has.
+pub type FindItem<'f> = dyn Fn(&str) -> Result<Option<Item>, ApiError> + 'f;
+
 impl InputItem {
+    /// Returns true for a reference to a stored item. Its type may be absent, as in OpenAI's API.
+    fn is_reference(&self) -> bool {
+        match self.r#type.as_deref() {
+            Some(kind) => kind == "item_reference",
+            None => self.id.is_some() && self.role.is_none() && self.content.is_none(),
+        }
+    }
+
     /// Converts an item; `None` for an unsupported kind. `is_asked` is true for the last message of the user.
     fn read(self, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<Option<Item>, ApiError> {
         fn need<T>(value: Option<T>, path: &str, name: &str) -> Result<T, ApiError> {
@@ -406,7 +468,7 @@ impl InputItem {
             "function_call" => Item::Call(ToolCall {
                 id: need(self.call_id, path, "call_id")?,
                 name: need(self.name, path, "name")?,
-                arguments: need(self.arguments, path, "arguments")?,
+                arguments: arguments(self.arguments),
             }),
             "custom_tool_call" => Item::Call(ToolCall {
                 id: need(self.call_id, path, "call_id")?,
@@ -414,7 +476,9 @@ impl InputItem {
                 arguments: json!({"input": need(self.input, path, "input")?}).to_string(),
             }),
             "function_call_output" | "custom_tool_call_output" => {
-                let content = text(need(self.output, path, "output")?, "output")?;
+                // A function may return an empty result.
+                let content = self.output.map(|output| text(output.content(), "output")).transpose()?;
+                let content = content.unwrap_or_default();
                 let tool_call_id = Some(need(self.call_id, path, "call_id")?);
                 Item::Message(Message { role: Role::Tool, content, tool_call_id, ..Message::default() })
             }
@@ -422,12 +486,7 @@ impl InputItem {
                 let content = self.content.map(|content| text(content, "content")).transpose()?;
                 Item::Reasoning(content.unwrap_or_default())
             }
-            "item_reference" => {
-                let param = format!("{path}.type");
-                let message =
-                    format!("`{param}` is `item_reference`: single items are not stored; send the item");
-                return Err(ApiError::invalid(param, message));
-            }
+            "item_reference" => need(None, path, "id")?,
             other => {
                 let why = format_args!("the type `{other}` is unknown");
                 tolerance.leave_out(path, why)?;

@@ -8,6 +8,7 @@ use std::{
 
 use axum::body::Bytes;
 
+use super::request::Item;
 use crate::{error::ApiError, generate::Message};
 
 /// Maximum bytes of all stored responses and their messages.
@@ -23,6 +24,8 @@ pub struct ResponseStore {
 struct Inner {
     responses: HashMap<String, Stored>,
     tenants: HashMap<Option<String>, Owned>,
+    /// The newest response with an item, by the item's id.
+    items: HashMap<String, String>,
     bytes: usize,
 }
 
@@ -43,6 +46,8 @@ pub struct Stored {
     pub body: Bytes,
     /// Conversation up to its end.
     pub turn: Arc<Turn>,
+    /// Items of its input and output with their ids.
+    pub items: Arc<[(String, Item)]>,
 }
 
 /// One turn of a conversation. Turns with a common past share it.
@@ -52,6 +57,8 @@ pub struct Turn {
     pub before: Option<Arc<Turn>>,
     /// Messages of this turn.
     pub messages: Vec<Message>,
+    /// Ids of its items.
+    pub ids: Vec<String>,
 }
 
 impl Turn {
@@ -62,6 +69,17 @@ impl Turn {
             turns.push(before);
         }
         turns.iter().rev().flat_map(|turn| turn.messages.iter().cloned()).collect()
+    }
+
+    /// Returns true if the conversation has the item with this id.
+    pub fn has(&self, id: &str) -> bool {
+        let mut turn = Some(self);
+        let mut turns = std::iter::from_fn(|| {
+            let this = turn?;
+            turn = this.before.as_deref();
+            Some(this)
+        });
+        turns.any(|turn| turn.ids.iter().any(|own| own == id))
     }
 
     /// Returns the bytes of all messages.
@@ -81,7 +99,7 @@ impl Turn {
                 message.tool_calls.iter().map(|call| call.name.len() + call.arguments.len()).sum();
             message.content.len() + message.reasoning.as_ref().map_or(0, String::len) + calls + 256
         };
-        self.messages.iter().map(text).sum()
+        self.messages.iter().map(text).sum::<usize>() + self.ids.iter().map(|id| id.len() + 24).sum::<usize>()
     }
 }
 
@@ -104,6 +122,7 @@ impl ResponseStore {
         owned.order.push_back(id.to_owned());
         owned.bytes += bytes;
         inner.bytes += bytes;
+        inner.items.extend(stored.items.iter().map(|(item, _)| (item.clone(), id.to_owned())));
         inner.responses.insert(id.to_owned(), stored);
         while inner.bytes > MOST_BYTES {
             let largest = inner.tenants.values().max_by_key(|owned| owned.bytes);
@@ -121,6 +140,22 @@ impl ResponseStore {
         let stored = inner.responses.get(id).filter(|stored| stored.tenant.as_deref() == tenant);
         stored.cloned().ok_or_else(|| {
             ApiError::NotFound(format!("there is no response `{id}`: it was deleted, evicted or not stored"))
+        })
+    }
+
+    /// Returns an item of this tenant's responses.
+    ///
+    /// # Errors
+    /// [`ApiError::NotFound`].
+    pub fn item(&self, id: &str, tenant: Option<&str>) -> Result<Item, ApiError> {
+        let inner = self.lock();
+        let stored = inner.items.get(id).and_then(|response| inner.responses.get(response));
+        let stored = stored.filter(|stored| stored.tenant.as_deref() == tenant);
+        let item = stored.and_then(|stored| stored.items.iter().find(|(own, _)| own == id));
+        item.map(|(_, item)| item.clone()).ok_or_else(|| {
+            ApiError::NotFound(format!(
+                "there is no item `{id}`: its response was deleted, evicted or not stored; send the item itself"
+            ))
         })
     }
 
@@ -145,6 +180,11 @@ impl Inner {
         let Some(stored) = self.responses.remove(id) else { return };
         let bytes = stored.bytes();
         self.bytes -= bytes;
+        for (item, _) in stored.items.iter() {
+            if self.items.get(item).is_some_and(|response| response == id) {
+                self.items.remove(item);
+            }
+        }
         if let Some(owned) = self.tenants.get_mut(&stored.tenant) {
             owned.bytes -= bytes;
             owned.order.retain(|other| other != id);
@@ -157,7 +197,9 @@ impl Inner {
 
 impl Stored {
     fn bytes(&self) -> usize {
-        self.body.len() + self.turn.bytes()
+        // An id is in the list of items, in the map, and in the turn.
+        let items = self.items.iter().map(|(id, item)| 2 * id.len() + 96 + item.bytes());
+        self.body.len() + self.turn.bytes() + items.sum::<usize>()
     }
 }
 
@@ -169,8 +211,8 @@ mod tests {
     fn a_key_evicts_its_own_responses() {
         let store = ResponseStore::default();
         let put = |id: &str, tenant: &str, bytes: usize| {
-            let turn = Arc::new(Turn { before: None, messages: Vec::new() });
-            store.put(id, Stored { tenant: Some(tenant.into()), body: vec![0; bytes].into(), turn });
+            let turn = Arc::new(Turn { before: None, messages: Vec::new(), ids: Vec::new() });
+            store.put(id, Stored { tenant: Some(tenant.into()), body: vec![0; bytes].into(), turn, items: Arc::default() });
         };
         let has = |id: &str, tenant: &str| store.get(id, Some(tenant)).is_ok();
         put("a1", "a", 10 << 20);
