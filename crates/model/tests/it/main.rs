@@ -18,3 +18,4 @@ mod tiny;
 mod tokenizer;
 mod tokenizer_hf;
 mod vocabs;
+mod weights;
