@@ -15,7 +15,7 @@ use std::{
 };
 
 use paguro_backend::{Backend, Capacity, InputSquares};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use self::cpu::Cpus;
 use crate::{
@@ -254,7 +254,7 @@ impl Listed {
             "features": capacity.map_or(&[][..], |capacity| &capacity.features),
             "numerics": self.numerics,
         });
-        let extra = self.extra.as_object().cloned().unwrap_or_else(Map::new);
+        let extra = self.extra.as_object().cloned().unwrap_or_default();
         if let Some(fields) = json.as_object_mut() {
             fields.extend(extra);
         }

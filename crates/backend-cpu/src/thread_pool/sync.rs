@@ -1,4 +1,4 @@
-//! What threads share: of the standard library, or of loom, which runs a test with every order of accesses.
+//! Types that threads share: of the standard library, or of loom, which runs a test with every order of accesses.
 
 #[cfg(loom)]
 pub use loom::{
