@@ -271,12 +271,12 @@ pub(super) fn invalid_steps(subject: &Subject) -> Verdict {
     let values = vec![0.0; shape.hidden];
     let given = [GivenRows { rows: 3..4, values: &values }];
     let coordinates = [[0; 3]; 20];
-    let span = [2..5];
+    let span = 2..5;
     let others = [
         ("an output of a row that does not exist", valid.step(&no_row)),
         ("given rows of a model of tokens", Step { given: &given, ..valid.step(&logits) }),
         ("coordinates of a model of positions", Step { coordinates: &coordinates, ..valid.step(&logits) }),
-        ("a span that no layer sees", Step { spans: &span[..], ..valid.step(&logits) }),
+        ("a span that no layer sees", Step { spans: std::slice::from_ref(&span), ..valid.step(&logits) }),
     ];
     for (what, step) in steps.chain(others) {
         match driver.runner().submit(&step) {

@@ -1,5 +1,7 @@
 //! Rows in and out: given rows, their coordinates and spans, programs that begin or end with rows.
 
+#![allow(clippy::single_range_in_vec_init)] // lists of one image
+
 use std::ops::Range;
 
 use paguro_backend::{
@@ -67,9 +69,12 @@ fn coordinates(length: usize, images: &[Range<usize>]) -> Vec<Coordinates> {
     all
 }
 
+/// Texts, and the texts and numbers of rows of each step.
+type Texts = (Vec<Text>, Vec<Vec<(usize, usize)>>);
+
 /// Texts with images, and steps that cut none of these: two images side by side, one of a row, one that begins and ends
 /// its text, and a text without any.
-fn texts(shape: &ModelShape) -> (Vec<Text>, Vec<Vec<(usize, usize)>>) {
+fn texts(shape: &ModelShape) -> Texts {
     let texts =
         vec![Text::new(shape, 40, &IMAGES, 1), Text::new(shape, 20, &[], 2), Text::new(shape, 9, &[0..9], 3)];
     let steps = vec![
@@ -132,7 +137,7 @@ const NAMES: [&str; 5] =
 fn agrees_on(
     subject: &Subject,
     shape: &ModelShape,
-    (texts, steps): &(Vec<Text>, Vec<Vec<(usize, usize)>>),
+    (texts, steps): &Texts,
     options: &DriveOptions,
 ) -> Verdict {
     unless_refused(&NAMES, || {

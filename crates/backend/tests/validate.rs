@@ -1,5 +1,7 @@
 //! Invalid steps, each with the message that names the problem.
 
+#![allow(clippy::single_range_in_vec_init)] // lists of one span
+
 use std::{ops::Range, sync::LazyLock};
 
 use expect_test::{Expect, expect};
