@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     cli::{CutAt, EmbedArgs},
+    devices::Devices,
     failure::{Failure, Outcome},
     load,
     models::Source,
@@ -37,7 +38,12 @@ const LOGIT_BYTES: usize = 64 << 20;
 ///
 /// # Errors
 /// A text that cannot be read or is too long, by file and line; a model without embeddings.
-pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+pub fn embed(
+    args: &EmbedArgs,
+    library: &LibrarySettings,
+    devices: &Devices,
+    terminal: Terminal,
+) -> Outcome<()> {
     let source = Source::find(Some(&args.model), library)?;
     let texts = read(&args.texts.files, args.texts.whole_files)?;
     let model = load::model(&source, None)?;
@@ -66,8 +72,14 @@ pub fn embed(args: &EmbedArgs, library: &LibrarySettings, terminal: Terminal) ->
         step_time: std::time::Duration::MAX,
         ..defaults
     };
-    let loaded =
-        load::start(model.clone(), options, false, args.texts.threads.threads, &args.texts.on, terminal)?;
+    let loaded = load::start(
+        model.clone(),
+        options,
+        false,
+        args.texts.threads.threads,
+        (devices, &args.texts.on),
+        terminal,
+    )?;
     let started = Instant::now();
     let mut writer = Writer::new(args.output.as_deref(), dimensions)?;
     let bar = terminal.bar(texts.len(), "embedding");

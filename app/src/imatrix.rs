@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::{
     cli::ImatrixArgs,
-    devices,
+    devices::Devices,
     eval::{self, Scoring, Window, Windows},
     failure::{Failure, Outcome},
     load,
@@ -32,7 +32,12 @@ const HEAD: &str = "output.weight";
 ///
 /// # Errors
 /// The model is no GGUF file, the text cannot be read or is too short, the output exists or cannot be written, or the engine fails.
-pub fn imatrix(args: &ImatrixArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+pub fn imatrix(
+    args: &ImatrixArgs,
+    library: &LibrarySettings,
+    devices: &Devices,
+    terminal: Terminal,
+) -> Outcome<()> {
     check_output(&args.out, args.write.replace)?;
     let (model, file) = eval::model_and_file(&args.text)?;
     let mut importance = Importance::new(args.ctx as u32);
@@ -71,8 +76,8 @@ pub fn imatrix(args: &ImatrixArgs, library: &LibrarySettings, terminal: Terminal
         ..defaults
     };
     let squares = Arc::new(InputSquares::default());
-    let cpu = devices::cpu_with_squares(args.write.threads.threads, squares.clone());
-    let loaded = load::start_on(model.clone(), options, false, cpu, terminal)?;
+    let cpu = devices.cpu_with_squares(args.write.threads.threads, squares.clone());
+    let loaded = load::start_on(model.clone(), options, false, (devices, cpu), terminal)?;
     squares.clear();
     let started = Instant::now();
     let count = windows.len();

@@ -15,6 +15,7 @@ use self::{
 };
 use crate::{
     cli::InspectArgs,
+    devices::Devices,
     failure::Outcome,
     load,
     models::Source,
@@ -30,7 +31,12 @@ const VALUE_WIDTH: usize = 100;
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn inspect(args: &InspectArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+pub fn inspect(
+    args: &InspectArgs,
+    library: &LibrarySettings,
+    devices: &Devices,
+    terminal: Terminal,
+) -> Outcome<()> {
     let source = Source::find(args.model.name.as_deref(), library)?;
     let file = load::file(&source)?;
     let model = file.load(&LoadOptions { max_context: args.ctx });
@@ -38,7 +44,7 @@ pub fn inspect(args: &InspectArgs, library: &LibrarySettings, terminal: Terminal
     let memory = match &model {
         Ok(model) => {
             let context = args.ctx.unwrap_or(model.context_length);
-            Some(Memory::new(model, context, args.kv.kv_dtype.into(), &args.on)?)
+            Some(Memory::new(model, context, args.kv.kv_dtype.into(), (devices, &args.on))?)
         }
         Err(_) => None,
     };

@@ -11,7 +11,7 @@ use paguro_model::{LoadOptions, Model, ModelError, ModelFile, gguf::GgufError, t
 
 use crate::{
     cli::RunOnArgs,
-    devices::{self, Chosen},
+    devices::{Chosen, Devices},
     failure::{Failure, Outcome},
     models::{EMBEDDED, EMBEDDED_FILE, Source},
     settings::Terminal,
@@ -103,12 +103,12 @@ pub fn start(
     options: EngineOptions,
     may_shrink: bool,
     threads: Option<usize>,
-    on: &RunOnArgs,
+    (devices, on): (&Devices, &RunOnArgs),
     terminal: Terminal,
 ) -> Outcome<Loaded> {
     let notice = |line: &str| terminal.note(line);
-    devices::with(on, threads, &notice, |device| {
-        start_on(model.clone(), options.clone(), may_shrink, device, terminal)
+    devices.with(on, threads, &notice, |device| {
+        start_on(model.clone(), options.clone(), may_shrink, (devices, device), terminal)
     })
 }
 
@@ -120,12 +120,13 @@ pub fn start_on(
     model: Arc<Model>,
     options: EngineOptions,
     may_shrink: bool,
-    device: Chosen,
+    (devices, device): (&Devices, Chosen),
     terminal: Terminal,
 ) -> Outcome<Loaded> {
     let started = Instant::now();
     let name = model.name.clone();
-    let _spinner = terminal.spinner_with(move || match devices::compiling() {
+    let devices = devices.clone();
+    let _spinner = terminal.spinner_with(move || match devices.compiling() {
         None => format!("loading {name}"),
         Some(compiling) => format!("loading {name}: {compiling}"),
     });

@@ -38,6 +38,7 @@ use std::{
 use paguro_server::KeyFile;
 
 use cli::Command;
+use devices::Devices;
 use failure::{Failure, Outcome};
 use settings::Settings;
 
@@ -89,21 +90,21 @@ fn forget_empty_variables() {
 
 fn execute(settings: &Settings) -> Outcome<()> {
     let (terminal, library) = (settings.terminal, &settings.library);
-    devices::set_checks_file(settings.gpu_checks.clone());
+    let devices = &Devices::new(settings.gpu_checks.clone());
     match &settings.command {
-        Command::Run(args) => run::run(args, library, terminal, settings.history.as_deref()),
-        Command::Serve(args) => serve::serve(args, settings),
+        Command::Run(args) => run::run(args, library, devices, terminal, settings.history.as_deref()),
+        Command::Serve(args) => serve::serve(args, settings, devices),
         Command::Ps(args) => ps::ps(args, terminal),
         Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?), terminal),
         Command::Cache(args) => cache::cache(args, library, terminal),
         Command::Sessions(args) => sessions::sessions(args, library, terminal),
-        Command::Bench(args) => bench::bench(args, library, terminal),
-        Command::Eval(args) => eval::eval(args, library, terminal),
-        Command::Embed(args) => embed::embed(args, library, terminal),
-        Command::Rerank(args) => rerank::rerank(args, library, terminal),
+        Command::Bench(args) => bench::bench(args, library, devices, terminal),
+        Command::Eval(args) => eval::eval(args, library, devices, terminal),
+        Command::Embed(args) => embed::embed(args, library, devices, terminal),
+        Command::Rerank(args) => rerank::rerank(args, library, devices, terminal),
         Command::Tokenize(args) => tokenize::tokenize(args, library),
-        Command::Inspect(args) => inspect::inspect(args, library, terminal),
-        Command::Imatrix(args) => imatrix::imatrix(args, library, terminal),
+        Command::Inspect(args) => inspect::inspect(args, library, devices, terminal),
+        Command::Imatrix(args) => imatrix::imatrix(args, library, devices, terminal),
         Command::Convert(args) => quantize::convert(args, library, terminal),
         Command::Quantize(args) => quantize::quantize(args, library, terminal),
         Command::Pull(args) => library::pull(args, library, terminal),
@@ -117,9 +118,9 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Prune(args) => library::prune(args, library),
         Command::Verify(args) => library::verify(args, library, terminal),
         Command::Rebuild(args) => library::rebuild(args, library, terminal),
-        Command::Devices(args) => devices::devices(args, terminal),
+        Command::Devices(args) => devices.devices(args, terminal),
         Command::Completions { shell } => version::completions(*shell),
         Command::Man => version::manual(),
-        Command::Version => output::Output::new().line(version::long()),
+        Command::Version => output::Output::new().line(version::long(devices)),
     }
 }

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::{
     cli::{CutAt, RerankArgs},
+    devices::Devices,
     embed::{Text, read},
     failure::{Failure, Outcome},
     load,
@@ -18,7 +19,12 @@ use crate::{
 ///
 /// # Errors
 /// A text that cannot be read or is too long, by file and line; a model that is no reranker.
-pub fn rerank(args: &RerankArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+pub fn rerank(
+    args: &RerankArgs,
+    library: &LibrarySettings,
+    devices: &Devices,
+    terminal: Terminal,
+) -> Outcome<()> {
     let source = Source::find(Some(&args.model), library)?;
     let texts = read(&args.texts.files, args.texts.whole_files)?;
     let model = load::reranker(&source)?;
@@ -46,8 +52,14 @@ pub fn rerank(args: &RerankArgs, library: &LibrarySettings, terminal: Terminal) 
         step_time: std::time::Duration::MAX,
         ..defaults
     };
-    let loaded =
-        load::start(model.clone(), options, false, args.texts.threads.threads, &args.texts.on, terminal)?;
+    let loaded = load::start(
+        model.clone(),
+        options,
+        false,
+        args.texts.threads.threads,
+        (devices, &args.texts.on),
+        terminal,
+    )?;
     let bar = terminal.bar(texts.len(), "scoring");
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let template = Request { embedding: Some(ranker.pooling()), max_tokens: Some(0), ..Request::default() };

@@ -147,10 +147,9 @@ pub fn colors_on_errors() -> bool {
 }
 
 /// Variables that are not read by a flag: those of `main`, the GPU backend, builds and tests.
-const MORE_VARIABLES: [&str; 16] = [
+const MORE_VARIABLES: [&str; 15] = [
     "PAGURO_HOME",
     "PAGURO_COMMIT",
-    "PAGURO_SOURCES",
     "PAGURO_SHARED",
     "PAGURO_BINARY",
     "PAGURO_SCHEMAS",

@@ -5,12 +5,12 @@ use std::io::Write;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
-use crate::{cli::Cli, devices, failure::Outcome, output::Output};
+use crate::{cli::Cli, devices::Devices, failure::Outcome, output::Output};
 
 /// Returns the version: `paguro 0.1.0 (45791ba 2026-11-25, avx512vnni, no GPU kernels)`.
-pub fn long() -> String {
+pub fn long(devices: &Devices) -> String {
     let commit = option_env!("PAGURO_COMMIT").filter(|commit| !commit.is_empty()).map(str::to_owned);
-    let parts: Vec<_> = commit.into_iter().chain(devices::summary()).collect();
+    let parts: Vec<_> = commit.into_iter().chain(devices.summary()).collect();
     format!("paguro {} ({})", env!("CARGO_PKG_VERSION"), parts.join(", "))
 }
 

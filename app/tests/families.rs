@@ -71,7 +71,8 @@ fn logits(backend: &dyn Backend, model: &Model, run: &Run, chunk: usize) -> Vec<
         let answers = (start..end).filter(|position| position + 1 >= run.prompt);
         let outputs: Vec<_> =
             answers.map(|position| Output { row: position - start, kind: OutputKind::Logits }).collect();
-        let step = Step { tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
+        let step =
+            Step { tokens, sequences: &sequences, pages: &pages, outputs: &outputs, ..Step::default() };
         let mut out = StepOutput::default();
         let ticket = runner.submit(&step).unwrap();
         runner.collect(ticket, &mut out).unwrap();

@@ -164,7 +164,8 @@ fn logits(runner: &mut dyn Runner, sequences: &mut [Sequence<'_>]) -> Vec<Vec<f3
         outputs.push(Output { row: tokens.len() - 1, kind: OutputKind::Logits });
         sequence.computed = sequence.tokens.len();
     }
-    let step = Step { tokens: &tokens, carried: &[], sequences: &parts, pages: &pages, outputs: &outputs };
+    let step =
+        Step { tokens: &tokens, sequences: &parts, pages: &pages, outputs: &outputs, ..Step::default() };
     let mut out = StepOutput::default();
     let ticket = runner.submit(&step).unwrap();
     runner.collect(ticket, &mut out).unwrap();

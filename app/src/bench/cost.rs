@@ -1,18 +1,15 @@
 //! Bytes read per token, from which the read bandwidth of the memory gives an upper bound of the speed.
 
-use paguro_backend::{
-    DeltaShape, Dense, FeedForward, KvDtype, Linear, Matrix, Mixer, Program, STATE_CHUNK, Weights,
-};
+use paguro_backend::{DeltaShape, KvDtype, Matrix, Mixer, Program, Role, STATE_CHUNK, Weights};
 
 use super::{Case, Test};
-use crate::failure::{Failure, Outcome};
 
 /// Bytes that a forward pass of a model reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Weights of all layers without their experts, read once per step, in bytes as the file stores them.
     layers: u64,
-    /// Experts of each layer that has some.
+    /// Stacks of experts.
     experts: Vec<ExpertCost>,
     /// Weights of the head, read once per step with logits.
     head: u64,
@@ -22,7 +19,7 @@ pub struct Cost {
     attention: Vec<(Option<u32>, u64)>,
 }
 
-/// The experts of a layer.
+/// A stack of a matrix of each expert of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ExpertCost {
     count: usize,
@@ -42,71 +39,32 @@ impl ExpertCost {
 
 impl Cost {
     /// Sums the reads of the layers from weights, and from pages that store `kv_dtype`.
-    ///
-    /// # Errors
-    /// The reads of a layer are unknown.
-    pub fn new(program: &Program, weights: &Weights, kv_dtype: KvDtype) -> Outcome<Self> {
-        let stored = |linear: &Linear| bytes(weights.matrix(linear.matrix));
-        let dense = |op: &Dense| op.gate.as_ref().map_or(0, stored) + stored(&op.up) + stored(&op.down);
-        let unknown =
-            |what: &dyn std::fmt::Debug| Failure::new(format!("bench does not know what {what:?} reads"));
-        // A step reads one row of the embedding for each token, which is negligible.
-        let mut cost = Self { head: stored(&program.head.linear), ..Self::default() };
-        cost.layers += program.embed.layers.as_ref().map_or(0, |layers| stored(&layers.projection));
-        for layer in &program.layers {
-            for mixer in layer.mixer.parts() {
-                match mixer {
-                    Mixer::Attention(op) => {
-                        let linears = [&op.q, &op.out].into_iter().chain(&op.k).chain(&op.v).chain(&op.gate);
-                        cost.layers += linears.map(stored).sum::<u64>();
-                        let group = program.kv_group(op);
-                        cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
-                    }
-                    Mixer::Latent(op) => {
-                        let linears = [&op.down, &op.absorb, &op.value, &op.out];
-                        cost.layers += op.query.linears().chain(linears).map(stored).sum::<u64>();
-                        let group = program.kv.groups[op.kv.group];
-                        cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
-                    }
-                    Mixer::Conv(op) => cost.layers += stored(&op.input) + stored(&op.out),
-                    Mixer::DeltaRule(op) => {
-                        let linears = [&op.qkv, &op.gate, &op.alpha, &op.beta, &op.out];
-                        cost.layers += linears.map(stored).iter().sum::<u64>();
-                        cost.states += state(&op.shape);
-                    }
-                    Mixer::Ssd(op) => {
-                        let linears = [&op.cbv, &op.gate, &op.dt, &op.out];
-                        cost.layers += linears.map(stored).iter().sum::<u64>();
-                        cost.states += state(&op.shape);
-                    }
-                    other => return Err(unknown(other)),
+    pub fn new(program: &Program, weights: &Weights, kv_dtype: KvDtype) -> Self {
+        let mut cost = Self::default();
+        for (id, role) in program.matrices() {
+            let bytes = bytes(weights.matrix(id));
+            match role {
+                // A step reads one row for each token, which is negligible.
+                Role::Lookup => {}
+                Role::Layer => cost.layers += bytes,
+                Role::Experts { used, count } => {
+                    cost.experts.push(ExpertCost { count, used, bytes: bytes / count as u64 });
                 }
-            }
-            match &layer.ffn {
-                FeedForward::None => {}
-                FeedForward::Dense(op) => cost.layers += dense(op),
-                FeedForward::Experts(op) => {
-                    cost.layers += stored(&op.router.linear);
-                    cost.layers += op.beside.as_ref().map_or(0, |beside| dense(&beside.dense));
-                    if let Some(shared) = &op.shared {
-                        let linears = [&shared.up, &shared.down].into_iter().chain(&shared.gate);
-                        cost.layers += linears.map(stored).sum::<u64>();
-                    }
-                    if let Some(latent) = &op.latent {
-                        cost.layers += stored(&latent.down) + stored(&latent.up);
-                    }
-                    let linears = [&op.up, &op.down].into_iter().chain(&op.gate);
-                    let all: u64 = linears.map(stored).sum();
-                    let bytes = all / op.count as u64;
-                    cost.experts.push(ExpertCost { count: op.count, used: op.router.used, bytes });
-                }
-                other => return Err(unknown(other)),
-            }
-            if let Some(input) = &layer.input {
-                cost.layers += stored(&input.gate) + stored(&input.out);
+                Role::Head => cost.head += bytes,
             }
         }
-        Ok(cost)
+        for mixer in program.mixers() {
+            if let Some((place, _)) = mixer.attends() {
+                let group = program.kv.groups[place.group];
+                cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
+            }
+            match mixer {
+                Mixer::DeltaRule(op) => cost.states += state(&op.shape),
+                Mixer::Ssd(op) => cost.states += state(&op.shape),
+                Mixer::None | Mixer::Attention(_) | Mixer::Conv(_) | Mixer::Latent(_) | Mixer::Sum(_) => {}
+            }
+        }
+        cost
     }
 
     /// Returns the bytes of the layers' weights that a step with `rows` rows reads.

@@ -16,7 +16,7 @@ use paguro_model::{LoadOptions, Model};
 
 use crate::{
     cli::{Attention, BenchArgs, KvDtype, Pages, RunOnArgs},
-    devices,
+    devices::Devices,
     failure::{Failure, Outcome},
     load::{self, Loaded},
     models::Source,
@@ -75,7 +75,12 @@ struct Bench {
 ///
 /// # Errors
 /// A test is invalid, or the engine fails.
-pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+pub fn bench(
+    args: &BenchArgs,
+    library: &LibrarySettings,
+    devices: &Devices,
+    terminal: Terminal,
+) -> Outcome<()> {
     let cases = cases(args)?;
     let context = cases.iter().map(Case::context).max().unwrap_or(1);
     let model = match args.shape {
@@ -92,7 +97,7 @@ pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) ->
     }
     let mut benches = setups(args)
         .into_iter()
-        .map(|setup| Bench::start(args, setup, &model, &cases, terminal))
+        .map(|setup| Bench::start(args, setup, &model, &cases, (devices, terminal)))
         .collect::<Outcome<Vec<_>>>()?;
 
     let mut memory = PeakMemory::new();
@@ -103,7 +108,8 @@ pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) ->
         let prefixes = benches.iter_mut().map(|bench| bench.prefixes(case)).collect::<Outcome<Vec<_>>>()?;
         for _ in 0..args.rounds {
             for (bench, prefixes) in benches.iter_mut().zip(&prefixes) {
-                let bandwidth = devices::read_bandwidth(&args.on, &bench.loaded.device, bench.setup.threads)?;
+                let bandwidth =
+                    devices.read_bandwidth(&args.on, &bench.loaded.device, bench.setup.threads)?;
                 let tokens_per_second = measure(&bench.loaded.handle, case, prefixes, &mut bench.random)?;
                 bench.rows[index].samples.push(Sample { tokens_per_second, bandwidth });
                 memory.look();
@@ -158,13 +164,13 @@ impl Bench {
         setup: Setup,
         model: &Arc<Model>,
         cases: &[Case],
-        terminal: Terminal,
+        (devices, terminal): (&Devices, Terminal),
     ) -> Outcome<Self> {
         let options = options(args, setup, cases);
         let chunk = options.max_batch_tokens;
         let on = RunOnArgs { timed: args.kernels, ..args.on.clone() };
-        let loaded = load::start(model.clone(), options, false, setup.threads, &on, terminal)?;
-        let cost = Cost::new(&model.program, &model.weights, setup.kv_dtype.into())?;
+        let loaded = load::start(model.clone(), options, false, setup.threads, (devices, &on), terminal)?;
+        let cost = Cost::new(&model.program, &model.weights, setup.kv_dtype.into());
         let rows = cases
             .iter()
             .map(|case| Row {

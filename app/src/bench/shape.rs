@@ -5,9 +5,9 @@ use std::{collections::HashMap, sync::Arc};
 use clap::ValueEnum;
 use half::f16;
 use paguro_backend::{
-    Activation, Attention, ByteSource, Bytes, Dense, Embed, Experts, FeedForward, Head, KvGroup, KvLayout,
-    KvSlot, Layer, Linear, Matrix, MatrixId, Mixer, Norm, NormKind, Program, QkNorm, QkNormKind, Residual,
-    Rope, RopeStyle, Router, Scores, StateLayout, VectorId, WeightFormat, Weights,
+    Activation, Attention, ByteSource, Bytes, Dense, Embed, Exit, Experts, FeedForward, Head, Input, KvGroup,
+    KvLayout, KvSlot, Layer, Linear, Matrix, MatrixId, Mixer, Norm, NormKind, Program, QkNorm, QkNormKind,
+    Residual, Rope, RopeStyle, Router, Scores, StateLayout, VectorId, WeightFormat, Weights,
 };
 use paguro_model::Model;
 
@@ -132,6 +132,7 @@ impl Builder {
         let groups = if window.is_some() { 2 } else { 1 };
         let group = |window| KvGroup {
             window,
+            spans: false,
             layer_slots: layers.div_ceil(groups),
             kv_heads: shape.kv_heads,
             head_dim,
@@ -141,7 +142,14 @@ impl Builder {
             window => KvLayout { groups: vec![group(window), group(None)] },
         };
         let table = self.matrix("embedding", base, 1, vocab, hidden);
-        let embed = Embed { table, scale: 1.0, positions: None, types: None, norm: None, layers: None };
+        let input = Input::Tokens(Embed {
+            table,
+            scale: 1.0,
+            positions: None,
+            types: None,
+            norm: None,
+            layers: None,
+        });
         let layer = |layer: usize| {
             // Q4_K_M stores these with more bits in half of the layers: the outer ones, and every third between them.
             let outer = layer < layers / 8 || layer >= 7 * layers / 8;
@@ -164,16 +172,26 @@ impl Builder {
         };
         let layers = (0..layers).map(layer).collect();
         let linear = self.linear("head", better, vocab, hidden);
-        let head = Head { norm: self.norm(hidden), linear, scale: 1.0, soft_cap: None };
+        let exit = Exit::Logits(Head { norm: self.norm(hidden), linear, scale: 1.0, soft_cap: None });
         let frequency = |pair: usize| 5e5_f32.powf(-2.0 * pair as f32 / head_dim as f32);
         let rope = Rope {
             style: RopeStyle::Interleaved,
             frequencies: (0..head_dim / 2).map(frequency).collect(),
+            axes: Vec::new(),
             magnitude: 1.0,
         };
-        let state = StateLayout::default();
-        let bidirectional = false;
-        Program { hidden, vocab, bidirectional, kv, state, ropes: vec![rope], embed, layers, head }
+        Program {
+            hidden,
+            vocab,
+            bidirectional: false,
+            kv,
+            state: StateLayout::default(),
+            ropes: vec![rope],
+            input,
+            given_parts: 0,
+            layers,
+            exit,
+        }
     }
 
     fn attention(&mut self, shape: &Shape, kv: KvSlot, base: WeightFormat, more: WeightFormat) -> Attention {

@@ -10,6 +10,7 @@ use paguro_library::known::Short;
 
 use super::{Cli, foreign};
 use crate::{
+    devices::Devices,
     failure::{Failure, Outcome},
     version,
 };
@@ -25,14 +26,14 @@ pub fn parse(words: Vec<OsString>) -> Outcome<(Cli, Vec<String>)> {
         Ok(cli) => Ok((cli, translated.notes)),
         Err(error) => Err(match error.kind() {
             ErrorKind::DisplayVersion if words.iter().any(|word| word == "--version") => {
-                println!("{}", version::long());
+                println!("{}", version::long(&Devices::new(None)));
                 std::process::exit(0)
             }
             ErrorKind::UnknownArgument => unknown_flag(&error, &words),
             ErrorKind::InvalidSubcommand => unknown_command(&error, &words),
             ErrorKind::ArgumentConflict => conflict(&error),
             ErrorKind::MissingSubcommand if words[1..] == ["-v"] => {
-                println!("{}", version::long());
+                println!("{}", version::long(&Devices::new(None)));
                 std::process::exit(0)
             }
             ErrorKind::MissingSubcommand => {

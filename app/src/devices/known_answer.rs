@@ -151,8 +151,13 @@ impl Sequence<'_> {
         let state = self.program.state.in_place(StateId(0));
         let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
         let outputs = [Output { row: rows - 1, kind }];
-        let step =
-            Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
+        let step = Step {
+            tokens: &tokens,
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+            ..Step::default()
+        };
         let mut out = StepOutput::default();
         let ticket = self.runner.submit(&step).map_err(|error| error.to_string())?;
         self.runner.collect(ticket, &mut out).map_err(|error| error.to_string())?;

@@ -1,5 +1,6 @@
 //! Concrete devices, which only this folder names, and `paguro devices`, which lists and tests them.
 
+mod cpu;
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu;
 #[cfg(any(feature = "gpu", target_os = "macos"))]
@@ -14,9 +15,9 @@ use std::{
 };
 
 use paguro_backend::{Backend, Capacity, InputSquares};
-use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use self::cpu::Cpus;
 use crate::{
     cli::{Device, DevicesArgs, Numerics, RunOnArgs},
     failure::{Failure, Outcome},
@@ -40,62 +41,244 @@ pub struct Chosen {
     pub is_fast: bool,
 }
 
-/// Description of the CPU backend's numerics.
-const CPU_NUMERICS: &str = "exact: a token's logits are the same bits whatever else runs with it";
-
-/// Sets the file in which passed checks of GPUs are stored.
-pub fn set_checks_file(file: Option<PathBuf>) {
-    gpu::set_checks_file(file);
-}
-
 impl fmt::Debug for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Chosen").field(&self.backend.name()).finish()
     }
 }
 
-/// Returns the progress of compiling kernels, if a load waits for it.
-pub fn compiling() -> Option<String> {
-    gpu::compiling()
+/// A device in the output of `paguro devices`.
+struct Listed {
+    /// `cpu`, `gpu:0`.
+    name: String,
+    /// Its capacity, or the reason for which it cannot be opened.
+    capacity: Result<Capacity, String>,
+    /// Words between the memory and the features.
+    features: &'static str,
+    /// The effective numerics.
+    numerics: String,
+    /// Reason for which `auto` does not choose it.
+    not_automatic: Option<String>,
+    /// More fields of the JSON output.
+    extra: Value,
+}
+
+/// One kind of device.
+trait Driver: Send + Sync {
+    /// Returns a description for `paguro version`.
+    fn summary(&self) -> String;
+
+    /// Returns the first device that `auto` may choose.
+    fn automatic(&self) -> Option<usize>;
+
+    /// Opens a device with these flags.
+    fn open(&self, index: usize, on: &RunOnArgs, threads: Option<usize>) -> Outcome<Chosen>;
+
+    /// Measures the read bandwidth of a device, in bytes per second.
+    fn read_bandwidth(&self, index: usize, on: &RunOnArgs, threads: Option<usize>) -> Outcome<f64>;
+
+    /// Lists all devices, or only one, which must exist.
+    fn list(&self, only: Option<usize>, numerics: Option<Numerics>) -> Outcome<Vec<Listed>>;
+
+    /// Returns the progress of compiling kernels, if a load waits for it.
+    fn compiling(&self) -> Option<String>;
+
+    /// Runs the conformance suite on a device.
+    fn test(&self, index: usize, args: &DevicesArgs, out: &mut Output, terminal: Terminal) -> Outcome<()>;
+}
+
+/// The devices of this machine, and everything that their drivers share. `main` creates it.
+#[derive(Clone)]
+pub struct Devices {
+    cpu: Arc<Cpus>,
+    /// `None` in a binary without GPU kernels.
+    gpu: Option<Arc<dyn Driver>>,
+    /// Done after the notice that a device has no matrix units.
+    told_not_fast: Arc<Once>,
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Devices").finish_non_exhaustive()
+    }
 }
 
 /// Function that opens a device.
 type Opener<'a> = Box<dyn Fn() -> Outcome<Chosen> + 'a>;
 
-/// Calls `start` with the device of the flags. With `auto`, a failure on the GPU leads to a start on the CPU, and
-/// `notice` receives the reason.
-///
-/// # Errors
-/// The device does not exist or is not supported by this binary, or the error of `start`.
-pub fn with<T>(
-    on: &RunOnArgs,
-    threads: Option<usize>,
-    notice: &dyn Fn(&str),
-    mut start: impl FnMut(Chosen) -> Outcome<T>,
-) -> Outcome<T> {
-    let start = |chosen: Chosen| {
-        if let Some(line) = not_fast(on.numerics, &chosen) {
-            // `serve` calls this for each model.
-            TOLD_NOT_FAST.call_once(|| notice(&line));
+impl Devices {
+    /// Returns the devices. GPUs store their passed checks in this file.
+    pub fn new(checks_file: Option<PathBuf>) -> Self {
+        #[cfg(any(feature = "gpu", target_os = "macos"))]
+        let gpu: Option<Arc<dyn Driver>> = Some(Arc::new(gpu::Gpus::new(checks_file)));
+        #[cfg(not(any(feature = "gpu", target_os = "macos")))]
+        let gpu = {
+            // Only GPUs are checked.
+            drop(checks_file);
+            None
+        };
+        Self { cpu: Arc::new(Cpus), gpu, told_not_fast: Arc::new(Once::new()) }
+    }
+
+    /// Returns the driver of GPUs.
+    ///
+    /// # Errors
+    /// The binary has none.
+    fn gpu(&self) -> Outcome<&dyn Driver> {
+        self.gpu.as_deref().ok_or_else(|| {
+            Failure::usage("this binary was built without GPU kernels")
+                .hint("build it with its default features, or use --device cpu")
+        })
+    }
+
+    /// Returns the first GPU that `auto` may choose.
+    fn automatic(&self) -> Option<usize> {
+        self.gpu.as_ref()?.automatic()
+    }
+
+    /// Returns the progress of compiling kernels, if a load waits for it.
+    pub fn compiling(&self) -> Option<String> {
+        self.gpu.as_ref()?.compiling()
+    }
+
+    /// Calls `start` with the device of the flags. With `auto`, a failure on the GPU leads to a start on the CPU, and
+    /// `notice` receives the reason.
+    ///
+    /// # Errors
+    /// The device does not exist or is not supported by this binary, or the error of `start`.
+    pub fn with<T>(
+        &self,
+        on: &RunOnArgs,
+        threads: Option<usize>,
+        notice: &dyn Fn(&str),
+        mut start: impl FnMut(Chosen) -> Outcome<T>,
+    ) -> Outcome<T> {
+        let start = |chosen: Chosen| {
+            if let Some(line) = not_fast(on.numerics, &chosen) {
+                // `serve` calls this for each model.
+                self.told_not_fast.call_once(|| notice(&line));
+            }
+            start(chosen)
+        };
+        let on_cpu: Opener<'_> = Box::new(|| self.cpu.open(0, on, threads));
+        let on_gpu = |index: usize| -> Opener<'_> { Box::new(move || self.gpu()?.open(index, on, threads)) };
+        let openers = match (on.device, &on.isa) {
+            (Device::Cpu, _) | (Device::Auto, Some(_)) => vec![on_cpu],
+            (Device::Auto, None) => self.automatic().map(on_gpu).into_iter().chain([on_cpu]).collect(),
+            (Device::Gpu(index), _) => vec![on_gpu(index)],
+        };
+        first_of(&openers, notice, start)
+    }
+
+    /// Opens the device of the flags.
+    ///
+    /// # Errors
+    /// The device does not exist or is not supported by this binary.
+    pub fn open(&self, on: &RunOnArgs, threads: Option<usize>, notice: &dyn Fn(&str)) -> Outcome<Chosen> {
+        self.with(on, threads, notice, Ok)
+    }
+
+    /// Opens the CPU, which adds the squares of all inputs of matrices to `squares`.
+    pub fn cpu_with_squares(&self, threads: Option<usize>, squares: Arc<InputSquares>) -> Chosen {
+        cpu::with_squares(threads, squares)
+    }
+
+    /// Measures the read bandwidth of the device with this name, in bytes per second.
+    ///
+    /// # Errors
+    /// The probe cannot allocate memory or start threads.
+    pub fn read_bandwidth(&self, on: &RunOnArgs, device: &str, threads: Option<usize>) -> Outcome<f64> {
+        let gpu = match on.device {
+            Device::Gpu(index) => Some(index),
+            Device::Auto if device != "cpu" => self.automatic(),
+            Device::Auto | Device::Cpu => None,
+        };
+        match gpu {
+            Some(index) => self.gpu()?.read_bandwidth(index, on, threads),
+            None => self.cpu.read_bandwidth(0, on, threads),
         }
-        start(chosen)
-    };
-    let on_cpu: Opener<'_> = Box::new(|| {
-        let cpu = cpu(on, threads)?;
-        let (threads, numerics) = (cpu.threads(), CPU_NUMERICS.to_owned());
-        Ok(Chosen { threads, backend: Box::new(cpu), numerics, is_fast: false })
-    });
-    let on_gpu = |index: usize| -> Opener<'_> { Box::new(move || gpu::open(index, on.timed, on.numerics)) };
-    let openers = match (on.device, &on.isa) {
-        (Device::Cpu, _) | (Device::Auto, Some(_)) => vec![on_cpu],
-        (Device::Auto, None) => gpu::automatic().map(on_gpu).into_iter().chain([on_cpu]).collect(),
-        (Device::Gpu(index), _) => vec![on_gpu(index)],
-    };
-    first_of(&openers, notice, start)
+    }
+
+    /// Returns the CPU's instruction set and the names of the GPUs, for `paguro version`.
+    pub fn summary(&self) -> Vec<String> {
+        let gpu = self.gpu.as_ref().map_or_else(|| "no GPU kernels".to_owned(), |gpu| gpu.summary());
+        vec![self.cpu.summary(), gpu]
+    }
+
+    /// Runs `paguro devices`.
+    ///
+    /// # Errors
+    /// The error of standard output, an unknown device, or failed cases of the suite.
+    pub fn devices(&self, args: &DevicesArgs, terminal: Terminal) -> Outcome<()> {
+        let mut out = Output::new();
+        let only = match args.device {
+            Some(Device::Auto) if args.test => None,
+            Some(Device::Auto) => Some(self.automatic().map_or(Device::Cpu, Device::Gpu)),
+            named => named,
+        };
+        if args.test {
+            let index = match only {
+                Some(Device::Gpu(index)) => Some(index),
+                Some(Device::Cpu) => None,
+                Some(Device::Auto) | None => Some(self.automatic().ok_or_else(|| {
+                    Failure::new("there is no GPU that --device auto would choose")
+                        .hint("name one: --device gpu:0")
+                })?),
+            };
+            return match index {
+                Some(index) => self.gpu()?.test(index, args, &mut out, terminal),
+                None => self.cpu.test(0, args, &mut out, terminal),
+            };
+        }
+        let mut all = Vec::new();
+        if matches!(only, None | Some(Device::Cpu)) {
+            all.extend(self.cpu.list(None, args.numerics)?);
+        }
+        match (only, &self.gpu) {
+            (Some(Device::Gpu(index)), _) => all.extend(self.gpu()?.list(Some(index), args.numerics)?),
+            (None, Some(gpu)) => all.extend(gpu.list(None, args.numerics)?),
+            (None, None) | (Some(Device::Cpu | Device::Auto), _) => {}
+        }
+        all.iter().try_for_each(|listed| listed.print(&mut out, args.json, terminal))
+    }
 }
 
-/// Set after the notice that a device has no matrix units.
-static TOLD_NOT_FAST: Once = Once::new();
+impl Listed {
+    /// Returns the JSON output.
+    fn json(&self) -> Value {
+        let capacity = self.capacity.as_ref();
+        let mut json = json!({
+            "device": self.name,
+            "description": capacity.map_or_else(Clone::clone, |capacity| capacity.description.clone()),
+            "bytes_free": capacity.map_or(0, |capacity| capacity.bytes_free),
+            "features": capacity.map_or(&[][..], |capacity| &capacity.features),
+            "numerics": self.numerics,
+        });
+        let extra = self.extra.as_object().cloned().unwrap_or_default();
+        if let Some(fields) = json.as_object_mut() {
+            fields.extend(extra);
+        }
+        json
+    }
+
+    fn print(&self, out: &mut Output, as_json: bool, terminal: Terminal) -> Outcome<()> {
+        let name = terminal.bold(&self.name);
+        match &self.capacity {
+            _ if as_json => out.json(&self.json()),
+            Ok(Capacity { description, bytes_free, features }) => {
+                out.line(format_args!("{name}  {description}"))?;
+                let (free, words) = (units::bytes(*bytes_free), self.features);
+                out.line(format_args!("     {free} free, {words} {}", features.join(", ")))?;
+                out.line(format_args!("     numerics {}", self.numerics))?;
+                match &self.not_automatic {
+                    Some(reason) => out.line(format_args!("     not chosen by --device auto: {reason}")),
+                    None => Ok(()),
+                }
+            }
+            Err(error) => out.line(format_args!("{name}  {error}")),
+        }
+    }
+}
 
 /// Returns the notice for `--numerics fast` on a device with exact numerics.
 fn not_fast(numerics: Option<Numerics>, chosen: &Chosen) -> Option<String> {
@@ -126,207 +309,11 @@ fn first_of<T>(
     Ok(started)
 }
 
-/// Opens the CPU, which adds the squares of all inputs of matrices to `squares`.
-pub fn cpu_with_squares(threads: Option<usize>, squares: Arc<InputSquares>) -> Chosen {
-    let cpu = Cpu::new(CpuOptions { threads, squares: Some(squares), ..CpuOptions::default() });
-    let (threads, numerics) = (cpu.threads(), CPU_NUMERICS.to_owned());
-    Chosen { threads, backend: Box::new(cpu), numerics, is_fast: false }
-}
-
-/// Opens the device of the flags.
-///
-/// # Errors
-/// The device does not exist or is not supported by this binary.
-pub fn open(on: &RunOnArgs, threads: Option<usize>, notice: &dyn Fn(&str)) -> Outcome<Chosen> {
-    with(on, threads, notice, Ok)
-}
-
-/// Measures the read bandwidth of the device with this name, in bytes per second.
-///
-/// # Errors
-/// The probe cannot allocate memory or start threads.
-pub fn read_bandwidth(on: &RunOnArgs, device: &str, threads: Option<usize>) -> Outcome<f64> {
-    let failed = |error: &dyn fmt::Display| Failure::new(format!("cannot probe the memory's speed: {error}"));
-    let gpu = match on.device {
-        Device::Gpu(index) => Some(index),
-        Device::Auto if device != "cpu" => gpu::automatic(),
-        _ => None,
-    };
-    match gpu {
-        Some(index) => gpu::read_bandwidth(index, PROBE_ROUNDS),
-        None => {
-            let threads = cpu(on, threads)?.threads();
-            paguro_backend_cpu::read_bandwidth(threads, PROBE_ROUNDS).map_err(|error| failed(&error))
-        }
-    }
-}
-
-/// Errors of a binary without GPU kernels.
-#[cfg(not(any(feature = "gpu", target_os = "macos")))]
-mod gpu {
-    use std::path::PathBuf;
-
-    use super::Chosen;
-    use crate::{
-        cli::Numerics,
-        failure::{Failure, Outcome},
-    };
-
-    pub fn set_checks_file(_file: Option<PathBuf>) {}
-
-    pub fn automatic() -> Option<usize> {
-        None
-    }
-
-    pub fn compiling() -> Option<String> {
-        None
-    }
-
-    pub fn summary() -> String {
-        "no GPU kernels".to_owned()
-    }
-
-    pub fn open(_index: usize, _timed: bool, _numerics: Option<Numerics>) -> Outcome<Chosen> {
-        Err(absent())
-    }
-
-    pub fn read_bandwidth(_index: usize, _rounds: usize) -> Outcome<f64> {
-        Err(absent())
-    }
-
-    pub fn absent() -> Failure {
-        Failure::usage("this binary was built without GPU kernels")
-            .hint("build it with its default features, or use --device cpu")
-    }
-}
-
-fn cpu(on: &RunOnArgs, threads: Option<usize>) -> Outcome<Cpu> {
-    let isa = on.isa.as_deref().map(isa).transpose()?;
-    Ok(Cpu::new(CpuOptions { threads, isa, ..CpuOptions::default() }))
-}
-
-fn isa(name: &str) -> Outcome<Isa> {
-    Isa::from_name(name).ok_or_else(|| {
-        let names: Vec<_> = Isa::supported().into_iter().map(Isa::name).collect();
-        Failure::usage(format!("this machine cannot run `{name}`"))
-            .hint(format!("it can run {}", names.join(", ")))
-    })
-}
-
-/// Returns the CPU's instruction set and the names of the GPUs, for `paguro version`.
-pub fn summary() -> Vec<String> {
-    let cpu = Cpu::new(CpuOptions::default());
-    let kernels = cpu.capacity().features.first().map_or_else(String::new, |isa| format!(" {isa}"));
-    vec![format!("{}{kernels}", cpu.name()), gpu::summary()]
-}
-
-/// Runs `paguro devices`.
-///
-/// # Errors
-/// The error of standard output, an unknown device, or failed cases of the suite.
-pub fn devices(args: &DevicesArgs, terminal: Terminal) -> Outcome<()> {
-    let mut out = Output::new();
-    let only = match args.device {
-        Some(Device::Auto) if args.test => None,
-        Some(Device::Auto) => Some(gpu::automatic().map_or(Device::Cpu, Device::Gpu)),
-        named => named,
-    };
-    if args.test {
-        return test(only, args, &mut out, terminal);
-    }
-    if matches!(only, None | Some(Device::Cpu)) {
-        let cpu = Cpu::new(CpuOptions::default());
-        let (name, threads, capacity) = (cpu.name(), cpu.threads(), cpu.capacity());
-        if args.json {
-            out.json(&json!({
-                "device": name,
-                "description": capacity.description,
-                "bytes_free": capacity.bytes_free,
-                "features": capacity.features,
-                "threads": threads,
-                "numerics": CPU_NUMERICS,
-            }))?;
-        } else {
-            show(&mut out, name, &capacity, "kernels for", CPU_NUMERICS, terminal)?;
-        }
-    }
-    show_gpus(only, args, &mut out, terminal)
-}
-
-#[cfg(any(feature = "gpu", target_os = "macos"))]
-fn show_gpus(only: Option<Device>, args: &DevicesArgs, out: &mut Output, terminal: Terminal) -> Outcome<()> {
-    let only = match only {
-        Some(Device::Gpu(index)) => Some(gpu::exists(index)?),
-        Some(_) => return Ok(()),
-        None => None,
-    };
-    for gpu in gpu::list(only, args.numerics) {
-        match &gpu.capacity {
-            _ if args.json => out.json(&gpu.json())?,
-            Ok(capacity) => {
-                show(out, &gpu.name, capacity, "with", &gpu.numerics, terminal)?;
-                if let Some(reason) = &gpu.not_automatic {
-                    out.line(format_args!("     not chosen by --device auto: {reason}"))?;
-                }
-            }
-            Err(error) => out.line(format_args!("{}  {error}", terminal.bold(&gpu.name)))?,
-        }
-    }
-    Ok(())
-}
-
-#[cfg(not(any(feature = "gpu", target_os = "macos")))]
-fn show_gpus(
-    only: Option<Device>,
-    _args: &DevicesArgs,
-    _out: &mut Output,
-    _terminal: Terminal,
-) -> Outcome<()> {
-    if matches!(only, Some(Device::Gpu(_))) { Err(gpu::absent()) } else { Ok(()) }
-}
-
-/// Runs the conformance suite on a GPU.
-fn test(only: Option<Device>, args: &DevicesArgs, out: &mut Output, terminal: Terminal) -> Outcome<()> {
-    let index = match only {
-        Some(Device::Gpu(index)) => index,
-        Some(Device::Cpu) => {
-            return Err(Failure::usage(
-                "--test is for GPUs; the CPU's kernels are tested where they are built",
-            ));
-        }
-        _ => gpu::automatic().ok_or_else(|| {
-            Failure::new("there is no GPU that --device auto would choose").hint("name one: --device gpu:0")
-        })?,
-    };
-    #[cfg(any(feature = "gpu", target_os = "macos"))]
-    return suite::test(index, args, out, terminal);
-    #[cfg(not(any(feature = "gpu", target_os = "macos")))]
-    {
-        let _ = (index, args, out, terminal);
-        Err(gpu::absent())
-    }
-}
-
-fn show(
-    out: &mut Output,
-    name: &str,
-    capacity: &Capacity,
-    features: &str,
-    numerics: &str,
-    terminal: Terminal,
-) -> Outcome<()> {
-    out.line(format_args!("{}  {}", terminal.bold(name), capacity.description))?;
-    out.line(format_args!(
-        "     {} free, {features} {}",
-        units::bytes(capacity.bytes_free),
-        capacity.features.join(", ")
-    ))?;
-    out.line(format_args!("     numerics {numerics}"))
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
+
+    use paguro_backend_cpu::{Cpu, CpuOptions};
 
     use super::*;
 

@@ -10,12 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::KvDtype;
-use paguro_backend_conformance::{CASES, Case, Draw};
-use paguro_backend_wgpu::{Gpu, GpuOptions, suite::subject};
+use paguro_backend::{Backend, KvDtype};
+use paguro_backend_conformance::{CASES, Case, Draw, gpu_subject};
+use paguro_backend_wgpu::Gpu;
 use serde_json::json;
 
-use super::gpu::{find, options};
 use crate::{
     cli::{DevicesArgs, Numerics},
     failure::{Failure, Outcome},
@@ -44,8 +43,14 @@ struct Group {
 ///
 /// # Errors
 /// The GPU does not open, or cases failed.
-pub fn test(index: usize, args: &DevicesArgs, out: &mut Output, terminal: Terminal) -> Outcome<()> {
-    let groups = groups(index)?;
+pub fn test(
+    index: usize,
+    open: &dyn Fn(Numerics) -> Outcome<Gpu>,
+    args: &DevicesArgs,
+    out: &mut Output,
+    terminal: Terminal,
+) -> Outcome<()> {
+    let groups = groups(open)?;
     let draw = if args.all { Draw::All } else { Draw::Seed(0) };
     let cases: Vec<_> =
         groups.iter().flat_map(|group| group.cases.iter().map(move |case| (group, *case))).collect();
@@ -94,8 +99,7 @@ pub fn test(index: usize, args: &DevicesArgs, out: &mut Output, terminal: Termin
 
 /// Returns the groups for a GPU. Cases about matmuls run once, with pages in half precision, and again only with matrix
 /// units.
-fn groups(index: usize) -> Outcome<Vec<Group>> {
-    let open = |numerics| find(index, GpuOptions { poison: true, ..options(Some(numerics)) });
+fn groups(open: &dyn Fn(Numerics) -> Outcome<Gpu>) -> Outcome<Vec<Group>> {
     let exact = open(Numerics::Exact)?;
     let all = || CASES.iter().collect();
     let of_pages: Vec<_> = CASES.iter().filter(|case| case.depends_on_pages()).collect();
@@ -134,7 +138,12 @@ fn run(
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some((group, case)) = cases.get(at) else { break };
-                    let run = || (case.run)(&subject(&group.gpu, group.kv_dtype, draw));
+                    let run = || {
+                        let gpu = group.gpu.clone();
+                        let exact_rows = gpu.exact_rows();
+                        let backend = move || -> Box<dyn Backend> { Box::new(gpu.clone()) };
+                        (case.run)(&gpu_subject(backend, exact_rows, group.kv_dtype, draw))
+                    };
                     let verdict = panic::catch_unwind(AssertUnwindSafe(run));
                     let verdict =
                         verdict.unwrap_or_else(|panic| Err(format!("it panicked: {}", text(&*panic))));

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::{
     cli::{EvalArgs, TextArgs},
+    devices::Devices,
     failure::{Failure, Outcome},
     load,
     models::Source,
@@ -37,7 +38,12 @@ const LOGIT_BYTES: usize = 64 << 20;
 ///
 /// # Errors
 /// The text cannot be read or is too short, or the engine fails.
-pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+pub fn eval(
+    args: &EvalArgs,
+    library: &LibrarySettings,
+    devices: &Devices,
+    terminal: Terminal,
+) -> Outcome<()> {
     let (model, file) = model_and_file(&args.text)?;
     let source = Source::find(model.as_deref(), library)?;
     let text = read(file)?;
@@ -70,7 +76,8 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
         attention: args.attention.attention.into(),
         ..defaults
     };
-    let loaded = load::start(model.clone(), options, false, args.threads.threads, &args.on, terminal)?;
+    let loaded =
+        load::start(model.clone(), options, false, args.threads.threads, (devices, &args.on), terminal)?;
     let started = Instant::now();
     let count = windows.len();
     let scoring = Scoring { at_once, label: "scoring", scored: arrangement.scored() };

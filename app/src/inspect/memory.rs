@@ -8,7 +8,7 @@ use paguro_model::Model;
 
 use crate::{
     cli::RunOnArgs,
-    devices,
+    devices::Devices,
     failure::{Failure, Outcome},
 };
 
@@ -39,9 +39,14 @@ impl Memory {
     ///
     /// # Errors
     /// The device cannot be opened, or refuses the model.
-    pub fn new(model: &Model, context: usize, kv_dtype: KvDtype, on: &RunOnArgs) -> Outcome<Self> {
+    pub fn new(
+        model: &Model,
+        context: usize,
+        kv_dtype: KvDtype,
+        (devices, on): (&Devices, &RunOnArgs),
+    ) -> Outcome<Self> {
         let options = EngineOptions { max_sequences: 1, kv_dtype, ..EngineOptions::default() };
-        let backend = devices::open(on, None, &|_| ())?.backend;
+        let backend = devices.open(on, None, &|_| ())?.backend;
         let mut converted = BTreeMap::new();
         for matrix in &model.weights.matrices {
             if let Some(format) = backend.device_layout(matrix).converted_to {
@@ -102,7 +107,7 @@ mod tests {
 
     #[test]
     fn windows_bound_the_pages() {
-        let group = |window| KvGroup { window, layer_slots: 1, kv_heads: 1, head_dim: 1 };
+        let group = |window| KvGroup { window, spans: false, layer_slots: 1, kv_heads: 1, head_dim: 1 };
         let mut kv = KvLayout { groups: vec![group(None)] };
         assert_eq!(pages(&kv, 100, 32, 512), 4);
         kv.groups.push(group(Some(64)));

@@ -1,7 +1,7 @@
 //! Shapes of a model's layers, for people and programs.
 
 use paguro_backend::{
-    DeltaRule, DeltaShape, Experts, FeedForward, KvGroup, LatentShape, Linear, Mixer, Program,
+    DeltaRule, DeltaShape, Experts, FeedForward, KvGroup, LatentShape, Mixer, Program, Role,
 };
 use paguro_model::{Model, tensor::Tensor};
 
@@ -33,7 +33,7 @@ pub fn layers(program: &Program) -> String {
                     "Mamba-2 scans of {value_heads} heads of {value_dim}, {key_heads} groups of {key_dim}"
                 )
             }
-            other => format!("{other:?}"),
+            Mixer::None | Mixer::Sum(_) => String::new(), // `parts` has none
         };
         let attention = layer.mixer.parts().map(of_mixer).collect::<Vec<_>>().join(" beside ");
         let network = match &layer.ffn {
@@ -46,7 +46,6 @@ pub fn layers(program: &Program) -> String {
                 let (used, count, width) = (experts.router.used, experts.count, experts.width);
                 format!("{used} of {count} experts of {width}{}", shared.or(beside).unwrap_or_default())
             }
-            other => format!("{other:?}"),
         };
         for (all, one) in [(&mut attentions, attention), (&mut networks, network)] {
             if !one.is_empty() && !all.contains(&one) {
@@ -71,18 +70,12 @@ pub fn skipped(tensors: &[Tensor]) -> Option<String> {
 
 /// Returns the number of parameters in one token's forward pass, for a model with experts.
 pub fn active_parameters(model: &Model) -> Option<u64> {
-    let unused = model.program.layers.iter().filter_map(|layer| match &layer.ffn {
-        FeedForward::Experts(experts) => {
-            let elements = |linear: &Linear| {
-                let matrix = model.weights.matrix(linear.matrix);
-                (matrix.parts * matrix.rows * matrix.cols) as u64
-            };
-            let linears = [&experts.up, &experts.down].into_iter().chain(&experts.gate);
-            let all: u64 = linears.map(elements).sum();
-            let count = experts.count as u64;
-            Some(all / count * (count - experts.router.used as u64))
+    let unused = model.program.matrices().into_iter().map(|(id, role)| match role {
+        Role::Experts { used, count } => {
+            let matrix = model.weights.matrix(id);
+            (matrix.rows * matrix.cols * (count - used)) as u64
         }
-        _ => None,
+        Role::Lookup | Role::Layer | Role::Head => 0,
     });
     let unused: u64 = unused.sum();
     (unused > 0).then(|| model.description.parameters.saturating_sub(unused))
@@ -101,7 +94,7 @@ pub fn first_layer(program: &Program) -> (usize, usize, usize, usize) {
     let width = program.layers.iter().find_map(|layer| match &layer.ffn {
         FeedForward::Dense(dense) => Some(dense.width),
         FeedForward::Experts(experts) => Some(experts.width),
-        _ => None,
+        FeedForward::None => None,
     });
     (heads, kv_heads, head_dim, width.unwrap_or(0))
 }
@@ -110,6 +103,6 @@ pub fn first_layer(program: &Program) -> (usize, usize, usize, usize) {
 pub fn experts(program: &Program) -> Option<&Experts> {
     program.layers.iter().find_map(|layer| match &layer.ffn {
         FeedForward::Experts(experts) => Some(experts),
-        _ => None,
+        FeedForward::None | FeedForward::Dense(_) => None,
     })
 }

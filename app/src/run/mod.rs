@@ -24,6 +24,7 @@ use paguro_model::Model;
 
 use crate::{
     cli::RunArgs,
+    devices::Devices,
     eval,
     failure::{Failure, Outcome},
     interrupt::Interrupt,
@@ -47,6 +48,7 @@ const DEFAULT_CONTEXT: usize = 65_536;
 pub struct Invocation<'a> {
     args: &'a RunArgs,
     library: &'a LibrarySettings,
+    devices: &'a Devices,
     terminal: Terminal,
     interrupt: &'a Interrupt,
     session: Option<&'a Session>,
@@ -81,12 +83,13 @@ pub struct Running {
 pub fn run(
     args: &RunArgs,
     library: &LibrarySettings,
+    devices: &Devices,
     terminal: Terminal,
     history: Option<&Path>,
 ) -> Outcome<()> {
     let interrupt = &Interrupt::install()?;
     let session = args.session.as_ref().map(|name| Session::open(name, library)).transpose()?;
-    let invocation = Invocation { args, library, terminal, interrupt, session: session.as_ref() };
+    let invocation = Invocation { args, library, devices, terminal, interrupt, session: session.as_ref() };
     let (source, prompt) = invocation.model_and_prompt()?;
     // Errors of the model are reported before input is read.
     let opened = invocation.open_source(&source)?;
@@ -216,7 +219,7 @@ impl Invocation<'_> {
         let name = source.short_name();
         let session = self.session.zip(weights);
         let disk = session.as_ref().map(|(session, weights)| session.cache(&name, weights));
-        let loaded = start(self.args, model, disk, self.terminal)?;
+        let loaded = start(self.args, model, disk, (self.devices, self.terminal))?;
         let digest =
             session.map(|(session, weights)| session.read_later(weights, loaded.handle.clone(), &name));
         let constraint = grammar::compile(grammar.as_ref(), &loaded)?;
@@ -250,7 +253,12 @@ fn with_standard_input(prompt: Option<String>, terminal: Terminal) -> Outcome<Op
     }
 }
 
-fn start(args: &RunArgs, model: Arc<Model>, disk: Option<DiskCache>, terminal: Terminal) -> Outcome<Loaded> {
+fn start(
+    args: &RunArgs,
+    model: Arc<Model>,
+    disk: Option<DiskCache>,
+    (devices, terminal): (&Devices, Terminal),
+) -> Outcome<Loaded> {
     let context = match args.ctx {
         Some(0) => model.context_length,
         Some(tokens) => tokens,
@@ -275,7 +283,7 @@ fn start(args: &RunArgs, model: Arc<Model>, disk: Option<DiskCache>, terminal: T
         disk,
         ..defaults
     };
-    load::start(model, options, args.ctx.is_none(), args.threads.threads, &args.on, terminal)
+    load::start(model, options, args.ctx.is_none(), args.threads.threads, (devices, &args.on), terminal)
 }
 
 /// Converts a refused request to a failure, with a hint for the flag. Invalid values are usage errors.

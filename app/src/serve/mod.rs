@@ -26,7 +26,7 @@ use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::Sub
 
 use crate::{
     cli::{LogFormat, RunOnArgs, ServeArgs, ServeOptions, SharePrefixes},
-    devices,
+    devices::Devices,
     failure::{Failure, Outcome},
     library, mcp,
     output::Output,
@@ -84,7 +84,7 @@ fn kv_events(options: &ServeOptions) -> Outcome<Option<KvEventsSettings>> {
 ///
 /// # Errors
 /// Invalid settings, missing models, or addresses in use.
-pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
+pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome<()> {
     memory::configure();
     let config = read_config(args.config.as_deref(), program.serve_config.as_deref())?;
     let options = args.given.flags.clone().or(config.clone()).or(args.given.environment.clone());
@@ -95,7 +95,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
         isa: None,
         timed: false,
     };
-    let device = devices::open(&on, options.threads, &|notice| tracing::warn!("{notice}"))?;
+    let device = devices.open(&on, options.threads, &|notice| tracing::warn!("{notice}"))?;
     tracing::info!(device = device.backend.capacity().description, numerics = device.numerics, "running on");
     let (shown_device, backend) = (shown::device(&device), device.backend);
     let (free, on_gpu) = (backend.capacity().bytes_free, backend.name() != "cpu");
@@ -121,8 +121,14 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
         }
         None => (None, None),
     };
-    let models =
-        ServedModels::new(&options, on, memory, &program.library, library, Tiers { host, store, events })?;
+    let models = ServedModels::new(
+        &options,
+        (devices.clone(), on),
+        memory,
+        &program.library,
+        library,
+        Tiers { host, store, events },
+    )?;
     let models = Arc::new(models);
     let mut settings = server_settings(&options, memory, program.keys_file()?)?;
     settings.mcp = mcp::servers(&options.mcp, &program.tool_environment)?;

@@ -149,7 +149,7 @@ fn encode(
         run(backend, model, context, tokens, &[tokens.len()], positions, OutputKind::Embedding)
     };
     let Some(classifier) = head.classifier else { return run(model, tokens, positions) };
-    let kinds = model.program.embed.types.map_or(1, |types| types.count);
+    let kinds = model.program.embed().and_then(|embed| embed.types).map_or(1, |types| types.count);
     let second = if kinds > 1 { model.program.vocab as u32 } else { 0 };
     let of_pair = |(at, token): (usize, &u32)| token + if at >= SECOND { second } else { 0 };
     let tokens: Vec<u32> = tokens.iter().enumerate().map(of_pair).collect();

@@ -230,10 +230,10 @@ fn run(
             .collect();
         let step = Step {
             tokens: &tokens[start..end],
-            carried: &[],
             sequences: &sequences,
             pages: &pages,
             outputs: &outputs,
+            ..Step::default()
         };
         let mut out = StepOutput::default();
         let ticket = runner.submit(&step).expect("a valid step");

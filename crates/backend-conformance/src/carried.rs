@@ -107,8 +107,13 @@ impl<'a> Decoding<'a> {
         let (tokens, sequences, pages) = Self::rows(&[0, 1, 2], &[], &known, &mut computed);
         let outputs =
             [0, 1, 2].map(|row| Output { row: sequences[row].rows.end - 1, kind: OutputKind::Logits });
-        let step =
-            Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
+        let step = Step {
+            tokens: &tokens,
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+            ..Step::default()
+        };
         let mut out = StepOutput::default();
         submit(self.driver.runner(), &step, &mut out)?;
         Ok((known, out.outcomes))
@@ -170,6 +175,7 @@ impl<'a> Decoding<'a> {
             sequences: &sequences,
             pages: &pages,
             outputs: &outputs,
+            ..Step::default()
         };
         self.driver.runner().submit(&step).map_err(|error| error.to_string())
     }

@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use paguro_backend::{
-    AttentionMode, ByteSource, Bytes, Limits, LoadError, Output, OutputKind, OutputValue, PageId,
+    AttentionMode, ByteSource, Bytes, GivenRows, Limits, LoadError, Output, OutputKind, OutputValue, PageId,
     SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence, TokenMask,
     sampling::{self, Scratch},
 };
@@ -36,7 +36,13 @@ impl Prompt {
     }
 
     pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
-        Step { tokens: &self.tokens, carried: &[], sequences: &self.sequences, pages: &self.pages, outputs }
+        Step {
+            tokens: &self.tokens,
+            sequences: &self.sequences,
+            pages: &self.pages,
+            outputs,
+            ..Step::default()
+        }
     }
 }
 
@@ -226,7 +232,17 @@ pub(super) fn invalid_steps(subject: &Subject) -> Verdict {
     ];
     let steps = prompts.iter().map(|(what, prompt)| (*what, prompt.step(&logits)));
     let no_row = [Output { row: 20, kind: OutputKind::Logits }];
-    for (what, step) in steps.chain([("an output of a row that does not exist", valid.step(&no_row))]) {
+    let values = vec![0.0; shape.hidden];
+    let given = [GivenRows { rows: 3..4, values: &values }];
+    let coordinates = [[0; 3]; 20];
+    let span = 2..5;
+    let others = [
+        ("an output of a row that does not exist", valid.step(&no_row)),
+        ("given rows of a model of tokens", Step { given: &given, ..valid.step(&logits) }),
+        ("coordinates of a model of positions", Step { coordinates: &coordinates, ..valid.step(&logits) }),
+        ("a span that no layer sees", Step { spans: std::slice::from_ref(&span), ..valid.step(&logits) }),
+    ];
+    for (what, step) in steps.chain(others) {
         match driver.runner().submit(&step) {
             Err(StepError::Invalid(_)) => {}
             Err(error) => return Err(format!("{what} is no reason for this error: {error}")),

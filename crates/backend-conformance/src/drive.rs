@@ -2,9 +2,11 @@
 
 mod moves;
 
+use std::{collections::BTreeMap, ops::Range};
+
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, Program, Runner,
-    StateId, StateUse, Step, StepOutput, StepSequence,
+    AXES, AttentionMode, Backend, Coordinates, GivenRows, KvDtype, Limits, Output, OutputKind, OutputValue,
+    PageId, Program, Runner, StateId, StateUse, Step, StepOutput, StepSequence,
 };
 
 use crate::{RandomModel, Rng};
@@ -26,8 +28,8 @@ pub struct DriveOptions {
     pub kv_dtype: KvDtype,
     /// See [`Limits::attention`].
     pub attention: AttentionMode,
-    /// Requests every row's embedding instead of its logits.
-    pub embeddings: bool,
+    /// Output of every row: logits, embeddings, or rows of the residual stream.
+    pub output: OutputKind<'static>,
     /// Requests the outputs of some rows only; those of the others are empty.
     pub sparse: bool,
     /// Adds unused rows to steps with fewer rows.
@@ -46,7 +48,7 @@ impl Default for DriveOptions {
             stale: false,
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
-            embeddings: false,
+            output: OutputKind::Logits,
             sparse: false,
             least_rows: 0,
             moves_states: false,
@@ -68,8 +70,8 @@ pub struct Driver {
     runner: Box<dyn Runner>,
     program: Program,
     limits: Limits,
-    /// See [`DriveOptions::embeddings`].
-    embeddings: bool,
+    /// See [`DriveOptions::output`].
+    output: OutputKind<'static>,
     /// See [`DriveOptions::sparse`].
     sparse: bool,
     /// See [`DriveOptions::least_rows`].
@@ -91,8 +93,55 @@ pub struct Driver {
     out: StepOutput,
 }
 
+/// Content of rows beside tokens.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RowContent {
+    /// Given rows by position, `[parts, hidden]` each.
+    pub given: BTreeMap<usize, Vec<f32>>,
+    /// Coordinates by position; empty if they are the position.
+    pub coordinates: Vec<Coordinates>,
+    /// Spans, as positions.
+    pub spans: Vec<Range<usize>>,
+}
+
+/// Content of the rows of a step.
+#[derive(Default)]
+struct StepContent {
+    /// Values of consecutive rows.
+    given: Vec<(Range<usize>, Vec<f32>)>,
+    coordinates: Vec<Coordinates>,
+    /// True if a sequence has coordinates.
+    has_coordinates: bool,
+    spans: Vec<Range<usize>>,
+}
+
+impl StepContent {
+    /// Adds the content of a sequence's rows from `row` on, at these positions.
+    fn add(&mut self, content: &RowContent, row: usize, positions: Range<usize>) {
+        let row_of = |position: usize| row + position - positions.start;
+        for (&position, values) in content.given.range(positions.clone()) {
+            let own = row_of(position)..row_of(position) + 1;
+            match self.given.last_mut() {
+                Some((rows, all)) if rows.end == own.start => {
+                    rows.end = own.end;
+                    all.extend(values);
+                }
+                _ => self.given.push((own, values.clone())),
+            }
+        }
+        self.has_coordinates |= !content.coordinates.is_empty();
+        let place =
+            |position: usize| content.coordinates.get(position).copied().unwrap_or([position as u32; AXES]);
+        self.coordinates.extend(positions.clone().map(place));
+        let own =
+            content.spans.iter().filter(|span| span.start < positions.end && span.end > positions.start);
+        self.spans.extend(own.map(|span| row_of(span.start)..row_of(span.end)));
+    }
+}
+
 struct Sequence {
     tokens: Vec<u32>,
+    content: RowContent,
     /// Number of tokens whose K and V are in the pages.
     done: usize,
     /// Block tables by KV group, with [`PageId::SCRATCH`] before the window.
@@ -139,7 +188,7 @@ impl Driver {
             runner,
             program: model.program.clone(),
             limits,
-            embeddings: options.embeddings,
+            output: options.output,
             sparse: options.sparse,
             least_rows: options.least_rows,
             spare: (options.pages..limits.pages).map(|page| PageId(page as u32)).collect(),
@@ -178,9 +227,15 @@ impl Driver {
 
     /// Adds a sequence; none of its tokens have run yet.
     pub fn start(&mut self, tokens: &[u32]) -> SequenceId {
+        self.start_with(tokens, RowContent::default())
+    }
+
+    /// Adds a sequence with content beside its tokens.
+    pub(crate) fn start_with(&mut self, tokens: &[u32], content: RowContent) -> SequenceId {
         let tables = vec![Vec::new(); self.program.kv.groups.len()];
         self.sequences.push(Sequence {
             tokens: tokens.to_vec(),
+            content,
             done: 0,
             tables,
             state: None,
@@ -202,6 +257,7 @@ impl Driver {
     /// The runner's error, or outputs that are not logits.
     pub fn step(&mut self, parts: &[(SequenceId, usize)]) -> Result<(), String> {
         let (mut tokens, mut sequences, mut pages) = (Vec::new(), Vec::new(), Vec::new());
+        let mut content = StepContent::default();
         for &(id, count) in parts {
             let state = self.use_state(id)?;
             let sequence = &mut self.sequences[id.0];
@@ -222,6 +278,7 @@ impl Driver {
             }
             let (first_row, first_page) = (tokens.len(), pages.len());
             tokens.extend(&sequence.tokens[sequence.done..end]);
+            content.add(&sequence.content, first_row, sequence.done..end);
             pages.extend(sequence.tables.iter().flatten());
             sequences.push(StepSequence {
                 rows: first_row..tokens.len(),
@@ -234,6 +291,7 @@ impl Driver {
         if missing > 0 {
             let (first_row, first_page) = (tokens.len(), pages.len());
             tokens.resize(self.least_rows, 0);
+            content.add(&RowContent::default(), first_row, 0..missing);
             let blocks = missing.div_ceil(self.limits.block_size) * self.program.kv.groups.len();
             pages.extend(&self.spare[..blocks]);
             sequences.push(StepSequence {
@@ -243,16 +301,27 @@ impl Driver {
                 state: self.program.state.in_place(StateId(0)),
             });
         }
-        let (kind, width) = match self.embeddings {
-            true => (OutputKind::Embedding, self.program.hidden),
-            false => (OutputKind::Logits, self.program.vocab),
+        let kind = self.output;
+        let width = match kind {
+            OutputKind::Embedding | OutputKind::Residual => self.program.hidden,
+            OutputKind::Logits | OutputKind::Sample(_) | OutputKind::Score { .. } => self.program.vocab,
         };
+        let given = content.given.iter().map(|(rows, values)| GivenRows { rows: rows.clone(), values });
+        let given: Vec<_> = given.collect();
         let sparse = self.sparse;
         let has_output = |row: &usize| !sparse || row % 5 == 2;
         let rows = (0..tokens.len()).filter(has_output);
         let outputs: Vec<Output<'_>> = rows.map(|row| Output { row, kind }).collect();
-        let step =
-            Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
+        let step = Step {
+            tokens: &tokens,
+            carried: &[],
+            given: &given,
+            coordinates: if content.has_coordinates { &content.coordinates } else { &[] },
+            spans: &content.spans,
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+        };
         submit(&mut *self.runner, &step, &mut self.out)?;
         for StateUse { read, write } in sequences.iter().filter_map(|sequence| sequence.state) {
             if read != write {
@@ -270,10 +339,11 @@ impl Driver {
                     continue;
                 }
                 let outcome = outcomes.next().ok_or("too few outcomes")?;
-                let row = match outcome {
-                    OutputValue::Logits(logits) if !self.embeddings => logits,
-                    OutputValue::Embedding(embedding) if self.embeddings => embedding,
-                    other => return Err(format!("{kind:?} was asked for, not {other:?}")),
+                let row = match (kind, outcome) {
+                    (OutputKind::Logits, OutputValue::Logits(row))
+                    | (OutputKind::Embedding, OutputValue::Embedding(row))
+                    | (OutputKind::Residual, OutputValue::Residual(row)) => row,
+                    (kind, other) => return Err(format!("{kind:?} was asked for, not {other:?}")),
                 };
                 if row.len() != width {
                     return Err(format!("{kind:?} of {} numbers, not {width}", row.len()));

@@ -1,6 +1,6 @@
 //! Cases that compare logits with the backend's own, bit for bit: batch invariance.
 
-use paguro_backend::{QkNormKind, RopeStyle, WeightFormat};
+use paguro_backend::{OutputKind, QkNormKind, RopeStyle, WeightFormat};
 
 use super::{
     Biases, DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict,
@@ -84,7 +84,7 @@ pub(super) fn batches(subject: &Subject) -> Verdict {
 
 /// Embeddings are as exact as logits: in any batch, in any chunks, with any number of threads.
 pub(super) fn embeddings(subject: &Subject) -> Verdict {
-    let options = DriveOptions { embeddings: true, ..subject.exact_options() };
+    let options = DriveOptions { output: OutputKind::Embedding, ..subject.exact_options() };
     for format in drawn(subject, "embeddings", &SOME, 1) {
         let shape = busy(format);
         let model = shape.build(7);

@@ -41,6 +41,7 @@ mod encoders;
 mod exactness;
 mod experts;
 mod geometry;
+mod gpu;
 mod latent;
 mod model;
 #[cfg(test)]
@@ -50,13 +51,15 @@ mod page_io;
 mod random;
 mod recurrent;
 mod rng;
+mod rows;
 mod sampling;
 mod scans;
 mod without_pages;
 
 pub use draw::Draw;
 pub use drive::{DriveOptions, Driver, SequenceId, submit};
-pub use model::{Biases, ExpertsShape, ModelShape, RandomModel, RecurrentShape};
+pub use gpu::gpu_subject;
+pub use model::{Biases, ExpertsShape, ModelShape, RandomModel, RecurrentShape, Spans};
 pub use random::random_matrix;
 pub use rng::Rng;
 
@@ -222,6 +225,12 @@ pub const CASES: &[Case] = &[
     Case { name: "mixer_sums", run: scans::mixer_sums },
     Case { name: "bare_layers", run: scans::bare_layers },
     Case { name: "ungated_experts", run: scans::ungated_experts },
+    Case { name: "given_rows", run: rows::given_rows },
+    Case { name: "rope_axes", run: rows::rope_axes },
+    Case { name: "spans", run: rows::spans },
+    Case { name: "spans_of_encoders", run: rows::spans_of_encoders },
+    Case { name: "residuals", run: rows::residuals },
+    Case { name: "stages", run: rows::stages },
     Case { name: "latent_attention", run: latent::latent_attention },
     Case { name: "expert_groups", run: latent::expert_groups },
     Case { name: "everything", run: numbers::everything },
@@ -245,6 +254,7 @@ pub const CASES: &[Case] = &[
     Case { name: "exact_experts", run: experts::exact },
     Case { name: "exact_states", run: recurrent::exact },
     Case { name: "exact_scans", run: scans::exact },
+    Case { name: "exact_rows", run: rows::exact },
     Case { name: "exact_latent", run: latent::exact },
     Case { name: "exact_geometry", run: geometry::exact },
     Case { name: "exact_from_outside", run: page_io::exact },
@@ -282,12 +292,13 @@ macro_rules! conformance {
             qk_norm_kinds no_positions learned_positions position_scale sinks scales bidirectional encoder_blocks distance_biases exact_encoders kv_geometry
             shared_kv keys_as_values layer_embeds experts_beside unreadable_tables
             experts routers expert_formats short_convolutions delta_rules hybrids attention_gates
-            scans mixer_sums bare_layers ungated_experts latent_attention expert_groups everything pages lengths many_rows embeddings
+            scans mixer_sums bare_layers ungated_experts
+            given_rows rope_axes spans spans_of_encoders residuals stages latent_attention expert_groups everything pages lengths many_rows embeddings
             limits long_context gather
             batch_invariance exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
-            exact_in_any_place exact_embeddings exact_experts exact_states exact_scans exact_latent exact_geometry
-            exact_from_outside foreign_pages outputs samples carried_tokens
+            exact_in_any_place exact_embeddings exact_experts exact_states exact_scans exact_rows exact_latent
+            exact_geometry exact_from_outside foreign_pages outputs samples carried_tokens
             bad_weights invalid_steps kernel_counts runners_are_separate
         }
     };

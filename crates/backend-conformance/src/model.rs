@@ -115,8 +115,25 @@ pub struct ModelShape {
     pub types: Option<usize>,
     /// True if the sum of embeddings has a norm.
     pub embed_norm: bool,
+    /// See [`Program::given_parts`].
+    pub given_parts: usize,
+    /// See [`Rope::axes`](paguro_backend::Rope::axes): the axes of the first pairs, which repeat. Empty is none.
+    pub axes: &'static [u8],
+    /// Layers that see spans.
+    pub spans: Spans,
     /// True if the residual stream has norms after each branch, see [`Layer::norm_after_mixer`](paguro_backend::Layer::norm_after_mixer).
     pub norms_after: bool,
+}
+
+/// Layers that see spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spans {
+    /// None.
+    None,
+    /// Those with a window (Gemma 4).
+    Windows,
+    /// All (Gemma 3).
+    All,
 }
 
 /// Mixers with a state of a random model.
@@ -274,6 +291,9 @@ impl Default for ModelShape {
             distance_bias: None,
             types: None,
             embed_norm: false,
+            given_parts: 0,
+            axes: &[],
+            spans: Spans::None,
             norms_after: false,
         }
     }

@@ -8,11 +8,11 @@ mod pages;
 mod programs;
 mod weights;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use paguro_backend::{
-    Carried, KernelCount, KvDtype, Limits, OutputValue, PageId, PageMove, Program, SamplingParams,
-    StepSequence, WeightFormat, Weights,
+    Carried, Coordinates, KernelCount, KvDtype, Limits, OutputValue, PageId, PageMove, Program,
+    SamplingParams, Step, StepSequence, WeightFormat, Weights,
     reference::{AttentionFn, KvRounding, RoundFn, attention, round_f16, round_q4, round_q8},
 };
 
@@ -36,6 +36,10 @@ struct Defect {
     block_tables: fn(&mut [PageId], &[StepSequence]),
     sequences: fn(&mut [StepSequence]),
     carried: fn(&mut [Carried]),
+    given: fn(&mut [f32], &Program),
+    coordinates: fn(&mut [Coordinates]),
+    spans: fn(&mut Vec<Range<usize>>),
+    step: for<'a> fn(Step<'a>) -> Step<'a>,
     moves: fn(&mut PageMove),
     moves_pages: bool,
     checks_weights: bool,
@@ -66,6 +70,10 @@ const NONE: Defect = Defect {
     block_tables: |_, _| (),
     sequences: |_| (),
     carried: |_| (),
+    given: |_, _| (),
+    coordinates: |_| (),
+    spans: |_| (),
+    step: |step| step,
     moves: |_| (),
     moves_pages: true,
     checks_weights: true,

@@ -1,8 +1,8 @@
 //! Cases that compare logits with the reference's, within tolerances.
 
 use paguro_backend::{
-    Activation, AttentionMode, Limits, LoadError, NormKind, PositionScale, QkNormKind, Residual, RopeStyle,
-    WeightFormat,
+    Activation, AttentionMode, Limits, LoadError, NormKind, OutputKind, PositionScale, QkNormKind, Residual,
+    RopeStyle, WeightFormat,
 };
 
 use super::{
@@ -390,7 +390,7 @@ pub(super) fn many_rows(subject: &Subject) -> Verdict {
 
 /// Embeddings are those of the reference.
 pub(super) fn embeddings(subject: &Subject) -> Verdict {
-    let options = DriveOptions { embeddings: true, ..DriveOptions::default() };
+    let options = DriveOptions { output: OutputKind::Embedding, ..DriveOptions::default() };
     for format in [WeightFormat::F32, WeightFormat::Q8_0] {
         agrees_with(subject, &busy(format), &options)?;
     }

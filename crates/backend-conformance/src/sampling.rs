@@ -79,7 +79,7 @@ fn run(driver: &mut Driver, tokens: &[u32], outputs: &[Output<'_>]) -> Result<Ve
     let mut out = StepOutput::default();
     submit(
         driver.runner(),
-        &Step { tokens, carried: &[], sequences: &sequences, pages: &pages, outputs },
+        &Step { tokens, sequences: &sequences, pages: &pages, outputs, ..Step::default() },
         &mut out,
     )?;
     Ok(out.outcomes)

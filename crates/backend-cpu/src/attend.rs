@@ -32,9 +32,15 @@ pub struct Attend {
 
 impl Attend {
     fn of(program: &Program, op: &Attention) -> Self {
-        let Attention { kv, scale, soft_cap, sinks, distance_bias, .. } = *op;
-        let bias = distance_bias.map(|bias| bias.table);
-        Self { heads: Heads::of(program, op), kv, scale, soft_cap, sinks, bias }
+        let bias = op.distance_bias.map(|bias| bias.table);
+        Self {
+            heads: Heads::of(program, op),
+            kv: op.kv,
+            scale: op.scale,
+            soft_cap: op.soft_cap,
+            sinks: op.sinks,
+            bias,
+        }
     }
 }
 
@@ -59,9 +65,19 @@ impl Pass<'_> {
         if let Some(norm @ QkNorm { kind: QkNormKind::Row, .. }) = op.qk_norm {
             self.phase(Kernel::QkNorm, rows, Chunking::Guided(1), |worker, range| {
                 for row in range {
-                    worker.finish_row(worker.write(&buffers.q, row, heads.q_width()), op.q.bias, norm.q);
+                    // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
+                    worker.finish_row(
+                        unsafe { worker.write(&buffers.q, row, heads.q_width()) },
+                        op.q.bias,
+                        norm.q,
+                    );
                     if let Some(k) = op.k {
-                        worker.finish_row(worker.write(&buffers.k, row, heads.kv_width()), k.bias, norm.k);
+                        // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
+                        worker.finish_row(
+                            unsafe { worker.write(&buffers.k, row, heads.kv_width()) },
+                            k.bias,
+                            norm.k,
+                        );
                     }
                 }
             });
@@ -77,9 +93,11 @@ impl Pass<'_> {
         let kinds = Kinds::of(model, &[op.out]);
         self.phase(Kernel::Quantize, self.rows(), Chunking::Guided(2), |worker, range| {
             for row in range {
-                let attended = worker.write(&buffers.attended, row, width);
+                // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
+                let attended = unsafe { worker.write(&buffers.attended, row, width) };
                 if let Some(gate) = op.gate {
-                    let gates = worker.write(&buffers.attention_gate, row, width);
+                    // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
+                    let gates = unsafe { worker.write(&buffers.attention_gate, row, width) };
                     if let Some(bias) = gate.bias {
                         model.rows.add(gates, model.vector(bias));
                     }
@@ -169,7 +187,8 @@ impl Worker<'_> {
         let rope_row = op.rope.map(|index| {
             let rope = &model.program.ropes[index];
             let table_row = index * self.step.tokens.len() + plan.rows[row];
-            let rope_row = self.read(&buffers.rope_table, table_row, model.rope_stride);
+            // SAFETY: no other worker writes it in this phase; see the table in `forward.rs`.
+            let rope_row = unsafe { self.read(&buffers.rope_table, table_row, model.rope_stride) };
             (&rope_row[..2 * rope.frequencies.len()], rope.style)
         });
         let scale = op
@@ -178,7 +197,8 @@ impl Worker<'_> {
             .filter(|&scale| scale != 1.0);
         let norms = op.qk_norm.map(|norm| (norm.q, norm.k, norm.kind));
         for head in kv_head * queries_per_kv..(kv_head + 1) * queries_per_kv {
-            let q = self.write(&buffers.q, row * heads.queries + head, head_dim);
+            // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
+            let q = unsafe { self.write(&buffers.q, row * heads.queries + head, head_dim) };
             self.finish_head(q, head, op.q.bias, norms.map(|norms| (norms.0, norms.2)), rope_row);
             if let Some(scale) = scale {
                 model.rows.scale(q, scale);
@@ -188,8 +208,10 @@ impl Worker<'_> {
             }
         }
         let Some(own_k) = op.k else { return };
-        let k = self.write(&buffers.k, row * heads.kv + kv_head, head_dim);
-        let v = self.write(&buffers.v, row * heads.kv + kv_head, head_dim);
+        // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
+        let k = unsafe { self.write(&buffers.k, row * heads.kv + kv_head, head_dim) };
+        // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
+        let v = unsafe { self.write(&buffers.v, row * heads.kv + kv_head, head_dim) };
         let v_norm = op.v_norm.map(|norm| (norm, QkNormKind::Head));
         let k_bias = match op.v {
             Some(own_v) => {
@@ -264,6 +286,7 @@ impl Worker<'_> {
             soft_cap: op.soft_cap,
             window: kv.groups[op.kv.group].window,
             len: tile.len,
+            spans: kv.groups[op.kv.group].spans.then(|| self.plan.spans.of(tile.sequence)),
             biases: op.bias.map(|bias| {
                 let biases = model.vector(bias);
                 let of_group = biases.len() / heads.kv;

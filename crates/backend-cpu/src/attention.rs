@@ -162,6 +162,8 @@ pub struct SplitJob<'a> {
     pub window: Option<u32>,
     /// Tokens of the sequence, if rows see later ones.
     pub len: Option<usize>,
+    /// Spans of the sequence, if the layer sees them; see [`visible`].
+    pub spans: Option<&'a [Range<usize>]>,
     /// Added to scores by distance, `[queries_per_kv, 2 * reach + 1]`; see [`DistanceBias`](paguro_backend::DistanceBias).
     pub biases: Option<&'a [f32]>,
 }
@@ -181,7 +183,7 @@ impl SplitJob<'_> {
     /// Returns the tokens of the split that the row of query `index` attends to, relative to the split's start.
     fn visible(&self, index: usize) -> Range<usize> {
         let Range { start, end } =
-            visible(self.window, self.len, self.position + index / self.queries_per_kv);
+            visible(self.window, self.len, self.spans, self.position + index / self.queries_per_kv);
         let base = self.split * SPLIT;
         start.saturating_sub(base)..end.saturating_sub(base).min(SPLIT)
     }

@@ -29,7 +29,7 @@ pub struct Buffers {
     /// Outputs of a layer's branches, `[rows, hidden]` each.
     pub branch_outputs: [Shared<f32>; 2],
     /// Inputs of the next matmul.
-    pub input: Input,
+    pub input: MatmulInput,
     /// Queries, `[rows, heads * head_dim]`.
     pub q: Shared<f32>,
     /// Keys of the step's rows, `[rows, kv_heads * head_dim]`.
@@ -61,7 +61,7 @@ pub struct Buffers {
 }
 
 /// Rows that matmuls read.
-pub struct Input {
+pub struct MatmulInput {
     /// For quantized weights, `[rows, quantized_stride]`.
     pub quantized: Shared<QuantBlock>,
     /// For weights in floats, `[rows, float_stride]`.
@@ -72,7 +72,7 @@ pub struct Input {
     pub float_stride: usize,
 }
 
-impl Input {
+impl MatmulInput {
     /// Returns rows `rows` of the kind that a matrix multiplies.
     ///
     /// # Safety
@@ -147,9 +147,9 @@ impl BufferSizes {
         let experts = ExpertSizes::of(program);
         let ffn = program.layers.iter().map(|layer| match &layer.ffn {
             FeedForward::Dense(dense) => dense.width,
-            _ => experts.shared,
+            FeedForward::None | FeedForward::Experts(_) => experts.shared,
         });
-        let embeds = program.embed.layers.as_ref();
+        let embeds = program.layer_embeds();
         let ffn = ffn.chain(embeds.map(|embeds| embeds.width)).max().unwrap_or(0);
         let layer_embeds = embeds.map_or(0, |embeds| embeds.count * embeds.width);
         let rope_stride = program.ropes.iter().map(|rope| 2 * rope.frequencies.len()).max().unwrap_or(0);
@@ -182,9 +182,10 @@ impl BufferSizes {
             ffn: rows * ffn,
             rope_table: program.ropes.len() * rows * rope_stride,
             partials: partial_count * partial_len,
-            logits: match program.bidirectional {
-                true => program.vocab, // nobody wants logits of encoders
-                false => limits.max_outputs.clamp(1, LOGIT_ROWS) * program.vocab,
+            logits: match (program.head(), program.bidirectional) {
+                (None, _) => 0,
+                (Some(_), true) => program.vocab, // nobody wants logits of encoders
+                (Some(_), false) => limits.max_outputs.clamp(1, LOGIT_ROWS) * program.vocab,
             },
         }
     }
@@ -194,8 +195,8 @@ impl BufferSizes {
         self.rows * self.experts.used
     }
 
-    fn input(rows: usize, width: usize) -> Result<Input, LoadError> {
-        Ok(Input {
+    fn input(rows: usize, width: usize) -> Result<MatmulInput, LoadError> {
+        Ok(MatmulInput {
             quantized: Shared::new(rows * row_blocks(width), "quantized rows")?,
             float: Shared::new(rows * width, "rows")?,
             quantized_stride: row_blocks(width),

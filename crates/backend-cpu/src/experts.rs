@@ -30,7 +30,7 @@ use paguro_backend::{
 pub use self::by_expert::RowsByExpert;
 use self::route::choose;
 use crate::{
-    buffers::Input,
+    buffers::MatmulInput,
     counters::Kernel,
     forward::{AllPending, Pass, Pending},
     matrix::Destination,
@@ -56,7 +56,7 @@ pub struct ExpertBuffers {
     /// Their weights, `[rows, used]`.
     pub weights: Shared<f32>,
     /// Input of the experts, `[slots, hidden]`, and later of their last matmul, `[slots, width]`.
-    pub input: Input,
+    pub input: MatmulInput,
     /// `[slots, width]`
     pub gate: Shared<f32>,
     /// `[slots, width]`
@@ -112,7 +112,7 @@ impl Pass<'_> {
     /// Computes a mixture of experts. Returns its output, `[rows, hidden]`.
     pub fn experts(&mut self, op: &Experts, mut pending: AllPending, output: usize) -> Pending {
         let (model, buffers, rows) = (self.model, self.buffers, self.rows());
-        if let Some(Beside { dense, .. }) = op.beside.as_deref() {
+        if let Some(Beside { dense, sum_norm: _ }) = op.beside.as_deref() {
             // The branch output keeps its result until `combine`, which adds bias and norm.
             self.dense(dense, pending, output);
             pending = AllPending::NONE;
@@ -173,7 +173,8 @@ impl Pass<'_> {
         let used = router.used;
         self.phase(Kernel::Route, rows, Chunking::Guided(4), |worker, range| {
             for row in range {
-                let logits = worker.write(&buffers.logits, row, count);
+                // SAFETY: the phase is shared by row; see the table at the head of this file.
+                let logits = unsafe { worker.write(&buffers.logits, row, count) };
                 if let Some(bias) = router.linear.bias {
                     model.rows.add(logits, model.vector(bias));
                 }
@@ -229,7 +230,8 @@ impl Pass<'_> {
         let buffers = &self.buffers.experts;
         self.phase(Kernel::Sort, by_expert.rows.len(), Chunking::Guided(4), |worker, range| {
             for slot in range {
-                let row = worker.read(&buffers.latent, by_expert.rows[slot], width);
+                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+                let row = unsafe { worker.read(&buffers.latent, by_expert.rows[slot], width) };
                 worker.set_input(&buffers.input, slot, 0, row, kinds, true);
             }
         });
@@ -304,7 +306,8 @@ impl Pass<'_> {
         let kinds = Kinds::of(self.model, &[latent.up]);
         self.phase(Kernel::CombineLatent, self.rows(), Chunking::Guided(1), |worker, range| {
             for row in range {
-                let sum = worker.write(&buffers.experts.latent, row, width);
+                // SAFETY: the phase is shared by row; see the table at the head of this file.
+                let sum = unsafe { worker.write(&buffers.experts.latent, row, width) };
                 sum.fill(0.0);
                 worker.add_experts(op, by_expert, row, sum);
                 worker.set_input(&buffers.input, row, 0, sum, kinds, true);
@@ -334,7 +337,8 @@ impl Worker<'_> {
         hidden: usize,
     ) {
         let (model, buffers) = (self.model, &self.buffers.experts);
-        let output = self.write(&self.buffers.branch_outputs[output], row, hidden);
+        // SAFETY: the phase is shared by row; see the table at the head of this file.
+        let output = unsafe { self.write(&self.buffers.branch_outputs[output], row, hidden) };
         let mut own_sum = std::mem::take(&mut self.scratch.sum);
         // With a network beside the experts, the branch output has its result.
         let sum = if op.beside.is_some() { &mut own_sum[..hidden] } else { &mut *output };
@@ -346,7 +350,8 @@ impl Worker<'_> {
                 }
                 if let Some(gate) = &shared.output_gate {
                     let bias = gate.bias.map_or(0.0, |bias| model.vector(bias)[0]);
-                    let logit = self.read(&buffers.output_gate, row, 1)[0] + bias;
+                    // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+                    let logit = unsafe { self.read(&buffers.output_gate, row, 1) }[0] + bias;
                     model.rows.scale(sum, 1.0 / (1.0 + (-logit).exp()));
                 }
             }
@@ -355,7 +360,8 @@ impl Worker<'_> {
             None => self.add_experts(op, by_expert, row, sum),
             Some(latent) => {
                 self.add_row_bias(latent.up.bias, sum);
-                model.rows.add(sum, self.read(&buffers.latent_out, row, hidden));
+                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+                model.rows.add(sum, unsafe { self.read(&buffers.latent_out, row, hidden) });
             }
         }
         if let Some(Beside { dense, sum_norm }) = op.beside.as_deref() {
@@ -378,8 +384,11 @@ impl Worker<'_> {
         let (model, buffers) = (self.model, &self.buffers.experts);
         let (used, width) = (op.router.used, sum.len());
         for choice in row * used..(row + 1) * used {
-            let (slot, weight) = (by_expert.slots[choice], self.read(&buffers.weights, choice, 1)[0]);
-            let out = self.write(&buffers.out, slot, width);
+            // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+            let (slot, weight) =
+                (by_expert.slots[choice], unsafe { self.read(&buffers.weights, choice, 1) }[0]);
+            // SAFETY: the phase is shared by row; see the table at the head of this file.
+            let out = unsafe { self.write(&buffers.out, slot, width) };
             if let Some(bias) = op.down.bias {
                 let expert = by_expert.expert_of(slot);
                 model.rows.add(out, &model.vector(bias)[expert * width..][..width]);

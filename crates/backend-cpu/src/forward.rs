@@ -30,12 +30,12 @@ use std::{
 };
 
 use paguro_backend::{
-    Activation, Branch, Dense, FeedForward, Head, Layer, Linear, MatrixId, Mixer, Norm, OutputValue, Program,
-    Residual, Step, StepError, VectorId, sampling,
+    Activation, Branch, Dense, Exit, FeedForward, Head, Input, Layer, Linear, MatrixId, Mixer, Norm,
+    OutputKind, OutputValue, Residual, Step, StepError, VectorId, sampling,
 };
 
 use crate::{
-    buffers::{Buffers, Input},
+    buffers::{Buffers, MatmulInput},
     counters::{Counters, Kernel},
     experts::RowsByExpert,
     matrix::{Destination, RowKind},
@@ -112,8 +112,8 @@ impl Pass<'_> {
     /// A table that cannot be read.
     pub fn run(&mut self, answers: &Answers) -> Result<(), StepError> {
         let model = self.model;
-        self.embed();
-        if let Some(op) = &model.program.embed.layers {
+        self.begin();
+        if let Some(op) = model.program.layer_embeds() {
             self.layer_embeds(op)?;
         }
         let mut pending = AllPending::NONE;
@@ -126,8 +126,14 @@ impl Pass<'_> {
                 self.plan = tail;
             }
             pending = self.layer(layer, pending);
+            if index + 1 < model.program.given_parts && !self.step.given.is_empty() {
+                pending = self.add_given(index + 1, pending);
+            }
         }
-        self.head(&model.program.head, pending, answers);
+        match &model.program.exit {
+            Exit::Logits(head) => self.head(head, pending, answers),
+            Exit::Rows => self.end(pending, answers),
+        }
         Ok(())
     }
 
@@ -158,7 +164,6 @@ impl Pass<'_> {
             FeedForward::None => return AllPending { scale: mixed.scale * layer.output_scale, ..mixed },
             FeedForward::Dense(dense) => self.dense(dense, before, output),
             FeedForward::Experts(experts) => self.experts(experts, before, output),
-            other => unreachable!("load refuses {other:?}"),
         };
         let branches = [left, Some(Pending { scale: layer.branch_scale, ..fed })];
         let mut pending = AllPending { branches, norm: layer.norm_after_ffn, scale: 1.0 };
@@ -176,7 +181,7 @@ impl Pass<'_> {
             Mixer::Conv(op) => self.short_conv(op, before, output),
             Mixer::DeltaRule(op) => self.delta_rule(op, before, output),
             Mixer::Ssd(op) => self.ssd(op, before, output),
-            other => unreachable!("load refuses {other:?}"),
+            Mixer::None | Mixer::Sum(_) => unreachable!("`layer` has handled it"),
         }
     }
 
@@ -188,7 +193,7 @@ impl Pass<'_> {
     /// Moves the rows that have outputs to the front.
     fn keep_output_rows(&mut self, tail: &StepPlan, pending: AllPending) {
         let (hidden, buffers) = (self.model.program.hidden, self.buffers);
-        let embeds = self.model.program.embed.layers.as_ref().map_or(0, |embeds| embeds.count * embeds.width);
+        let embeds = self.model.program.layer_embeds().map_or(0, |embeds| embeds.count * embeds.width);
         let pending = pending.branches.iter().flatten().map(|branch| &buffers.branch_outputs[branch.output]);
         let moved = pending.chain([&buffers.x]).map(|buffer| (buffer, hidden));
         for (buffer, width) in moved.chain([(&buffers.layer_embeds, embeds)]) {
@@ -222,37 +227,44 @@ impl Pass<'_> {
         self.counters.launched(kernel, start.elapsed());
     }
 
-    fn embed(&mut self) {
+    /// Phase: the residual stream before the first layer, and the rotations of all rows.
+    fn begin(&mut self) {
         let rows = self.rows();
         self.phase(Kernel::Embed, rows, Chunking::Guided(4), |worker, range| {
             let (model, buffers) = (worker.model, worker.buffers);
-            let embed = &model.program.embed;
             for row in range {
-                let x = worker.write(&buffers.x, row, model.program.hidden);
-                let id = worker.step.tokens[row] as usize;
-                let (kind, token) = (id / model.program.vocab, id % model.program.vocab);
-                model.matrix(embed.table).dequantize_row(token, x);
-                if embed.scale != 1.0 {
-                    model.rows.scale(x, embed.scale);
+                // SAFETY: the phase is shared by row; see the table at the head of this file.
+                let x = unsafe { worker.write(&buffers.x, row, model.program.hidden) };
+                match (worker.given(row, 0), &model.program.input) {
+                    (Some(given), _) => x.copy_from_slice(given),
+                    (None, Input::Tokens(embed)) => worker.embed(embed, row, x),
+                    (None, Input::Rows) => unreachable!("a valid step gives all rows"),
                 }
                 let position = worker.plan.positions[row];
-                if let Some(positions) = &embed.positions {
-                    let learned = &mut worker.scratch.row[..x.len()];
-                    model.matrix(positions.table).dequantize_row(position, learned);
-                    model.rows.add(x, learned);
-                }
-                if let Some(types) = &embed.types {
-                    model.rows.add(x, &model.vector(types.table)[kind * x.len()..][..x.len()]);
-                }
-                if let Some(norm) = embed.norm {
-                    worker.finish_row(x, None, norm);
-                }
+                let coordinates = worker.step.coordinates_of(row, position);
                 for (index, rope) in model.program.ropes.iter().enumerate() {
-                    let rope_row = worker.write(&buffers.rope_table, index * rows + row, model.rope_stride);
-                    ops::rope_row(rope, position, &mut rope_row[..2 * rope.frequencies.len()]);
+                    // SAFETY: the phase is shared by row; see the table at the head of this file.
+                    let rope_row =
+                        unsafe { worker.write(&buffers.rope_table, index * rows + row, model.rope_stride) };
+                    ops::rope_row(rope, position, coordinates, &mut rope_row[..2 * rope.frequencies.len()]);
                 }
             }
         });
+    }
+
+    /// Phase: adds pending branches, and part `part` of given rows.
+    fn add_given(&mut self, part: usize, pending: AllPending) -> AllPending {
+        self.phase(Kernel::AddNorm, self.rows(), Chunking::Guided(4), |worker, range| {
+            let hidden = worker.model.program.hidden;
+            for row in range {
+                worker.add_pending(row, pending);
+                if let Some(given) = worker.given(row, part) {
+                    // SAFETY: the phase is shared by row; see the table at the head of this file.
+                    worker.model.rows.add(unsafe { worker.write(&worker.buffers.x, row, hidden) }, given);
+                }
+            }
+        });
+        AllPending::NONE
     }
 
     /// Phase: adds pending branches, norms, and writes the result as input of the next matmuls.
@@ -301,7 +313,7 @@ impl Pass<'_> {
 
     /// Adds rows of part `part` of matrices to the [sums of squares](paguro_backend::InputSquares), if they are collected.
     /// No phase is open.
-    pub fn add_squares(&self, ids: &[MatrixId], part: usize, input: &Input, rows: Range<usize>) {
+    pub fn add_squares(&self, ids: &[MatrixId], part: usize, input: &MatmulInput, rows: Range<usize>) {
         let Some(squares) = &self.model.squares else { return };
         let stride = input.float_stride;
         // SAFETY: no phase is open, so nobody writes.
@@ -350,17 +362,34 @@ impl Pass<'_> {
         self.multiply(rows, [(down.matrix, &buffers.branch_outputs[output])]);
     }
 
+    /// Phase: the rows of the residual stream that have outputs.
+    fn end(&mut self, pending: AllPending, answers: &Answers) {
+        let plan = self.plan;
+        let rows = &plan.outputs.rows;
+        if rows.is_empty() {
+            return;
+        }
+        self.phase(Kernel::AddNorm, rows.len(), Chunking::Guided(4), |worker, range| {
+            for at in range {
+                worker.add_pending(rows[at], pending);
+                for &output in plan.outputs.outputs_of(at) {
+                    put(&answers[output], worker.residual(rows[at]));
+                }
+            }
+        });
+    }
+
     /// Runs the end of rows with outputs, a slice of rows at a time: embeddings, then logits where they are needed, and
     /// the outputs.
     fn head(&mut self, op: &Head, pending: AllPending, answers: &Answers) {
         let (model, buffers, plan) = (self.model, self.buffers, self.plan);
-        let Program { hidden, vocab, .. } = model.program;
+        let (hidden, vocab) = (model.program.hidden, model.program.vocab);
         let kinds = Kinds::of(model, &[op.linear]);
         let slice = buffers.logits.len() / vocab;
         let mut first = 0;
         while first < plan.outputs.rows.len() {
             let logit_rows = (plan.outputs.logit_rows - plan.outputs.logit_rows.min(first)).min(slice);
-            // Rows of which only embeddings are wanted come last, all at once.
+            // Rows without logits come last, all at once.
             let end = if logit_rows > 0 { first + logit_rows } else { plan.outputs.rows.len() };
             let (start, rows) = (first, &plan.outputs.rows[first..end]);
             first = end;
@@ -369,9 +398,13 @@ impl Pass<'_> {
                     worker.add_pending(rows[at], pending);
                     worker.norm_row(rows[at], Some(op.norm));
                     for &output in plan.outputs.outputs_of(start + at) {
-                        if !worker.step.outputs[output].kind.needs_logits() {
-                            let embedding = OutputValue::Embedding(worker.scratch.row[..hidden].to_vec());
-                            put(&answers[output], embedding);
+                        match &worker.step.outputs[output].kind {
+                            OutputKind::Embedding => {
+                                let embedding = worker.scratch.row[..hidden].to_vec();
+                                put(&answers[output], OutputValue::Embedding(embedding));
+                            }
+                            OutputKind::Residual => put(&answers[output], worker.residual(rows[at])),
+                            OutputKind::Sample(_) | OutputKind::Score { .. } | OutputKind::Logits => {}
                         }
                     }
                     if at < logit_rows {
@@ -385,7 +418,8 @@ impl Pass<'_> {
             self.multiply(logit_rows, [(op.linear.matrix, &buffers.logits)]);
             self.phase(Kernel::Sample, logit_rows, Chunking::Single, |worker, range| {
                 for at in range {
-                    let logits = worker.write(&buffers.logits, at, vocab);
+                    // SAFETY: the phase is shared by row; see the table at the head of this file.
+                    let logits = unsafe { worker.write(&buffers.logits, at, vocab) };
                     if let Some(bias) = op.linear.bias {
                         model.rows.add(logits, model.vector(bias));
                     }

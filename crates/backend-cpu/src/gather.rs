@@ -39,7 +39,8 @@ impl HeadAttention<'_> {
     /// the sequence's rows of `attended`.
     pub unsafe fn run(&self, q: &Shared<f32>, attended: &Shared<f32>) {
         let kv = &self.program.kv;
-        let window = kv.groups[self.op.kv.group].window;
+        let group = kv.groups[self.op.kv.group];
+        let spans: Vec<_> = self.step.spans_of(self.sequence).collect();
         let Heads { queries: heads, dim: head_dim, .. } = self.op.heads;
         let queries_per_kv = self.op.heads.per_kv();
         let block_size = self.pages.shape().block_size;
@@ -64,8 +65,9 @@ impl HeadAttention<'_> {
             start: self.sequence.start,
             scale: self.op.scale,
             soft_cap: self.op.soft_cap,
-            window,
+            window: group.window,
             len: self.program.bidirectional.then(|| self.sequence.len()),
+            spans: group.spans.then_some(&spans[..]),
         };
         let mut out = vec![0.0; self.sequence.rows.len() * queries_per_kv * head_dim];
         let heads_of = |row: usize| {

@@ -17,11 +17,11 @@
 //!
 //! The latent vector is stored as K and again as V, because pages arrange the two differently.
 
-use paguro_backend::{Latent, LatentQuery, LatentShape, Linear, MatrixId, Mixer, Program, reference};
+use paguro_backend::{Latent, LatentQuery, LatentShape, MatrixId, Mixer, Program, reference};
 
 use crate::{
     attend::Attend,
-    buffers::Input,
+    buffers::MatmulInput,
     counters::Kernel,
     forward::{AllPending, Pass, Pending},
     matrix::Destination,
@@ -41,7 +41,7 @@ pub struct LatentBuffers {
     /// Queries before they are absorbed, `[rows, heads, plain + rotated]`.
     pub query: Shared<f32>,
     /// Inputs of the heads' matrices, `[heads, rows]`.
-    pub input: Input,
+    pub input: MatmulInput,
     /// Outputs of the heads' matrices, `[heads, rows, latent or value]`.
     pub heads: Shared<f32>,
 }
@@ -66,10 +66,10 @@ impl LatentSizes {
         let mut sizes = Self::default();
         for mixer in program.mixers() {
             let Mixer::Latent(op) = mixer else { continue };
-            let Latent { shape, query, .. } = &**op;
-            let rank = match query {
+            let shape = &op.shape;
+            let rank = match &op.query {
                 LatentQuery::Direct(_) => 0,
-                LatentQuery::Down { rank, .. } => *rank,
+                LatentQuery::Down { down: _, rank, norm: _, up: _ } => *rank,
             };
             sizes = Self {
                 heads: sizes.heads.max(shape.heads),
@@ -99,10 +99,10 @@ impl Pass<'_> {
     pub fn latent(&mut self, op: &Latent, pending: AllPending, output: usize) -> Pending {
         let (model, buffers, rows) = (self.model, self.buffers, self.rows());
         let latent_buffers = &buffers.latent;
-        let LatentShape { heads, latent, value, .. } = op.shape;
+        let LatentShape { heads, plain: _, rotated: _, latent, value } = op.shape;
         let (first, query_bias) = match &op.query {
             LatentQuery::Direct(linear) => ((*linear, &latent_buffers.query), linear.bias),
-            LatentQuery::Down { down, up, .. } => ((*down, &latent_buffers.rank), up.bias),
+            LatentQuery::Down { down, rank: _, norm: _, up } => ((*down, &latent_buffers.rank), up.bias),
         };
         self.add_norm(op.norm, pending, Kinds::of(model, &[first.0, op.down]));
         self.multiply(rows, [(first.0.matrix, first.1), (op.down.matrix, &buffers.k)]);
@@ -110,7 +110,8 @@ impl Pass<'_> {
             let kinds = Kinds::of(model, &[*up]);
             self.phase(Kernel::QkNorm, rows, Chunking::Guided(1), |worker, range| {
                 for row in range {
-                    let x = worker.write(&latent_buffers.rank, row, *rank);
+                    // SAFETY: the phase is shared by row; see the table at the head of this file.
+                    let x = unsafe { worker.write(&latent_buffers.rank, row, *rank) };
                     worker.finish_row(x, down.bias, *norm);
                     worker.set_input(&buffers.input, row, 0, x, kinds, true);
                 }
@@ -121,7 +122,8 @@ impl Pass<'_> {
         let kinds = Kinds::of(model, &[op.absorb]);
         self.phase(Kernel::LatentSplit, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
-                let query = worker.write(&latent_buffers.query, row, op.shape.query_width());
+                // SAFETY: the phase is shared by row; see the table at the head of this file.
+                let query = unsafe { worker.write(&latent_buffers.query, row, op.shape.query_width()) };
                 if let Some(bias) = query_bias {
                     model.rows.add(query, model.vector(bias));
                 }
@@ -156,7 +158,8 @@ impl Pass<'_> {
         let kinds = Kinds::of(model, &[op.value]);
         self.phase(Kernel::LatentValues, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
-                let attended = worker.read(&buffers.attended, row, heads * dim);
+                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+                let attended = unsafe { worker.read(&buffers.attended, row, heads * dim) };
                 for (head, attended) in attended.chunks_exact(dim).enumerate() {
                     worker.set_input(
                         &latent_buffers.input,
@@ -175,15 +178,17 @@ impl Pass<'_> {
             for row in range {
                 let mut joined = std::mem::take(&mut worker.scratch.row);
                 for (head, to) in joined[..heads * value].chunks_exact_mut(value).enumerate() {
-                    to.copy_from_slice(worker.read(&latent_buffers.heads, head * rows + row, value));
+                    // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+                    to.copy_from_slice(unsafe {
+                        worker.read(&latent_buffers.heads, head * rows + row, value)
+                    });
                 }
                 worker.set_input(&buffers.input, row, 0, &joined[..heads * value], kinds, true);
                 worker.scratch.row = joined;
             }
         });
         self.multiply(rows, [(op.out.matrix, &buffers.branch_outputs[output])]);
-        let Linear { bias, .. } = op.out;
-        Pending { output, bias, post_norm: op.post_norm, scale: 1.0 }
+        Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 
     /// Multiplies each head's rows with its matrix; groups of outputs of all heads are shared as one list.
@@ -218,18 +223,23 @@ impl Worker<'_> {
     /// Absorbed and rotated queries of a row, and its latent vector into the page.
     fn latent_store(&mut self, op: &Latent, row: usize) {
         let (model, buffers, plan) = (self.model, self.buffers, self.plan);
-        let LatentShape { heads, plain, rotated, latent, .. } = op.shape;
+        let LatentShape { heads, plain, rotated, latent, value: _ } = op.shape;
         let (rows, dim) = (plan.rows.len(), op.shape.key_dim());
         let rope = &model.program.ropes[op.rope];
         let table_row = op.rope * self.step.tokens.len() + plan.rows[row];
-        let rope_row =
-            &self.read(&buffers.rope_table, table_row, model.rope_stride)[..2 * rope.frequencies.len()];
+        // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+        let rope_row = &unsafe { self.read(&buffers.rope_table, table_row, model.rope_stride) }
+            [..2 * rope.frequencies.len()];
         let scale =
             op.position_scale.map(|scale| reference::ops::position_scale(&scale, plan.positions[row]));
-        let query = self.read(&buffers.latent.query, row, op.shape.query_width());
+        // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+        let query = unsafe { self.read(&buffers.latent.query, row, op.shape.query_width()) };
         for (head, query) in query.chunks_exact(plain + rotated).enumerate() {
-            let q = self.write(&buffers.q, row * heads + head, dim);
-            q[..latent].copy_from_slice(self.read(&buffers.latent.heads, head * rows + row, latent));
+            // SAFETY: the phase is shared by row; see the table at the head of this file.
+            let q = unsafe { self.write(&buffers.q, row * heads + head, dim) };
+            // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+            q[..latent]
+                .copy_from_slice(unsafe { self.read(&buffers.latent.heads, head * rows + row, latent) });
             q[latent..].copy_from_slice(&query[plain..]);
             model.rows.rotate(&mut q[latent..], rope_row, rope.style);
             if let Some(scale) = scale.filter(|&scale| scale != 1.0) {
@@ -239,7 +249,8 @@ impl Worker<'_> {
                 model.rows.hadamard(q);
             }
         }
-        let k = self.write(&buffers.k, row, dim);
+        // SAFETY: the phase is shared by row; see the table at the head of this file.
+        let k = unsafe { self.write(&buffers.k, row, dim) };
         if let Some(bias) = op.down.bias {
             model.rows.add(k, model.vector(bias));
         }

@@ -54,14 +54,16 @@ impl Pass<'_> {
         let (width, kinds) = (model.matrix(op.gate.matrix).rows(), Kinds::of(model, &[op.out]));
         self.add_norm(None, pending, Kinds::of(model, &[op.gate]));
         self.multiply(rows, [(op.gate.matrix, &buffers.gate)]);
-        let stride = model.program.embed.layers.as_ref().map_or(0, |embeds| embeds.count * embeds.width);
+        let stride = model.program.layer_embeds().map_or(0, |embeds| embeds.count * embeds.width);
         self.phase(Kernel::LayerInput, rows, Chunking::Guided(4), |worker, range| {
             for row in range {
-                let gate = worker.write(&buffers.gate, row, width);
+                // SAFETY: the phase is shared by row.
+                let gate = unsafe { worker.write(&buffers.gate, row, width) };
                 if let Some(bias) = op.gate.bias {
                     model.rows.add(gate, model.vector(bias));
                 }
-                let embeds = worker.read(&buffers.layer_embeds, row, stride);
+                // SAFETY: no other worker writes it in this phase.
+                let embeds = unsafe { worker.read(&buffers.layer_embeds, row, stride) };
                 model.rows.activate_gate(gate, &embeds[op.index * width..][..width], op.activation);
                 worker.set_input(&buffers.input, row, 0, gate, kinds, true);
             }
@@ -74,7 +76,8 @@ impl Pass<'_> {
 impl Worker<'_> {
     fn layer_embeds(&mut self, op: &LayerEmbeds, row: usize) -> Result<(), StepError> {
         let model = self.model;
-        let all = self.write(&self.buffers.layer_embeds, row, op.count * op.width);
+        // SAFETY: the phase is shared by row.
+        let all = unsafe { self.write(&self.buffers.layer_embeds, row, op.count * op.width) };
         if let Some(bias) = op.projection.bias {
             model.rows.add(all, model.vector(bias));
         }

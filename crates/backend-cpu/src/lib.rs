@@ -50,6 +50,10 @@ use self::{
 };
 pub use machine::memory_available;
 
+/// Version of the bits that this backend computes. It is a part of the format of pages that leave the process, so that pages
+/// of other kernels are not read. `tests/numerics.rs` fails if the bits change and it does not.
+pub const NUMERICS: u32 = 1;
+
 /// This machine's processor.
 #[derive(Clone, Debug)]
 pub struct Cpu {
@@ -130,7 +134,7 @@ impl Backend for Cpu {
         weights: Weights,
         limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        let CpuOptions { poison, squares, .. } = &self.options;
+        let CpuOptions { threads: _, isa: _, poison, squares } = &self.options;
         let (isa, threads, squares) = (self.isa(), self.threads(), squares.clone());
         let runner = CpuRunner::load(isa, threads, program, weights, limits, *poison, squares)?;
         Ok(Box::new(runner))

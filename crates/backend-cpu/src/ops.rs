@@ -7,7 +7,7 @@ mod tests;
 use std::ops::Range;
 
 use half::f16;
-use paguro_backend::{Activation, HADAMARD, KV_BLOCK, KvDtype, Rope, RopeStyle, hadamard_parts};
+use paguro_backend::{AXES, Activation, HADAMARD, KV_BLOCK, KvDtype, Rope, RopeStyle, hadamard_parts};
 
 use crate::{
     isa::simd_kernels,
@@ -160,7 +160,6 @@ fn activate_gate<S: Simd>(s: S, gate: &mut [f32], up: &[f32], activation: Activa
                 s.mul(s.mul(a, simd::sigmoid(s, s.mul(alpha, a))), s.add(b, one))
             });
         }
-        other => unreachable!("load refuses {other:?}"),
     }
 }
 
@@ -171,7 +170,7 @@ fn activate<S: Simd>(s: S, x: &mut [f32], activation: Activation) {
         Activation::GeluTanh => map!(s, x, |a| gelu_tanh(s, a)),
         Activation::Gelu => map!(s, x, |a| gelu(s, a)),
         Activation::Relu2 => map!(s, x, |a| relu2(s, a)),
-        other => unreachable!("load refuses {other:?} without a gate"),
+        Activation::ClampedSwiglu { .. } => unreachable!("a checked program has gates for it"),
     }
 }
 
@@ -333,11 +332,12 @@ fn rotate<S: Simd>(_: S, head: &mut [f32], rope_row: &[f32], style: RopeStyle) {
     }
 }
 
-/// Cosines, then sines, of every pair at one position, `[2 * pairs]`: computed in f64 once per row, used by all
+/// Cosines, then sines, of every pair at one position and its coordinates, `[2 * pairs]`: computed in f64 once per row, used by all
 /// layers.
-pub fn rope_row(rope: &Rope, position: usize, out: &mut [f32]) {
+pub fn rope_row(rope: &Rope, position: usize, coordinates: [usize; AXES], out: &mut [f32]) {
     let (cosines, sines) = out.split_at_mut(rope.frequencies.len());
-    for ((&frequency, cos), sin) in rope.frequencies.iter().zip(cosines).zip(sines) {
+    for (pair, ((&frequency, cos), sin)) in rope.frequencies.iter().zip(cosines).zip(sines).enumerate() {
+        let position = rope.axes.get(pair).map_or(position, |&axis| coordinates[usize::from(axis)]);
         let (s, c) = (position as f64 * f64::from(frequency)).sin_cos();
         *cos = (c * f64::from(rope.magnitude)) as f32;
         *sin = (s * f64::from(rope.magnitude)) as f32;

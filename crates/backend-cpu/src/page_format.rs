@@ -2,15 +2,25 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use paguro_backend::{Limits, PageFormat, page_io};
+use paguro_backend::{Limits, PageFormat};
 
-use crate::isa::Isa;
+use crate::{NUMERICS, isa::Isa};
 
 /// Returns the format of a runner's pages. The number of threads is no part of it, since no result depends on it.
 pub fn of(isa: Isa, limits: &Limits, page_bytes: usize) -> PageFormat {
-    let Limits { block_size, kv_dtype, attention, .. } = limits;
-    let (contract, kernels, math) = (page_io::SOURCES, env!("PAGURO_SOURCES"), math());
-    let name = format!("cpu {isa} {kv_dtype:?} {block_size} {attention:?} {contract} {kernels} {math:016x}");
+    let Limits {
+        block_size,
+        pages: _,
+        max_rows: _,
+        max_sequences: _,
+        max_outputs: _,
+        max_context: _,
+        states: _,
+        kv_dtype,
+        attention,
+    } = limits;
+    let math = math();
+    let name = format!("cpu {NUMERICS} {isa} {kv_dtype:?} {block_size} {attention:?} {math:016x}");
     PageFormat { name, page_bytes }
 }
 

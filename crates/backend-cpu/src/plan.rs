@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{Attention, Limits, OutputRows, PageId, Program, Step, visible};
+use paguro_backend::{Attention, KvGroup, Limits, OutputRows, PageId, Program, Step, visible};
 
 use crate::attention::{SPLIT, TILE};
 
@@ -29,7 +29,7 @@ impl Heads {
 
     /// Returns the heads of each K/V group's layers; `None` if they differ within a group.
     pub fn of_groups(program: &Program) -> Option<Vec<Self>> {
-        let of_group = |(index, group): (usize, &paguro_backend::KvGroup)| {
+        let of_group = |(index, group): (usize, &KvGroup)| {
             let attends = program.mixers().filter_map(paguro_backend::Mixer::attends);
             let mut heads = attends.filter(|(kv, _)| kv.group == index).map(|(_, heads)| heads);
             let queries = heads.next().unwrap_or(group.kv_heads);
@@ -94,6 +94,8 @@ pub struct Item {
 pub struct AttentionWork {
     /// Window of these layers; `None` without one.
     window: Option<u32>,
+    /// True if these layers see spans.
+    sees_spans: bool,
     kv_heads: usize,
     /// Query heads that share a K/V head.
     per_kv: usize,
@@ -103,6 +105,31 @@ pub struct AttentionWork {
     pub items: Vec<Item>,
     /// Tiles whose splits are shared.
     pub shared: Vec<usize>,
+}
+
+/// Spans of a step, as positions.
+#[derive(Clone, Debug, Default)]
+pub struct Spans {
+    positions: Vec<Range<usize>>,
+    /// Range in `positions` of each sequence.
+    of_sequences: Vec<Range<usize>>,
+}
+
+impl Spans {
+    fn make(&mut self, step: &Step<'_>) {
+        self.positions.clear();
+        self.of_sequences.clear();
+        for sequence in step.sequences {
+            let first = self.positions.len();
+            self.positions.extend(step.spans_of(sequence));
+            self.of_sequences.push(first..self.positions.len());
+        }
+    }
+
+    /// Returns the spans of a sequence.
+    pub fn of(&self, sequence: usize) -> &[Range<usize>] {
+        &self.positions[self.of_sequences[sequence].clone()]
+    }
 }
 
 /// Consecutive rows of one sequence.
@@ -133,6 +160,8 @@ pub struct StepPlan {
     sequences: Vec<usize>,
     /// Tokens of each sequence, if rows see later ones.
     lens: Vec<Option<usize>>,
+    /// Spans of each sequence.
+    pub spans: Spans,
     /// Rows of one sequence with consecutive positions.
     runs: Vec<Run>,
     /// Work for each window and number of heads.
@@ -147,21 +176,23 @@ impl StepPlan {
     /// Creates a plan for the window and heads of each K/V group, on `threads` threads, with room for `partials`
     /// partial results of a query.
     pub fn new(
-        groups: &[(Option<u32>, Heads)],
+        groups: &[(KvGroup, Heads)],
         bidirectional: bool,
         limits: &Limits,
         threads: usize,
         partials: usize,
     ) -> Self {
         let mut attention: Vec<AttentionWork> = Vec::new();
-        let attention_of_group = groups.iter().map(|&(window, heads)| {
+        let attention_of_group = groups.iter().map(|&(group, heads)| {
+            let KvGroup { window, spans: sees_spans, layer_slots: _, kv_heads: _, head_dim: _ } = group;
             let (kv_heads, per_kv) = (heads.kv, heads.per_kv());
             let same = |work: &AttentionWork| {
-                (work.window, work.kv_heads, work.per_kv) == (window, kv_heads, per_kv)
+                (work.window, work.sees_spans, work.kv_heads, work.per_kv)
+                    == (window, sees_spans, kv_heads, per_kv)
             };
             attention.iter().position(same).unwrap_or_else(|| {
                 let (tiles, items, shared) = Default::default();
-                attention.push(AttentionWork { window, kv_heads, per_kv, tiles, items, shared });
+                attention.push(AttentionWork { window, sees_spans, kv_heads, per_kv, tiles, items, shared });
                 attention.len() - 1
             })
         });
@@ -174,6 +205,7 @@ impl StepPlan {
             positions: Vec::with_capacity(limits.max_rows),
             sequences: Vec::with_capacity(limits.max_rows),
             lens: Vec::with_capacity(limits.max_sequences),
+            spans: Spans::default(),
             runs: Vec::with_capacity(limits.max_rows),
             attention_of_group: attention_of_group.collect(),
             attention,
@@ -216,6 +248,7 @@ impl StepPlan {
             self.sequences.extend(sequence.rows.clone().map(|_| index));
             self.lens.push(self.bidirectional.then(|| sequence.len()));
         }
+        self.spans.make(step);
         self.plan_rows();
         self.outputs.plan(step);
     }
@@ -230,6 +263,7 @@ impl StepPlan {
         self.sequences.clear();
         self.sequences.extend(self.rows.iter().map(|&row| all.sequences[row]));
         self.lens.clone_from(&all.lens);
+        self.spans.clone_from(&all.spans);
         self.plan_rows();
         self.outputs.plan(step);
         for row in &mut self.outputs.rows {
@@ -251,13 +285,13 @@ impl StepPlan {
             }
         }
         for work in &mut self.attention {
-            work.make(&self.runs, self.threads, self.partials);
+            work.make(&self.runs, &self.spans, self.threads, self.partials);
         }
     }
 }
 
 impl AttentionWork {
-    fn make(&mut self, runs: &[Run], threads: usize, partials: usize) {
+    fn make(&mut self, runs: &[Run], spans: &Spans, threads: usize, partials: usize) {
         self.tiles.clear();
         self.items.clear();
         self.shared.clear();
@@ -266,7 +300,7 @@ impl AttentionWork {
             for first in run.rows.clone().step_by(rows_per_tile) {
                 let rows = first..run.rows.end.min(first + rows_per_tile);
                 let position = run.position + first - run.rows.start;
-                let seen = self.seen(position, rows.len(), run.len);
+                let seen = self.seen(position, rows.len(), run.len, spans.of(run.sequence));
                 for kv_head in 0..self.kv_heads {
                     self.tiles.push(Tile {
                         sequence: run.sequence,
@@ -281,14 +315,15 @@ impl AttentionWork {
                 }
             }
         }
-        let of_tile = |tile: &Tile| self.seen(tile.position, tile.rows.len(), tile.len);
+        let of_tile =
+            |tile: &Tile| self.seen(tile.position, tile.rows.len(), tile.len, spans.of(tile.sequence));
         let total: usize = self.tiles.iter().map(|tile| of_tile(tile).len()).sum();
         // A tile that is more than its part of all: workers share its splits. The result is the same either way.
         let most = if threads > 1 { total / (threads * ITEMS_PER_THREAD) } else { usize::MAX };
         let (mut used, mut left) = (0, total);
         for index in 0..self.tiles.len() {
             let tile = &self.tiles[index];
-            let seen = self.seen(tile.position, tile.rows.len(), tile.len);
+            let seen = self.seen(tile.position, tile.rows.len(), tile.len, spans.of(tile.sequence));
             let splits = tile.splits.clone();
             let needed = splits.len() * tile.queries;
             if splits.len() > 1 && seen.len() > most && used + needed <= partials {
@@ -313,9 +348,10 @@ impl AttentionWork {
     }
 
     /// Returns the positions that any of `rows` rows from `position` on attends to, of a sequence of `len` tokens if they
-    /// attend to later ones.
-    fn seen(&self, position: usize, rows: usize, len: Option<usize>) -> Range<usize> {
-        let visible = |row: usize| visible(self.window, len, position + row);
+    /// attend to later ones, with these spans.
+    fn seen(&self, position: usize, rows: usize, len: Option<usize>, spans: &[Range<usize>]) -> Range<usize> {
+        let spans = self.sees_spans.then_some(spans);
+        let visible = |row: usize| visible(self.window, len, spans, position + row);
         visible(0).start..visible(rows - 1).end
     }
 }

@@ -85,7 +85,8 @@ impl Pass<'_> {
                 let mut out = std::mem::take(&mut worker.scratch.row);
                 let y = &mut out[..width];
                 worker.convolve(&op.convolution, op.state, row, Inputs::Gated, y);
-                let c = &worker.read(mixed, row, 3 * width)[width..2 * width];
+                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+                let c = &unsafe { worker.read(mixed, row, 3 * width) }[width..2 * width];
                 model.rows.multiply(y, c);
                 worker.set_input(&buffers.input, row, 0, y, kinds, true);
                 worker.scratch.row = out;
@@ -116,7 +117,8 @@ impl Pass<'_> {
         self.add_bias(op.qkv, &recurrent.mixed, channels);
         self.phase(Kernel::Convolve, self.rows(), Chunking::Guided(1), |worker, range| {
             for row in range {
-                let out = worker.write(&recurrent.convolved, row, channels);
+                // SAFETY: the phase is shared by row; see the table at the head of this file.
+                let out = unsafe { worker.write(&recurrent.convolved, row, channels) };
                 worker.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
                 worker.finish_inputs(op, row, out);
             }
@@ -126,8 +128,10 @@ impl Pass<'_> {
         let kinds = Kinds::of(model, &[op.out]);
         self.phase(Kernel::NormGate, self.rows(), Chunking::Guided(1), |worker, range| {
             for row in range {
-                let out = worker.read(&recurrent.out, row, width);
-                let gates = worker.write(&recurrent.z, row, width);
+                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+                let out = unsafe { worker.read(&recurrent.out, row, width) };
+                // SAFETY: the phase is shared by row; see the table at the head of this file.
+                let gates = unsafe { worker.write(&recurrent.z, row, width) };
                 worker.add_row_bias(op.gate.bias, gates);
                 let value_dim = op.shape.value_dim;
                 for (out, gate) in out.chunks_exact(value_dim).zip(gates.chunks_exact_mut(value_dim)) {
@@ -169,7 +173,8 @@ impl Pass<'_> {
         if linear.bias.is_some() {
             self.phase(Kernel::Bias, self.rows(), Chunking::Guided(4), |worker, range| {
                 for row in range {
-                    worker.add_row_bias(linear.bias, worker.write(to, row, width));
+                    // SAFETY: the phase is shared by row; see the table at the head of this file.
+                    worker.add_row_bias(linear.bias, unsafe { worker.write(to, row, width) });
                 }
             });
         }
@@ -223,9 +228,11 @@ impl Worker<'_> {
     fn with_input(&mut self, row: usize, channels: usize, inputs: Inputs, use_it: impl FnOnce(&[f32])) {
         let mixed = &self.buffers.recurrent.mixed;
         match inputs {
-            Inputs::Plain => use_it(self.read(mixed, row, channels)),
+            // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+            Inputs::Plain => use_it(unsafe { self.read(mixed, row, channels) }),
             Inputs::Gated => {
-                let row = self.read(mixed, row, 3 * channels);
+                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+                let row = unsafe { self.read(mixed, row, 3 * channels) };
                 let gated = &mut self.scratch.conv_input[..channels];
                 gated.copy_from_slice(&row[..channels]);
                 self.model.rows.multiply(gated, &row[2 * channels..]);
@@ -247,9 +254,11 @@ impl Worker<'_> {
         for head in rest[..shape.key_width()].chunks_exact_mut(shape.key_dim) {
             model.delta.unit_norm(head, DeltaRule::EPS, 1.0);
         }
+        // SAFETY: the phase is shared by row; see the table at the head of this file.
         let (decays, betas) = (
-            self.write(&recurrent.decay, row, shape.value_heads),
-            self.write(&recurrent.beta, row, shape.value_heads),
+            unsafe { self.write(&recurrent.decay, row, shape.value_heads) },
+            // SAFETY: the phase is shared by row; see the table at the head of this file.
+            unsafe { self.write(&recurrent.beta, row, shape.value_heads) },
         );
         self.add_row_bias(op.alpha.bias, decays);
         self.add_row_bias(op.beta.bias, betas);
@@ -389,7 +398,8 @@ impl Worker<'_> {
         let new = start.max(chunk)..end;
         for position in new.clone() {
             let row = sequence.rows.start + position - start;
-            let inputs = self.read(&self.buffers.recurrent.convolved, row, shape.channels());
+            // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+            let inputs = unsafe { self.read(&self.buffers.recurrent.convolved, row, shape.channels()) };
             let keys = &inputs[shape.key_width()..2 * shape.key_width()];
             // SAFETY: only this worker has this sequence's states in this phase.
             unsafe { self.states.get_mut(state.write, place.keys(position - chunk)) }.copy_from_slice(keys);

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use paguro_backend::{
-    AttentionMode, InputSquares, KernelCount, Limits, LoadError, OutputValue, PageContent, PageFormat,
-    PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, WeightFormat, Weights,
+    AttentionMode, InputSquares, KernelCount, Limits, LoadError, OutputKind, OutputValue, PageContent,
+    PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, WeightFormat,
+    Weights,
 };
 
 use crate::{
@@ -90,7 +91,7 @@ impl CpuRunner {
         if let Some(squares) = &squares {
             squares.begin(&weights);
         }
-        let Weights { vectors, tables, .. } = weights;
+        let Weights { matrices: _, vectors, tables } = weights;
         let mut arena = Arena::new(limits.pages, shapes)?;
         let mut states = States::new(&program.state, limits.states)?;
         if poison {
@@ -99,8 +100,7 @@ impl CpuRunner {
         }
 
         let sizes = BufferSizes::new(program, &limits, threads);
-        let windows = program.kv.groups.iter().map(|group| group.window);
-        let groups: Vec<_> = windows.zip(support::heads(program)?).collect();
+        let groups: Vec<_> = program.kv.groups.iter().copied().zip(support::heads(program)?).collect();
         let plan = StepPlan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count);
         let needs_all = limits.attention != AttentionMode::Paged || squares.is_some();
         let tail = support::tail(program).filter(|_| !needs_all);
@@ -232,6 +232,10 @@ impl Runner for CpuRunner {
         Ok(())
     }
 
+    fn carries(&self, _: &OutputKind<'_>) -> bool {
+        false
+    }
+
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
         let parts = self.states.bytes_of_slot().div_ceil(self.arena.page_bytes());
         for &page_move in moves {
@@ -244,7 +248,6 @@ impl Runner for CpuRunner {
                 PageMove::RestoreState { from, part, state } => {
                     self.arena.restore(from, self.states.bytes_mut(state), part);
                 }
-                other => return Err(StepError::Invalid(format!("no such move here: {other:?}"))),
             }
         }
         Ok(())

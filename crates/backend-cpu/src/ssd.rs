@@ -36,7 +36,8 @@ impl Pass<'_> {
         self.add_bias(op.cbv, &recurrent.mixed, channels);
         self.phase(Kernel::Convolve, self.rows(), Chunking::Guided(1), |worker, range| {
             for row in range {
-                let out = worker.write(&recurrent.convolved, row, channels);
+                // SAFETY: the phase is shared by row; see the table in `recurrent.rs`.
+                let out = unsafe { worker.write(&recurrent.convolved, row, channels) };
                 worker.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
                 model.rows.activate(out, Activation::Silu);
                 worker.ssd_steps(op, row);
@@ -73,8 +74,10 @@ impl Worker<'_> {
     /// Steps Δ of a row, and its decays.
     fn ssd_steps(&self, op: &Ssd, row: usize) {
         let (model, recurrent, heads) = (self.model, &self.buffers.recurrent, op.shape.value_heads);
-        let (decays, steps) =
-            (self.write(&recurrent.decay, row, heads), self.write(&recurrent.beta, row, heads));
+        // SAFETY: the phase is shared by row; see the table in `recurrent.rs`.
+        let (decays, steps) = (unsafe { self.write(&recurrent.decay, row, heads) }, unsafe {
+            self.write(&recurrent.beta, row, heads)
+        });
         self.add_row_bias(op.dt.bias, decays);
         let constants = model.vector(op.decay).iter().zip(model.vector(op.dt_bias));
         for ((decay, step), (constant, bias)) in decays.iter_mut().zip(steps).zip(constants) {
@@ -92,15 +95,19 @@ impl Worker<'_> {
         let sequence = &self.step.sequences[self.plan.sequence(row)];
         let (place, state) = (self.states.place(op.state), state_of(sequence));
         let position = self.plan.positions[row];
-        let c = &self.read(&recurrent.convolved, row, shape.channels())[..key_width];
-        let dots = self.write(&recurrent.dots, row, shape.key_heads * STATE_CHUNK);
+        // SAFETY: no other worker writes it in this phase; see the table in `recurrent.rs`.
+        let c = &unsafe { self.read(&recurrent.convolved, row, shape.channels()) }[..key_width];
+        // SAFETY: the phase is shared by row; see the table in `recurrent.rs`.
+        let dots = unsafe { self.write(&recurrent.dots, row, shape.key_heads * STATE_CHUNK) };
         for index in 0..=position % STATE_CHUNK {
             let back = position % STATE_CHUNK - index;
             let b = match position - back < sequence.start {
                 // SAFETY: nobody writes keys of states in this phase.
                 true => unsafe { self.states.get(state.read, place.keys(index)) },
                 false => {
-                    &self.read(&recurrent.convolved, row - back, shape.channels())[key_width..2 * key_width]
+                    // SAFETY: no other worker writes it in this phase; see the table in `recurrent.rs`.
+                    let earlier = unsafe { self.read(&recurrent.convolved, row - back, shape.channels()) };
+                    &earlier[key_width..2 * key_width]
                 }
             };
             for (head, (c, b)) in c.chunks_exact(key_dim).zip(b.chunks_exact(key_dim)).enumerate() {
@@ -113,13 +120,17 @@ impl Worker<'_> {
     fn ssd_output(&self, op: &Ssd, row: usize, to: &mut [f32]) {
         let (model, recurrent, shape) = (self.model, &self.buffers.recurrent, &op.shape);
         let width = to.len();
-        let out = self.write(&recurrent.out, row, width);
-        let values = &self.read(&recurrent.convolved, row, shape.channels())[2 * shape.key_width()..];
+        // SAFETY: the phase is shared by row; see the table in `recurrent.rs`.
+        let out = unsafe { self.write(&recurrent.out, row, width) };
+        // SAFETY: no other worker writes it in this phase; see the table in `recurrent.rs`.
+        let values =
+            &unsafe { self.read(&recurrent.convolved, row, shape.channels()) }[2 * shape.key_width()..];
         let heads = out.chunks_exact_mut(shape.value_dim).zip(values.chunks_exact(shape.value_dim));
         for ((out, values), &skip) in heads.zip(model.vector(op.skip)) {
             model.rows.add_scaled(out, values, skip);
         }
-        let gates = self.write(&recurrent.z, row, width);
+        // SAFETY: the phase is shared by row; see the table in `recurrent.rs`.
+        let gates = unsafe { self.write(&recurrent.z, row, width) };
         self.add_row_bias(op.gate.bias, gates);
         if op.gate_scale != 1.0 {
             model.rows.scale(gates, op.gate_scale);

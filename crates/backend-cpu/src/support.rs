@@ -1,6 +1,6 @@
 //! Programs that this backend runs.
 
-use paguro_backend::{Activation, FeedForward, Layer, LoadError, Mixer, Program, Residual};
+use paguro_backend::{Layer, LoadError, Mixer, Program, Residual};
 
 use crate::plan::Heads;
 
@@ -28,52 +28,27 @@ pub fn tail(program: &Program) -> Option<usize> {
 
 /// Refuses unsupported operations by name.
 pub fn check(program: &Program) -> Result<(), LoadError> {
-    let unsupported = |what: String, supported: &str| {
-        Err(LoadError::Unsupported { device: "cpu".into(), what, supported: supported.into() })
-    };
     for layer in &program.layers {
-        let is_known = |mixer: &Mixer| {
-            matches!(
-                mixer,
-                Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Conv(_) | Mixer::DeltaRule(_) | Mixer::Ssd(_)
-            )
-        };
-        if let Some(mixer) = layer.mixer.parts().find(|mixer| !is_known(mixer)) {
-            return unsupported(
-                format!("{mixer:?}"),
-                "attention, latent attention, short convolutions, gated delta rules and scans work",
-            );
-        }
-        if let Mixer::Sum(branches) = &layer.mixer {
-            let is_parallel = layer.residual == Residual::Parallel;
+        let Layer {
+            mixer,
+            ffn: _,
+            residual,
+            norm_after_mixer: _,
+            norm_after_ffn: _,
+            branch_scale: _,
+            input: _,
+            output_scale: _,
+        } = layer;
+        if let Mixer::Sum(branches) = mixer {
+            let is_parallel = *residual == Residual::Parallel;
             if branches.len() > 2 || is_parallel {
                 let beside = if is_parallel { " beside a feed-forward network" } else { "" };
-                let what = format!("a sum of {} mixers{beside}", branches.len());
-                return unsupported(what, "sums of two before a network work");
+                return Err(LoadError::Unsupported {
+                    device: "cpu".into(),
+                    what: format!("a sum of {} mixers{beside}", branches.len()),
+                    supported: "sums of two before a network work".into(),
+                });
             }
-        }
-        let activation = match &layer.ffn {
-            FeedForward::None => continue,
-            FeedForward::Dense(dense) => dense.activation,
-            FeedForward::Experts(experts) => {
-                if !matches!(
-                    experts.router.scores,
-                    paguro_backend::Scores::Softmax | paguro_backend::Scores::Sigmoid
-                ) {
-                    let what = format!("a router with {:?}", experts.router.scores);
-                    return unsupported(what, "softmax and sigmoid work");
-                }
-                experts.activation
-            }
-            other => return unsupported(format!("{other:?}"), "dense networks and experts work"),
-        };
-        match activation {
-            Activation::Silu
-            | Activation::GeluTanh
-            | Activation::Gelu
-            | Activation::Relu2
-            | Activation::ClampedSwiglu { .. } => {}
-            other => return unsupported(format!("the activation {other:?}"), "SiLU, GELU and ReLU² work"),
         }
     }
     heads(program).map(|_| ())

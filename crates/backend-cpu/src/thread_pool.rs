@@ -8,27 +8,32 @@
 //! Threads without work spin for some microseconds, then yield, then sleep. So a phase starts at once after the
 //! previous one, a busy machine is available to others, and an idle pool costs nothing.
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod models;
+mod sync;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
+#[cfg(not(loom))]
+use std::time::{Duration, Instant};
 use std::{
     any::Any,
-    cell::UnsafeCell,
     io,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    sync::PoisonError,
+};
+
+use self::sync::{
+    Arc, AtomicBool, AtomicUsize, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, UnsafeCell, thread,
 };
 
 /// Time that a thread without work spins. Longer than a phase of a small model, so that the thread pool spins throughout a
 /// step.
+#[cfg(not(loom))]
 const SPIN: Duration = Duration::from_micros(50);
 /// Time that it then yields before it sleeps. Longer than an engine's time between steps.
+#[cfg(not(loom))]
 const YIELD: Duration = Duration::from_micros(250);
 
 /// Division of a phase's items among threads.
@@ -159,7 +164,7 @@ impl ThreadPool {
             std::mem::transmute::<*const (dyn Fn(usize, Range<usize>) + Sync + '_), *const Work>(work)
         };
         // SAFETY: the last phase is over, see `Shared::phase`; `&mut self` says that there is one leader.
-        unsafe { *shared.phase.get() = Phase { work, items } };
+        shared.phase.with_mut(|phase| unsafe { *phase = Phase { work, items } });
         shared.smallest.store(smallest, Ordering::Relaxed);
         shared.fraction.store(fraction, Ordering::Relaxed);
         shared.done.0.store(0, Ordering::Relaxed);
@@ -250,6 +255,7 @@ impl Shared {
     fn open(&self, items: usize) {
         // Ordered with the steps of `sleep`: either this thread sees the sleeper, or the sleeper sees the items.
         self.left.0.store(items, Ordering::SeqCst);
+        sync::sequential();
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake_threads();
         }
@@ -265,6 +271,7 @@ impl Shared {
     fn sleep(&self) {
         let mut guard = lock(&self.lock);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
+        sync::sequential();
         while self.left.0.load(Ordering::SeqCst) == 0 && !self.stop.load(Ordering::SeqCst) {
             guard = self.work.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
@@ -291,7 +298,7 @@ impl Shared {
     /// Processes claimed items.
     fn perform(&self, thread: usize, taken: Taken) {
         // SAFETY: see `take`.
-        let Phase { work, items } = unsafe { *self.phase.get() };
+        let Phase { work, items } = self.phase.with(|phase| unsafe { *phase });
         let first = items - taken.left;
         // SAFETY: the work lives until the phase is over.
         let work = unsafe { &*work };
@@ -305,6 +312,7 @@ impl Shared {
         // Ordered with the steps of `wait_until_done`: either this thread sees the sleeper, or the sleeper sees the
         // last item.
         let done = self.done.0.fetch_add(count, Ordering::SeqCst) + count;
+        sync::sequential();
         if done == items && self.leader_sleeps.load(Ordering::SeqCst) {
             drop(lock(&self.lock));
             self.finished.notify_one();
@@ -318,6 +326,7 @@ impl Shared {
             if !wait.a_moment() {
                 let mut guard = lock(&self.lock);
                 self.leader_sleeps.store(true, Ordering::SeqCst);
+                sync::sequential();
                 while self.done.0.load(Ordering::SeqCst) < items {
                     guard = self.finished.wait(guard).unwrap_or_else(PoisonError::into_inner);
                 }
@@ -333,11 +342,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Time that a thread has been without work.
+#[cfg(not(loom))]
 #[derive(Default)]
 struct Wait {
     since: Option<Instant>,
 }
 
+/// In a model, a thread without work sleeps at once: spinning has the same effects as being scheduled later.
+#[cfg(loom)]
+#[derive(Default)]
+struct Wait;
+
+#[cfg(loom)]
+impl Wait {
+    #[allow(clippy::unused_self)]
+    fn a_moment(&mut self) -> bool {
+        false
+    }
+}
+
+#[cfg(not(loom))]
 impl Wait {
     /// Waits a moment; false once it is time to sleep.
     fn a_moment(&mut self) -> bool {

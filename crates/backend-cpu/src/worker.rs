@@ -1,10 +1,10 @@
 //! A worker: one thread of the pool in a phase, with its working memory.
 
-use paguro_backend::{Norm, Step, sampling};
+use paguro_backend::{Embed, Norm, OutputValue, Step, sampling};
 
 use crate::{
     attention::Scores,
-    buffers::{Buffers, Input},
+    buffers::{Buffers, MatmulInput},
     delta::DeltaScratch,
     forward::{AllPending, Pending},
     matrix::Scratch,
@@ -56,17 +56,59 @@ pub struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// Returns a row of a buffer that this worker reads in this phase.
-    pub fn read<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b [f32] {
-        // SAFETY: read-only in this phase, or only this worker has this row; see the table above.
+    /// Returns a row of a buffer.
+    ///
+    /// # Safety
+    /// No other worker writes the row in this phase, and this worker does not while the slice lives.
+    pub unsafe fn read<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b [f32] {
+        // SAFETY: the caller keeps writers away.
         unsafe { buffer.get(row * width..(row + 1) * width) }
     }
 
-    /// Returns a row of a buffer, or a head of one, that only this worker has in this phase.
+    /// Returns a row of a buffer, or a head of one, to write.
+    ///
+    /// # Safety
+    /// No other worker reads or writes the row in this phase, and this worker has no other slice of it.
     #[allow(clippy::mut_from_ref)]
-    pub fn write<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b mut [f32] {
-        // SAFETY: the phase shares the work by row, or by K/V head of a row; see the table above.
+    pub unsafe fn write<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b mut [f32] {
+        // SAFETY: the caller keeps all others away.
         unsafe { buffer.get_mut(row * width..(row + 1) * width) }
+    }
+
+    /// Returns a part of a given row, `[hidden]`.
+    pub fn given(&self, row: usize, part: usize) -> Option<&[f32]> {
+        let (hidden, parts) = (self.model.program.hidden, self.model.program.given_parts);
+        let given = self.step.given_row(self.plan.rows[row], parts * hidden)?;
+        Some(&given[part * hidden..][..hidden])
+    }
+
+    /// Writes the embedding of a row's token.
+    pub fn embed(&mut self, op: &Embed, row: usize, x: &mut [f32]) {
+        let Embed { table, scale, positions, types, norm, layers: _ } = op;
+        let model = self.model;
+        let id = self.step.tokens[row] as usize;
+        let (kind, token) = (id / model.program.vocab, id % model.program.vocab);
+        model.matrix(*table).dequantize_row(token, x);
+        if *scale != 1.0 {
+            model.rows.scale(x, *scale);
+        }
+        if let Some(positions) = positions {
+            let learned = &mut self.scratch.row[..x.len()];
+            model.matrix(positions.table).dequantize_row(self.plan.positions[row], learned);
+            model.rows.add(x, learned);
+        }
+        if let Some(types) = types {
+            model.rows.add(x, &model.vector(types.table)[kind * x.len()..][..x.len()]);
+        }
+        if let Some(norm) = *norm {
+            self.finish_row(x, None, norm);
+        }
+    }
+
+    /// Returns a row of the residual stream, to which nothing is pending.
+    pub fn residual(&self, row: usize) -> OutputValue {
+        // SAFETY: no other worker writes it in this phase; see the table in `forward.rs`.
+        OutputValue::Residual(unsafe { self.read(&self.buffers.x, row, self.model.program.hidden) }.to_vec())
     }
 
     /// Adds pending branches to a row of the residual stream.
@@ -74,8 +116,10 @@ impl Worker<'_> {
         let (model, buffers) = (self.model, self.buffers);
         let hidden = model.program.hidden;
         for Pending { output, bias, post_norm, scale } in pending.branches.into_iter().flatten() {
-            let x = self.write(&buffers.x, row, hidden);
-            let output = self.write(&buffers.branch_outputs[output], row, hidden);
+            // SAFETY: phases that norm rows are shared by row; see the table in `forward.rs`.
+            let x = unsafe { self.write(&buffers.x, row, hidden) };
+            // SAFETY: phases that norm rows are shared by row; see the table in `forward.rs`.
+            let output = unsafe { self.write(&buffers.branch_outputs[output], row, hidden) };
             if let Some(bias) = bias {
                 model.rows.add(output, model.vector(bias));
             }
@@ -93,16 +137,26 @@ impl Worker<'_> {
             }
         }
         if let Some(norm) = pending.norm {
-            self.finish_row(self.write(&buffers.x, row, hidden), None, norm);
+            // SAFETY: phases that norm rows are shared by row; see the table in `forward.rs`.
+            self.finish_row(unsafe { self.write(&buffers.x, row, hidden) }, None, norm);
         }
         if pending.scale != 1.0 {
-            model.rows.scale(self.write(&buffers.x, row, hidden), pending.scale);
+            // SAFETY: phases that norm rows are shared by row; see the table in `forward.rs`.
+            model.rows.scale(unsafe { self.write(&buffers.x, row, hidden) }, pending.scale);
         }
     }
 
     /// Makes `input`, whose first element is number `first` of row `row`, a multiple of the block, part of the next
     /// matmul's input. The last part also fills the padding of the row.
-    pub fn set_input(&self, to: &Input, row: usize, first: usize, input: &[f32], kinds: Kinds, last: bool) {
+    pub fn set_input(
+        &self,
+        to: &MatmulInput,
+        row: usize,
+        first: usize,
+        input: &[f32],
+        kinds: Kinds,
+        last: bool,
+    ) {
         if kinds.quantized {
             let start = row * to.quantized_stride + first / BLOCK;
             let end = match last {
@@ -122,7 +176,8 @@ impl Worker<'_> {
 
     pub fn norm_row(&mut self, row: usize, norm: Option<Norm>) {
         let (model, hidden) = (self.model, self.model.program.hidden);
-        let x = self.read(&self.buffers.x, row, hidden);
+        // SAFETY: no other worker writes it in this phase; see the table in `forward.rs`.
+        let x = unsafe { self.read(&self.buffers.x, row, hidden) };
         model.norm(norm, x, &mut self.scratch.row[..hidden]);
     }
 }

@@ -113,9 +113,9 @@ fn squares_are_those_of_all_rows_and_change_no_logit() {
     let (weight, mut expected) = (model.weights.vector(norm.weight), vec![0.0; program.hidden]);
     for &token in &tokens {
         let mut row = vec![0.0; program.hidden];
-        let table = model.weights.matrix(program.embed.table);
+        let table = model.weights.matrix(program.embed().expect("tokens").table);
         table.decode_row(token as usize, &mut Vec::new(), &mut row).unwrap();
-        row.iter_mut().for_each(|x| *x *= program.embed.scale);
+        row.iter_mut().for_each(|x| *x *= program.embed().expect("tokens").scale);
         let mean = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / row.len() as f64;
         let scale = 1.0 / (mean + f64::from(norm.eps)).sqrt();
         for ((sum, &x), &weight) in expected.iter_mut().zip(&row).zip(weight) {

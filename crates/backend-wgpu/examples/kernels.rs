@@ -389,7 +389,7 @@ fn steps(
     outputs: &[Output<'_>],
 ) -> Result<(Vec<KernelCount>, Duration), String> {
     let tokens = vec![1; sequences.iter().map(|sequence| sequence.rows.len()).sum()];
-    let step = Step { tokens: &tokens, carried: &[], sequences, pages: table, outputs };
+    let step = Step { tokens: &tokens, sequences, pages: table, outputs, ..Step::default() };
     let mut out = StepOutput::default();
     gpu.read_bandwidth(WARM_UP_READS).map_err(|error| error.to_string())?;
     for _ in 0..WARM_UP {

@@ -23,6 +23,12 @@ const FIRST_TURING: u32 = 0x1e00;
 /// Target for the duration of a submission where a watchdog may end it or a desktop would stutter.
 const SHORT_SUBMISSION: Duration = Duration::from_millis(100);
 
+/// Processors of a GPU whose driver does not report their number: those of a large one, because work that is cut too small costs little.
+const UNKNOWN_PROCESSORS: usize = 132;
+
+/// Workgroups that a software driver runs at once, in pairs.
+const SOFTWARE_PROCESSORS: usize = 4;
+
 /// Features without which kernels do not run.
 pub fn needed() -> Features {
     Features::IMMEDIATES | Features::SUBGROUP
@@ -65,6 +71,8 @@ pub struct Facts {
     pub buffers: [u64; 2],
     /// Memory.
     pub memory: Memory,
+    /// Number of processors that run workgroups; `None` if the driver reports none.
+    pub processors: Option<u32>,
     /// Operating system, as [`std::env::consts::OS`] names it.
     pub os: &'static str,
 }
@@ -92,6 +100,8 @@ pub struct Rules {
     pub submission: Option<Duration>,
     /// True if the compiler may not reorder floating-point sums: equal bits in any batch can be promised.
     pub keeps_order: bool,
+    /// Number of processors that run workgroups, at least an estimate.
+    pub processors: usize,
 }
 
 /// Threads per workgroup that every device supports for every kernel.
@@ -112,6 +122,7 @@ impl Facts {
             threads: limits.max_compute_invocations_per_workgroup,
             buffers: [limits.max_buffer_size, limits.max_storage_buffer_binding_size],
             memory: memory(adapter),
+            processors: processors(adapter),
             os: std::env::consts::OS,
         }
     }
@@ -172,6 +183,11 @@ impl Facts {
                 .then_some(SHORT_SUBMISSION),
             // Metal compiles with fast math, which wgpu cannot disable.
             keeps_order: !is_metal,
+            processors: match self.processors {
+                Some(processors) => processors.max(1) as usize,
+                None if is_software => SOFTWARE_PROCESSORS,
+                None => UNKNOWN_PROCESSORS,
+            },
         }
     }
 }
@@ -244,6 +260,45 @@ fn memory(adapter: &wgpu::Adapter) -> Memory {
         total: heap.size,
         free: says.then(|| budget.heap_budget[index].saturating_sub(budget.heap_usage[index])),
     })
+}
+
+/// Returns the number of processors, which NVIDIA's and AMD's drivers report.
+#[cfg(not(target_os = "macos"))]
+fn processors(adapter: &wgpu::Adapter) -> Option<u32> {
+    use ash::{amd, nv, vk};
+    // SAFETY: the handle is only read; nothing of it is changed or destroyed.
+    let vulkan = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
+    let (instance, device) = (vulkan.shared_instance().raw_instance(), vulkan.raw_physical_device());
+    let supports = |name| vulkan.physical_device_capabilities().supports_extension(name);
+    let mut of_nvidia = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
+    let mut of_amd = vk::PhysicalDeviceShaderCorePropertiesAMD::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default();
+    let (is_nvidia, is_amd) =
+        (supports(nv::shader_sm_builtins::NAME), supports(amd::shader_core_properties::NAME));
+    if is_nvidia {
+        properties = properties.push_next(&mut of_nvidia);
+    }
+    if is_amd {
+        properties = properties.push_next(&mut of_amd);
+    }
+    // SAFETY: as in `memory`.
+    unsafe { instance.get_physical_device_properties2(device, &mut properties) };
+    let of_amd = [
+        of_amd.shader_engine_count,
+        of_amd.shader_arrays_per_engine_count,
+        of_amd.compute_units_per_shader_array,
+    ];
+    match (is_nvidia, is_amd) {
+        (true, _) => Some(of_nvidia.shader_sm_count),
+        (false, true) => Some(of_amd.into_iter().product()),
+        (false, false) => None,
+    }
+}
+
+/// Metal does not report it.
+#[cfg(target_os = "macos")]
+fn processors(_: &wgpu::Adapter) -> Option<u32> {
+    None
 }
 
 #[cfg(target_os = "macos")]

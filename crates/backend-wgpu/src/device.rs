@@ -12,7 +12,7 @@ use paguro_backend::{LoadError, StepError};
 use wgpu::{Features, Limits};
 
 use crate::{
-    GpuOptions, Profile,
+    GpuOptions, Profile, Progress,
     adapter::{Facts, LEAST_THREADS, Rules, cooperation, cooperative, needed},
     chain, emulate, hidden,
     pipeline::Pipeline,
@@ -56,7 +56,7 @@ pub struct Device {
     /// True if kernels are timed.
     pub timed: bool,
     /// Receives the numbers of compiled kernels and of all kernels.
-    pub progress: Option<fn(usize, usize)>,
+    pub progress: Progress,
     /// Called with a line for people when handoff is turned off.
     pub notice: Option<fn(&str)>,
     /// wgpu's.

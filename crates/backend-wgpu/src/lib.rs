@@ -25,11 +25,16 @@ mod planned;
 mod probe;
 mod runner;
 mod sampler;
-pub mod suite;
 mod template;
 mod threadgroup;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use paguro_backend::{
     Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights,
@@ -42,6 +47,10 @@ use self::{
     runner::GpuRunner,
 };
 
+/// Version of the bits that this backend computes on one device. It is a part of the format of pages that leave the process, so
+/// that pages of other kernels are not read. A test of the kernels' sources fails if they change and it does not.
+pub const NUMERICS: u32 = 1;
+
 /// A GPU, opened. Clones share it, with its compiled kernels.
 #[derive(Clone)]
 pub struct Gpu {
@@ -50,7 +59,7 @@ pub struct Gpu {
 }
 
 /// Options of a GPU.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct GpuOptions {
     /// Fills new pages with large finite noise, so that reads of unwritten data are detected. For tests.
     pub poison: bool,
@@ -70,11 +79,29 @@ pub struct GpuOptions {
     /// Target for the duration of a submission; `None` for the device's default.
     pub submission: Option<Duration>,
     /// Receives the numbers of compiled kernels of a model and of all its kernels.
-    pub progress: Option<fn(usize, usize)>,
+    pub progress: Progress,
     /// Called with one line for people when handoff is turned off, because kernels waited for results in vain.
     pub notice: Option<fn(&str)>,
     /// Device whose kernels are compiled. For tests.
     pub profile: Profile,
+}
+
+/// Numbers of compiled kernels, which clones share.
+#[derive(Clone, Debug, Default)]
+pub struct Progress(Arc<[AtomicUsize; 2]>);
+
+impl Progress {
+    /// Returns the number of kernels that have been compiled, and of all that are being compiled; `None` if none is.
+    pub fn get(&self) -> Option<(usize, usize)> {
+        let [done, all] = self.0.each_ref().map(|number| number.load(Ordering::Relaxed));
+        (done < all).then_some((done, all))
+    }
+
+    fn set(&self, done: usize, all: usize) {
+        let [own_done, own_all] = &*self.0;
+        own_done.store(done, Ordering::Relaxed);
+        own_all.store(all, Ordering::Relaxed);
+    }
 }
 
 /// A GPU to compile kernels for instead of the one that is present. All kernels can be inspected; those without cooperative
@@ -131,7 +158,7 @@ impl Gpu {
             0 => "this machine has no GPU with a Vulkan or Metal driver".to_owned(),
             count => format!("there is no GPU {index}: this machine has {count}, counted from 0"),
         })?;
-        Ok(Self { device: Arc::new(Device::open(adapter, options)?), options })
+        Ok(Self { device: Arc::new(Device::open(adapter, options.clone())?), options })
     }
 
     /// Returns the number of rows from which a step's logits are bitwise equal in any batch. With cooperative matrices,
@@ -177,7 +204,7 @@ impl Gpu {
 impl Gpu {
     /// Bytes that have been allocated on the device since it was opened.
     pub fn allocated(&self) -> u64 {
-        self.device.allocated.load(std::sync::atomic::Ordering::Relaxed)
+        self.device.allocated.load(Ordering::Relaxed)
     }
 
     /// Encodes the submission of a step's commands that follows `after` others, but does not submit it, as if the device had failed
@@ -194,7 +221,7 @@ impl Gpu {
 
     /// Disables handoff as after a kernel that gave up. For tests.
     pub fn doubt_handoff(&self) {
-        self.device.in_doubt.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.device.in_doubt.store(true, Ordering::Relaxed);
     }
 
     /// Lowers a model without compiling its kernels, so that [`Gpu::kernels`] has them.
@@ -233,6 +260,14 @@ impl Backend for Gpu {
             .map_or(0, |program| pages::page_bytes(&program.kv, block_size, kv_dtype))
     }
 
+    fn state_bytes(&self, program: &Program) -> usize {
+        program.state.bytes()
+    }
+
+    fn weight_bytes(&self, _: &Program, weights: &Weights) -> u64 {
+        weights.bytes_on(self)
+    }
+
     fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
         let words = Layout::of(matrix.format).row_words(matrix.cols.div_ceil(BLOCK));
         let bytes = 4 * matrix.parts * matrix.rows * words.iter().sum::<usize>();
@@ -250,7 +285,7 @@ impl Backend for Gpu {
         weights: Weights,
         limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        let runner = GpuRunner::load(self.device.clone(), program, weights, limits, self.options)?;
+        let runner = GpuRunner::load(self.device.clone(), program, weights, limits, self.options.clone())?;
         Ok(Box::new(runner))
     }
 }

@@ -138,7 +138,9 @@ impl<'a> Pass<'a> {
     /// The pass as a step.
     pub fn step(&self) -> Step<'_> {
         let Self { tokens, carried, sequences, pages, outputs, .. } = self;
-        Step { tokens, carried, sequences, pages, outputs }
+        // `has_only_tokens` has refused the steps with others.
+        let (given, coordinates, spans) = (&[], &[], &[]);
+        Step { tokens, carried, given, coordinates, spans, sequences, pages, outputs }
     }
 }
 
@@ -193,6 +195,7 @@ mod tests {
             sequences: &sequences,
             pages: &pages,
             outputs: &outputs,
+            ..Step::default()
         };
         let passes = Pass::split(&step, 16, 2, 32);
         let shapes: Vec<_> = passes

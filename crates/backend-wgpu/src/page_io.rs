@@ -2,9 +2,9 @@
 //!
 //! As for [steps](crate::canary), a driver may drop a submission without an error. A read only counts if its mark has arrived.
 
-use paguro_backend::{LoadError, PageFormat, PageId, StepError, page_io};
+use paguro_backend::{LoadError, PageFormat, PageId, StepError};
 
-use crate::{device::Device, lower::Model};
+use crate::{NUMERICS, device::Device, lower::Model};
 
 /// Most bytes of pages in one submission.
 const BATCH: usize = 16 << 20;
@@ -24,10 +24,9 @@ pub struct PageReader {
 /// Returns the format of a device's pages of `page_bytes` bytes. `layout` names the arrangement.
 pub fn format(device: &Device, layout: &str, page_bytes: usize) -> PageFormat {
     let Device { name, driver, rules, subgroup, most_threads, as_hardware, is_software, .. } = device;
-    let (contract, kernels) = (page_io::SOURCES, env!("PAGURO_SOURCES"));
     let adapter = format!("{name}, {driver}, {subgroup} {most_threads} {as_hardware} {is_software}");
     let choices = format!("{} {:?} {}", rules.keeps_order, device.cooperative, device.emulated);
-    PageFormat { name: format!("gpu {layout} {adapter} {choices} {contract} {kernels}"), page_bytes }
+    PageFormat { name: format!("gpu {NUMERICS} {layout} {adapter} {choices}"), page_bytes }
 }
 
 impl PageReader {

@@ -130,9 +130,7 @@ impl Device {
                     while let Some(pipeline) = some.get(next.fetch_add(1, Ordering::Relaxed)) {
                         // Another load may be at it, and is waited for then.
                         pipeline.compiled.get_or_init(|| self.compile(pipeline));
-                        if let Some(progress) = self.progress {
-                            progress(done.fetch_add(1, Ordering::Relaxed) + 1, some.len());
-                        }
+                        self.progress.set(done.fetch_add(1, Ordering::Relaxed) + 1, some.len());
                     }
                 });
             }

@@ -132,11 +132,7 @@ impl GpuRunner {
             contents: vec![Content::Nothing; if page_kernels.is_some() { limits.pages } else { 0 }],
             page_kernels,
             of_groups,
-            table: program
-                .embed
-                .layers
-                .as_ref()
-                .map(|embeds| Table::new(weights.table(embeds.table).clone())),
+            table: program.layer_embeds().map(|embeds| Table::new(weights.table(embeds.table).clone())),
             page_format: page_io::format(&device, &page_layout, page_bytes),
             page_reader: None,
             kernel_statistics: KernelStatistics::new(&device, model.counters.clone())?,
@@ -172,6 +168,7 @@ fn flight_index(step: u64) -> usize {
 impl Runner for GpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
+        step.has_only_tokens("the GPU")?;
         self.device.check()?;
         if self.submitted - self.collected > usize::from(!step.carried.is_empty()) as u64 {
             return Err(StepError::Invalid("the step before was not collected".into()));

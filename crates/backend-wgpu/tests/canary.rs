@@ -34,7 +34,14 @@ fn tokens(runner: &mut dyn Runner) -> Result<Vec<u32>, StepError> {
         let outputs = [Output { row: tokens.len() - 1, kind: OutputKind::Sample(request) }];
         let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..1, state: None }];
         let pages = [PageId(page)];
-        runner.submit(&Step { tokens, carried, sequences: &sequences, pages: &pages, outputs: &outputs })
+        runner.submit(&Step {
+            tokens,
+            carried,
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+            ..Step::default()
+        })
     };
     let collect = |runner: &mut dyn Runner, ticket| {
         let mut out = StepOutput::default();

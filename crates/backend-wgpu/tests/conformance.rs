@@ -5,8 +5,8 @@
 use std::sync::LazyLock;
 
 use paguro_backend::{Backend, KvDtype};
-use paguro_backend_conformance::{Draw, Subject};
-use paguro_backend_wgpu::{Gpu, GpuOptions, Profile, gpus, suite};
+use paguro_backend_conformance::{Draw, Subject, gpu_subject};
+use paguro_backend_wgpu::{Gpu, GpuOptions, Profile, gpus};
 
 /// Opened once: its kernels are compiled once for all cases.
 static EXACT: LazyLock<Result<Gpu, String>> = LazyLock::new(|| open(GpuOptions::default()));
@@ -23,7 +23,8 @@ fn open(options: GpuOptions) -> Result<Gpu, String> {
 /// The subject of a suite. Software drivers compile and run slowly, so they run a sample of each case's variants.
 fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
     let draw = if is_software() { Draw::from_env() } else { Draw::All };
-    suite::subject(gpu, kv_dtype, draw)
+    let (exact_rows, gpu) = (gpu.exact_rows(), gpu.clone());
+    gpu_subject(move || Box::new(gpu.clone()), exact_rows, kv_dtype, draw)
 }
 
 fn is_software() -> bool {

@@ -67,8 +67,13 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
             (0..count).flat_map(|index| (0..blocks).map(move |block| page(index, block))).collect();
         let outputs: Vec<_> =
             (1..=count).map(|end| Output { row: end * rows - 1, kind: OutputKind::Logits }).collect();
-        let step =
-            Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
+        let step = Step {
+            tokens: &tokens,
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+            ..Step::default()
+        };
         submit(&mut *runner, &step, &mut out).unwrap();
         start += rows;
         let logits = out.outcomes.iter().flat_map(|outcome| match outcome {
@@ -174,7 +179,14 @@ impl Sequence {
         let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len(), state: None }];
         let outputs: Vec<_> = wants.iter().map(|&kind| Output { row: tokens.len() - 1, kind }).collect();
         self.1 = end;
-        self.0.submit(&Step { tokens, carried, sequences: &sequences, pages: &pages, outputs: &outputs })
+        self.0.submit(&Step {
+            tokens,
+            carried,
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+            ..Step::default()
+        })
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<Vec<OutputValue>, StepError> {

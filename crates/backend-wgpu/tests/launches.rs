@@ -17,7 +17,7 @@ fn launches(runner: &mut dyn Runner, start: usize, tokens: usize, logits: bool) 
     let sequences = [StepSequence { rows: 0..tokens, start, tables: 0..1, state: None }];
     let tokens = vec![1; tokens];
     let pages = [PageId(1)];
-    let step = Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs };
+    let step = Step { tokens: &tokens, sequences: &sequences, pages: &pages, outputs, ..Step::default() };
     submit(runner, &step, &mut StepOutput::default()).unwrap();
     let mut launches: Vec<(String, u64)> = Vec::new();
     let counts = runner.kernel_counts();
@@ -79,7 +79,8 @@ fn a_load_allocates_what_was_planned() {
     ] {
         let model = shape.build(1);
         let limits = Limits { states, ..LIMITS };
-        let (plan, before) = (gpu.plan(&model.program, &model.weights, &limits), gpu.allocated());
+        let backend: &dyn Backend = &gpu;
+        let (plan, before) = (backend.plan(&model.program, &model.weights, &limits), gpu.allocated());
         let runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
         // All but some counters, rounding and biases.
         let (planned, allocated) = (plan.total(), gpu.allocated() - before);

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use crate::{
-    Activation, Attention, Beside, Convolution, DeltaRule, Dense, DistanceBias, ExpertGroups, Experts,
-    FeedForward, Head, KvSlot, Latent, LatentQuery, LatentShape, LayerEmbeds, LayerInput, Linear, LoadError,
-    Matrix, MatrixId, Mixer, Norm, NormKind, Program, QkNormKind, Residual, SharedExpert, ShortConv, Ssd,
-    StateShape, VectorId, Weights,
+    AXES, Activation, Attention, Beside, Convolution, DeltaRule, Dense, DistanceBias, Embed, Exit,
+    ExpertGroups, Experts, FeedForward, Head, Input, KvSlot, Latent, LatentQuery, LatentShape, LayerEmbeds,
+    LayerInput, Linear, LoadError, Matrix, MatrixId, Mixer, Norm, NormKind, Program, QkNormKind, Residual,
+    Role, SharedExpert, ShortConv, Ssd, StateShape, TableId, VectorId, Visitor, Weights,
 };
 
 impl Program {
@@ -16,8 +16,25 @@ impl Program {
     /// # Errors
     /// [`LoadError::BadProgram`], or [`LoadError::BadWeights`] with the tensor and its problem.
     pub fn check(&self, weights: &Weights) -> Result<(), LoadError> {
-        let Self { hidden, vocab, .. } = *self;
-        nonzero("a width of the program", &[hidden, vocab, self.layers.len(), self.kv.groups.len()])?;
+        let Self { hidden, vocab, bidirectional, kv: _, state: _, ropes, input, given_parts, layers, exit } =
+            self;
+        let (hidden, vocab) = (*hidden, *vocab);
+        nonzero("a width of the program", &[hidden, layers.len(), self.kv.groups.len()])?;
+        let has_vocab = matches!(input, Input::Tokens(_)) || matches!(exit, Exit::Logits(_));
+        require(!has_vocab || vocab > 0, || "there are no tokens".to_owned())?;
+        require(*given_parts <= layers.len() + 1, || {
+            format!("{given_parts} parts of given rows for {} layers", layers.len())
+        })?;
+        let is_given = matches!(input, Input::Rows);
+        require(!is_given || *given_parts > 0, || "neither tokens nor given rows".to_owned())?;
+        for (index, rope) in ropes.iter().enumerate() {
+            let pairs = rope.frequencies.len();
+            let fits = rope.axes.is_empty() || rope.axes.len() == pairs;
+            require(fits && rope.axes.iter().all(|axis| usize::from(*axis) < AXES), || {
+                format!("rope {index} has the axes {:?} for {pairs} pairs", rope.axes)
+            })?;
+        }
+        self.check_references(weights)?;
         for group in &self.kv.groups {
             nonzero("a dimension of K and V", &[group.layer_slots, group.kv_heads, group.head_dim])?;
             require(group.window != Some(0), || "a sliding window of no tokens".to_owned())?;
@@ -25,23 +42,12 @@ impl Program {
         check_sizes(weights)?;
 
         let weights = Checker { weights, hidden };
-        weights.matrix(self.embed.table, 1, vocab, hidden)?;
-        if let Some(positions) = &self.embed.positions {
-            weights.matrix(positions.table, 1, positions.count, hidden)?;
-        }
-        if let Some(types) = &self.embed.types {
-            nonzero("the number of token types", &[types.count])?;
-            let size = types.count.checked_mul(hidden).filter(|_| u32::try_from(self.token_ids()).is_ok());
-            let size = size.ok_or_else(|| LoadError::BadProgram(format!("{} token types", types.count)))?;
-            weights.vector(types.table, size)?;
-        }
-        weights.optional_norm(self.embed.norm, hidden)?;
-        if let Some(layers) = &self.embed.layers {
-            require(self.embed.types.is_none(), || "token types beside embeddings for layers".to_owned())?;
-            self.check_layer_embeds(layers, &weights)?;
+        match input {
+            Input::Tokens(embed) => self.check_embed(embed, &weights)?,
+            Input::Rows => {}
         }
         let mut stored = HashSet::new();
-        for layer in &self.layers {
+        for layer in layers {
             finite("the scale of a layer's branches", layer.branch_scale)?;
             finite("the scale of a layer's output", layer.output_scale)?;
             self.check_mixer(&layer.mixer, &mut stored, &weights)?;
@@ -67,13 +73,70 @@ impl Program {
         }
         self.check_states()?;
         let is_attention = |mixer: &Mixer| matches!(mixer, Mixer::Attention(_));
-        require(!self.bidirectional || self.mixers().all(is_attention), || {
+        require(!bidirectional || self.mixers().all(is_attention), || {
             "mixers other than attention in a bidirectional program".to_owned()
         })?;
-        let Head { norm, linear, scale, soft_cap: _ } = &self.head;
-        weights.norm(norm, hidden)?;
-        finite("the scale of logits", *scale)?;
-        weights.linear(linear, vocab, hidden)
+        match exit {
+            Exit::Logits(Head { norm, linear, scale, soft_cap: _ }) => {
+                weights.norm(norm, hidden)?;
+                finite("the scale of logits", *scale)?;
+                weights.linear(linear, vocab, hidden)
+            }
+            Exit::Rows => Ok(()),
+        }
+    }
+
+    /// Checks that every id exists.
+    fn check_references(&self, weights: &Weights) -> Result<(), LoadError> {
+        struct Missing<'a> {
+            weights: &'a Weights,
+            found: Option<String>,
+        }
+        impl Missing<'_> {
+            fn check(&mut self, what: &str, id: u32, count: usize) {
+                if id as usize >= count {
+                    self.found.get_or_insert(format!("there is no {what} {id}"));
+                }
+            }
+        }
+        impl Visitor for Missing<'_> {
+            fn matrix(&mut self, id: &mut MatrixId, _: Role) {
+                self.check("matrix", id.0, self.weights.matrices.len());
+            }
+
+            fn vector(&mut self, id: &mut VectorId) {
+                self.check("vector", id.0, self.weights.vectors.len());
+            }
+
+            fn table(&mut self, id: &mut TableId) {
+                self.check("table", id.0, self.weights.tables.len());
+            }
+        }
+        let mut missing = Missing { weights, found: None };
+        self.clone().visit(&mut missing);
+        missing.found.map_or(Ok(()), |problem| Err(LoadError::BadProgram(problem)))
+    }
+
+    fn check_embed(&self, embed: &Embed, weights: &Checker<'_>) -> Result<(), LoadError> {
+        let Embed { table, scale, positions, types, norm, layers } = embed;
+        weights.matrix(*table, 1, self.vocab, self.hidden)?;
+        finite("the scale of embeddings", *scale)?;
+        if let Some(positions) = positions {
+            weights.matrix(positions.table, 1, positions.count, self.hidden)?;
+        }
+        if let Some(types) = types {
+            nonzero("the number of token types", &[types.count])?;
+            let size = types.count.checked_mul(self.hidden);
+            let size = size.filter(|_| u32::try_from(self.token_ids()).is_ok());
+            let size = size.ok_or_else(|| LoadError::BadProgram(format!("{} token types", types.count)))?;
+            weights.vector(types.table, size)?;
+        }
+        weights.optional_norm(*norm, self.hidden)?;
+        if let Some(layers) = layers {
+            require(types.is_none(), || "token types beside embeddings for layers".to_owned())?;
+            self.check_layer_embeds(layers, weights)?;
+        }
+        Ok(())
     }
 
     /// `stored`: where earlier layers store K and V.
@@ -217,15 +280,13 @@ impl Program {
         let all = count.checked_mul(*width);
         let all =
             all.ok_or_else(|| LoadError::BadProgram("embeddings for layers are too wide".to_owned()))?;
-        let table = weights.weights.tables.get(table.0 as usize);
-        let table = table.ok_or_else(|| LoadError::BadProgram("there is no such table".to_owned()))?;
-        shape_of(table, 1, self.vocab, all)?;
+        shape_of(weights.weights.table(*table), 1, self.vocab, all)?;
         weights.linear(projection, all, self.hidden)?;
         weights.norm(norm, *width)
     }
 
     fn check_layer_input(&self, op: &LayerInput, weights: &Checker<'_>) -> Result<(), LoadError> {
-        let embeds = self.embed.layers.as_ref().filter(|embeds| op.index < embeds.count);
+        let embeds = self.layer_embeds().filter(|embeds| op.index < embeds.count);
         let embeds = embeds
             .ok_or_else(|| LoadError::BadProgram(format!("there is no embedding {} for layers", op.index)))?;
         require(!matches!(op.activation, Activation::ClampedSwiglu { .. }), || {
@@ -423,14 +484,11 @@ impl Checker<'_> {
     }
 
     fn matrix(&self, id: MatrixId, parts: usize, rows: usize, cols: usize) -> Result<(), LoadError> {
-        let matrix = self.weights.matrices.get(id.0 as usize);
-        let matrix = matrix.ok_or_else(|| LoadError::BadProgram(format!("there is no matrix {}", id.0)))?;
-        shape_of(matrix, parts, rows, cols)
+        shape_of(self.weights.matrix(id), parts, rows, cols)
     }
 
     fn vector(&self, id: VectorId, width: usize) -> Result<(), LoadError> {
-        let vector = self.weights.vectors.get(id.0 as usize);
-        let vector = vector.ok_or_else(|| LoadError::BadProgram(format!("there is no vector {}", id.0)))?;
+        let vector = self.weights.vector(id);
         require_of(&format!("vector {}", id.0), vector.len() == width, || {
             format!("it has {} elements, the model needs {width}", vector.len())
         })

@@ -1,6 +1,6 @@
 //! The contract between the engine and the devices.
 //!
-//! A model is lowered once to a [`Program`]: an embedding, layers and a head. A layer has a mixer, a feed-forward network,
+//! A model is lowered once to a [`Program`]: an input, layers and an exit. A layer has a mixer, a feed-forward network,
 //! or both. A [`Backend`] loads the program with its [`Weights`] and returns a [`Runner`]. The engine then submits
 //! [`Step`]s to the runner and collects their outputs. A step is a ragged batch of rows over pages of K and V.
 //!
@@ -33,10 +33,11 @@ pub use latent::{Latent, LatentQuery, LatentShape};
 pub use output_rows::OutputRows;
 pub use page_io::{PageContent, PageFormat};
 pub use program::{
-    Activation, Attention, Beside, Branch, Dense, DistanceBias, Embed, ExpertGroups, ExpertLatent, Experts,
-    FeedForward, Head, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds, LayerInput, Linear, MatrixId, Mixer,
-    Norm, NormKind, PositionScale, Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router,
-    Scores, SharedExpert, TableId, TokenTypes, VectorId, visible,
+    Activation, Attention, Beside, Branch, Dense, Digest, DistanceBias, Embed, Exit, ExpertGroups,
+    ExpertLatent, Experts, FeedForward, Head, Input, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
+    LayerInput, Linear, MatrixId, Mixer, Norm, NormKind, PositionScale, Positions, Program, QkNorm,
+    QkNormKind, Residual, Role, Rope, RopeStyle, Router, Scores, SharedExpert, TableId, TokenTypes, VectorId,
+    Visitor, visible,
 };
 pub use recurrent::{
     Convolution, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, STATE_CHUNK, ShortConv, Ssd,
@@ -49,7 +50,7 @@ pub use runner::{
 pub use sampling::{InvalidParam, SamplingParams};
 pub use squares::{InputSquares, MatrixSquares};
 pub use step::{
-    Carried, Output, OutputKind, OutputValue, PageId, SampleRequest, Sampled, Score, Step, StepOutput,
-    StepSequence, TokenMask,
+    AXES, Carried, Coordinates, GivenRows, Output, OutputKind, OutputValue, PageId, SampleRequest, Sampled,
+    Score, Step, StepOutput, StepSequence, TokenMask,
 };
 pub use weights::{ByteSource, Bytes, Matrix, Weights};

@@ -80,7 +80,7 @@ mod tests {
         };
         let mut planned = OutputRows::new(&limits);
         let mut plan = |outputs: &[Output<'_>]| {
-            planned.plan(&Step { tokens: &[0; 6], carried: &[], sequences: &[], pages: &[], outputs });
+            planned.plan(&Step { tokens: &[0; 6], outputs, ..Step::default() });
             let found = (0..planned.rows.len()).map(|index| planned.outputs_of(index).to_vec());
             (planned.rows.clone(), planned.logit_rows, found.collect::<Vec<_>>())
         };
@@ -89,7 +89,7 @@ mod tests {
 
         // Rows with embeddings only are last.
         let outputs = [
-            (1, OutputKind::Embedding),
+            (1, OutputKind::Residual),
             (4, OutputKind::Embedding),
             (4, OutputKind::Logits),
             (3, OutputKind::Logits),

@@ -2,9 +2,6 @@
 
 use crate::{Limits, PageId, StepError};
 
-/// Hash of the sources of this crate, its compiler and its options: a part of every [`PageFormat::name`].
-pub const SOURCES: &str = env!("PAGURO_SOURCES");
-
 /// The arrangement and the origin of a runner's pages. Bytes that were read from a runner may be written to another one of
 /// the same model if the formats of both are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -1,18 +1,22 @@
-//! A model, lowered: an embedding, layers, a head, over numbered weights.
+//! A model, lowered: an input, layers, an exit, over numbered weights.
 //!
 //! The program is data. A backend sees all of it at load, so it may fuse operations, repack weights, record a graph or
 //! encode one command buffer without changes outside. Dimensions are fields of the elements in which they vary. The
 //! [`reference`](mod@crate::reference) defines the operations.
 
 mod attention;
+mod digest;
 mod ffn;
+mod visit;
 
 pub use self::{
     attention::{
         Attention, DistanceBias, KvGroup, KvLayout, KvSlot, PositionScale, QkNorm, QkNormKind, Rope,
         RopeStyle, visible,
     },
+    digest::Digest,
     ffn::{Activation, Beside, Dense, ExpertGroups, ExpertLatent, Experts, Router, Scores, SharedExpert},
+    visit::{Role, Visitor},
 };
 use crate::{DeltaRule, Latent, ShortConv, Ssd, StateLayout};
 
@@ -33,7 +37,7 @@ pub struct TableId(pub u32);
 pub struct Program {
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Number of token ids; the length of a row of logits.
+    /// Number of token ids; the length of a row of logits. Zero in a program that has neither.
     pub vocab: usize,
     /// True if a row attends to all rows of its sequence, also to later ones (encoders). Every sequence of a step then
     /// starts at position 0, so that its K and V are needed in this step only.
@@ -45,11 +49,32 @@ pub struct Program {
     /// Rotary embeddings, referred to by [`Attention::rope`].
     pub ropes: Vec<Rope>,
     /// Makes the residual stream.
-    pub embed: Embed,
+    pub input: Input,
+    /// Parts of a [given row](crate::GivenRows), `[hidden]` each: the first one replaces the row's embedding, and part `i` is
+    /// added to the residual stream at the end of layer `i - 1` (Qwen3-VL). Zero in a program without given rows.
+    pub given_parts: usize,
     /// The layers, in order.
     pub layers: Vec<Layer>,
-    /// Turns the residual stream into logits.
-    pub head: Head,
+    /// End of the residual stream.
+    pub exit: Exit,
+}
+
+/// Beginning of the residual stream.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Embeddings of tokens, except for rows that a step [gives](crate::GivenRows).
+    Tokens(Embed),
+    /// Every row is given: the program is a later stage of a model, or an encoder of other data than text.
+    Rows,
+}
+
+/// End of the residual stream.
+#[derive(Clone, Debug)]
+pub enum Exit {
+    /// Logits.
+    Logits(Head),
+    /// The rows themselves, which only [`OutputKind::Residual`](crate::OutputKind::Residual) returns.
+    Rows,
 }
 
 /// `x = norm(table[token] * scale + positions[position] + types[type])`
@@ -157,7 +182,6 @@ pub enum Residual {
 
 /// A mixer. A backend that lacks a kind refuses it at load, by name.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub enum Mixer {
     /// No mixer: the layer only has a feed-forward network (Nemotron-H).
     None,
@@ -186,7 +210,6 @@ pub struct Branch {
 
 /// A feed-forward network. A backend that lacks a kind refuses it at load, by name.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub enum FeedForward {
     /// No network: the layer only has a mixer (Mamba-2, Nemotron-H).
     None,
@@ -272,6 +295,16 @@ impl Mixer {
         }
     }
 
+    /// Returns the index of its state for modification.
+    pub fn state_mut(&mut self) -> Option<&mut usize> {
+        match self {
+            Self::None | Self::Attention(_) | Self::Latent(_) | Self::Sum(_) => None,
+            Self::Conv(conv) => Some(&mut conv.state),
+            Self::DeltaRule(delta) => Some(&mut delta.state),
+            Self::Ssd(ssd) => Some(&mut ssd.state),
+        }
+    }
+
     /// Place of its K and V and number of query heads, if it attends; a sum has those of its [`parts`](Mixer::parts).
     pub fn attends(&self) -> Option<(KvSlot, usize)> {
         match self {
@@ -283,9 +316,60 @@ impl Mixer {
 }
 
 impl Program {
-    /// Returns the number of ids that a row of a step may have: tokens of each type.
+    /// Returns the embedding, if the program begins with tokens.
+    pub fn embed(&self) -> Option<&Embed> {
+        match &self.input {
+            Input::Tokens(embed) => Some(embed),
+            Input::Rows => None,
+        }
+    }
+
+    /// Returns the embedding for modification.
+    pub fn embed_mut(&mut self) -> Option<&mut Embed> {
+        match &mut self.input {
+            Input::Tokens(embed) => Some(embed),
+            Input::Rows => None,
+        }
+    }
+
+    /// Returns the embeddings for layers, if there are some.
+    pub fn layer_embeds(&self) -> Option<&LayerEmbeds> {
+        self.embed()?.layers.as_ref()
+    }
+
+    /// Returns the head, if the program ends in logits.
+    pub fn head(&self) -> Option<&Head> {
+        match &self.exit {
+            Exit::Logits(head) => Some(head),
+            Exit::Rows => None,
+        }
+    }
+
+    /// Returns the head for modification.
+    pub fn head_mut(&mut self) -> Option<&mut Head> {
+        match &mut self.exit {
+            Exit::Logits(head) => Some(head),
+            Exit::Rows => None,
+        }
+    }
+
+    /// Returns the number of ids that a row of a step may have: tokens of each type. It is one, for the id 0, if no row has
+    /// a token.
     pub fn token_ids(&self) -> usize {
-        self.vocab.saturating_mul(self.embed.types.map_or(1, |types| types.count))
+        match &self.input {
+            Input::Tokens(embed) => self.vocab.saturating_mul(embed.types.map_or(1, |types| types.count)),
+            Input::Rows => 1,
+        }
+    }
+
+    /// Returns true if attention of some layers sees [spans](crate::Step::spans).
+    pub fn has_spans(&self) -> bool {
+        self.kv.groups.iter().any(|group| group.spans)
+    }
+
+    /// Returns true if some rotations have coordinates of their own, see [`Rope::axes`].
+    pub fn has_axes(&self) -> bool {
+        self.ropes.iter().any(|rope| !rope.axes.is_empty())
     }
 
     /// Returns the K/V group of an attention layer.
@@ -302,7 +386,12 @@ impl Program {
     pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
         self.mixers().filter_map(|mixer| match mixer {
             Mixer::Attention(attention) => Some(attention),
-            _ => None,
+            Mixer::None
+            | Mixer::Conv(_)
+            | Mixer::DeltaRule(_)
+            | Mixer::Latent(_)
+            | Mixer::Ssd(_)
+            | Mixer::Sum(_) => None,
         })
     }
 }

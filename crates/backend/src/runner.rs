@@ -17,43 +17,14 @@ pub trait Backend: Send {
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize;
 
     /// Returns the number of bytes of the states of one sequence in the backend's own arrangement.
-    fn state_bytes(&self, program: &Program) -> usize {
-        program.state.bytes()
-    }
-
-    /// Returns the pages of a copy of one sequence's states; 0 if the program has none, or if the device does not copy
-    /// states into pages.
-    fn checkpoint_pages(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
-        if program.state.is_empty() {
-            return 0;
-        }
-        self.state_bytes(program).div_ceil(self.page_bytes(program, block_size, kv_dtype).max(1))
-    }
+    fn state_bytes(&self, program: &Program) -> usize;
 
     /// Returns the arrangement of a matrix in the device's memory.
-    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
-        DeviceLayout { bytes: matrix.bytes.len(), converted_to: None }
-    }
+    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout;
 
-    /// Returns the bytes of all matrices in the device's memory: those of [`Backend::device_layout`], unless their arrangement depends on the
-    /// program.
-    fn weight_bytes(&self, _program: &Program, weights: &Weights) -> u64 {
-        let bytes = weights.matrices.iter().map(|matrix| self.device_layout(matrix).bytes as u64);
-        bytes.fold(0, u64::saturating_add)
-    }
-
-    /// Computes the bytes of [`Backend::load`] for this program from shapes and formats alone, without reading. The
-    /// result is arbitrary for a program that `load` refuses.
-    fn plan(&self, program: &Program, weights: &Weights, limits: &Limits) -> MemoryPlan {
-        let vectors = weights.vectors.iter().map(|vector| size_of_val(vector.as_slice()) as u64);
-        let page_bytes = self.page_bytes(program, limits.block_size, limits.kv_dtype) as u64;
-        MemoryPlan {
-            weights: vectors.fold(self.weight_bytes(program, weights), u64::saturating_add),
-            kv: (limits.pages as u64).saturating_mul(page_bytes),
-            states: (limits.states as u64).saturating_mul(self.state_bytes(program) as u64),
-            buffers: self.buffer_bytes(program, limits),
-        }
-    }
+    /// Returns the bytes of all matrices in the device's memory: [those](Weights::bytes_on) of [`Backend::device_layout`], unless
+    /// their arrangement depends on the program.
+    fn weight_bytes(&self, program: &Program, weights: &Weights) -> u64;
 
     /// Returns the number of bytes of everything that a load allocates beside weights and pages.
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64;
@@ -67,9 +38,34 @@ pub trait Backend: Send {
     -> Result<Box<dyn Runner>, LoadError>;
 }
 
+/// Sums of a backend's answers. They are no methods of the trait, so that no backend has others.
+impl dyn Backend + '_ {
+    /// Returns the pages of a copy of one sequence's states; 0 if the program has none.
+    pub fn checkpoint_pages(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
+        if program.state.is_empty() {
+            return 0;
+        }
+        self.state_bytes(program).div_ceil(self.page_bytes(program, block_size, kv_dtype).max(1))
+    }
+
+    /// Computes the bytes of [`Backend::load`] for this program from shapes and formats alone, without reading. The
+    /// result is arbitrary for a program that `load` refuses.
+    pub fn plan(&self, program: &Program, weights: &Weights, limits: &Limits) -> MemoryPlan {
+        let vectors = weights.vectors.iter().map(|vector| size_of_val(vector.as_slice()) as u64);
+        let page_bytes = self.page_bytes(program, limits.block_size, limits.kv_dtype) as u64;
+        MemoryPlan {
+            weights: vectors.fold(self.weight_bytes(program, weights), u64::saturating_add),
+            kv: (limits.pages as u64).saturating_mul(page_bytes),
+            states: (limits.states as u64).saturating_mul(self.state_bytes(program) as u64),
+            buffers: self.buffer_bytes(program, limits),
+        }
+    }
+}
+
 /// A loaded model with its arena of pages.
 pub trait Runner: Send {
-    /// Starts one forward pass. Allocates nothing that grows with the step.
+    /// Starts one forward pass. All memory whose size depends on the model is allocated at load; a step allocates lists of its
+    /// rows, launches and outputs at most.
     ///
     /// # Errors
     /// [`StepError`]; the pages and states that the step would have written are then undefined, all others untouched.
@@ -85,10 +81,7 @@ pub trait Runner: Send {
     /// ([`Step::carried`]), and if that step's output may be carried as well. Steps are computed in the order of
     /// submission, so a page may be reused by the next step. Devices that compute concurrently with the host support
     /// it, so that they do not wait for the host.
-    fn carries(&self, kind: &OutputKind<'_>) -> bool {
-        let _ = kind;
-        false
-    }
+    fn carries(&self, kind: &OutputKind<'_>) -> bool;
 
     /// Moves whole pages and states, in order.
     ///
@@ -98,9 +91,7 @@ pub trait Runner: Send {
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError>;
 
     /// Returns the format of pages outside of the device, or `None` if their bytes cannot leave it.
-    fn page_format(&self) -> Option<PageFormat> {
-        None
-    }
+    fn page_format(&self) -> Option<PageFormat>;
 
     /// Copies the bytes of whole pages into `out`, one page after the other. They are the bytes after all steps that were
     /// submitted before.
@@ -108,20 +99,14 @@ pub trait Runner: Send {
     /// # Errors
     /// [`StepError::Invalid`] if a page does not exist, if `out` has another size, or without a
     /// [format](Runner::page_format); [`StepError::Device`].
-    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
-        let _ = (pages, out);
-        Err(StepError::Invalid("the bytes of pages cannot leave this device".into()))
-    }
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError>;
 
     /// Fills whole pages with bytes that were read from a runner of the same model and
     /// [format](Runner::page_format), and that have this content. They have them after all steps that were submitted before.
     ///
     /// # Errors
     /// As [`Runner::read_pages`]. The pages are then undefined, all others untouched.
-    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
-        let _ = (pages, bytes, content);
-        Err(StepError::Invalid("the bytes of pages cannot come to this device from outside".into()))
-    }
+    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError>;
 
     /// Returns the kernel statistics since load, by name.
     fn kernel_counts(&self) -> Vec<KernelCount>;
@@ -214,7 +199,6 @@ pub struct Ticket(pub u64);
 
 /// A copy of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum PageMove {
     /// Copies a page inside the arena: copy-on-write.
     Copy {
@@ -227,7 +211,7 @@ pub enum PageMove {
     SaveState {
         /// Source.
         state: StateId,
-        /// Number of the part: the state is cut into parts of a page each, [`Backend::checkpoint_pages`] in all.
+        /// Number of the part: the state is cut into parts of a page each, `checkpoint_pages` of the [`Backend`] in all.
         part: usize,
         /// Destination; its old content is lost.
         to: PageId,
@@ -262,14 +246,13 @@ impl PageMove {
         if exists {
             return Ok(());
         }
-        let Limits { pages, states, .. } = limits;
+        let (pages, states) = (limits.pages, limits.states);
         Err(StepError::Invalid(format!("{self:?} with {pages} pages and {states} states of {parts} parts")))
     }
 }
 
 /// Reason for which a program cannot be loaded.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum LoadError {
     /// An operation or a variant of one that the backend has no kernel for.
     #[error("{device} cannot run {what}; {supported}")]
@@ -322,7 +305,6 @@ pub enum LoadError {
 
 /// Reason of a failed step.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum StepError {
     /// The step violates the contract, which is a defect of the caller. Nothing was computed.
     #[error("invalid step: {0}")]

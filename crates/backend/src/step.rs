@@ -16,7 +16,7 @@ impl PageId {
 
 /// One ragged batch of prefill chunks, decodes and drafts: a decoding sequence has one row, a prefilling one as many as
 /// its chunk.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Step<'a> {
     /// Token of each row, `[rows]`; rows of a sequence are consecutive, in order of position. With
     /// [`TokenTypes`](crate::TokenTypes), an id is `type * vocab + token`.
@@ -24,12 +24,38 @@ pub struct Step<'a> {
     /// Rows whose tokens only the device knows, in order; their entries in `tokens` are arbitrary. Empty for runners
     /// that do not [carry](crate::Runner::carries) tokens from step to step.
     pub carried: &'a [Carried],
+    /// Rows whose residual stream is given instead of embedded, in order and disjoint: all rows of a program with
+    /// [`Input::Rows`](crate::Input::Rows), some rows of another one with [`given_parts`](crate::Program::given_parts). None of
+    /// them is carried. Their entries in `tokens` are ids all the same, and choose rows of
+    /// [`LayerEmbeds::table`](crate::LayerEmbeds::table) only; they are 0 in a program without tokens.
+    pub given: &'a [GivenRows<'a>],
+    /// Coordinates of each row for [rotations](crate::Rope::axes), `[rows]`; empty if the coordinates of each row are its position.
+    /// Positions still determine pages, order and masks.
+    pub coordinates: &'a [Coordinates],
+    /// Rows that see each other in layers whose group has [`KvGroup::spans`](crate::KvGroup::spans): consecutive rows of one
+    /// sequence. In order and disjoint. A span is complete in its step, because its first row needs the K and V of its last one.
+    pub spans: &'a [Range<usize>],
     /// The sequences, covering all rows in order.
     pub sequences: &'a [StepSequence],
     /// All block tables, one after the other; [`StepSequence::tables`] points into it.
     pub pages: &'a [PageId],
     /// Outputs of rows.
     pub outputs: &'a [Output<'a>],
+}
+
+/// Coordinates of a row, an axis each: of images, the time, the row and the column.
+pub type Coordinates = [u32; AXES];
+
+/// Number of axes of [`Coordinates`].
+pub const AXES: usize = 3;
+
+/// Consecutive rows whose residual stream is given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GivenRows<'a> {
+    /// Rows of [`Step::tokens`].
+    pub rows: Range<usize>,
+    /// `[rows, parts, hidden]`, see [`Program::given_parts`](crate::Program::given_parts).
+    pub values: &'a [f32],
 }
 
 /// Part of one sequence in a step.
@@ -44,6 +70,30 @@ pub struct StepSequence {
     pub tables: Range<usize>,
     /// Its states; present if the program has some, and only then.
     pub state: Option<StateUse>,
+}
+
+impl<'a> Step<'a> {
+    /// Returns the given values of a row, `[parts, hidden]`; nothing if it is not given. `width` is their number.
+    pub fn given_row(&self, row: usize, width: usize) -> Option<&'a [f32]> {
+        let next = self.given.partition_point(|given| given.rows.end <= row);
+        let given = self.given.get(next).filter(|given| given.rows.start <= row)?;
+        Some(&given.values[(row - given.rows.start) * width..][..width])
+    }
+
+    /// Returns the coordinates of a row at `position`.
+    pub fn coordinates_of(&self, row: usize, position: usize) -> [usize; AXES] {
+        self.coordinates.get(row).map_or([position; AXES], |coordinates| coordinates.map(|at| at as usize))
+    }
+
+    /// Returns the spans of a sequence, as positions.
+    pub fn spans_of(&self, sequence: &StepSequence) -> impl Iterator<Item = Range<usize>> + use<'a> {
+        let StepSequence { rows, start, tables: _, state: _ } = sequence;
+        let (first, start) = (rows.start, *start);
+        let begin = self.spans.partition_point(|span| span.start < rows.start);
+        let end = self.spans.partition_point(|span| span.start < rows.end);
+        let position = move |row: usize| start + row - first;
+        self.spans[begin..end].iter().map(move |span| position(span.start)..position(span.end))
+    }
 }
 
 impl StepSequence {
@@ -86,7 +136,6 @@ pub struct Output<'a> {
 
 /// Kind of an output.
 #[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
 pub enum OutputKind<'a> {
     /// Samples the next token.
     Sample(SampleRequest<'a>),
@@ -102,12 +151,22 @@ pub enum OutputKind<'a> {
     /// The input of the head: the row of the residual stream after the last norm, `[hidden]`. It needs no matmul with
     /// the head.
     Embedding,
+    /// The row of the residual stream after the last layer, `[hidden]`: the input of another program that continues this one.
+    Residual,
 }
 
 impl OutputKind<'_> {
     /// Returns true if the output needs the row's logits.
     pub fn needs_logits(&self) -> bool {
-        !matches!(self, Self::Embedding)
+        match self {
+            Self::Sample(_) | Self::Score { .. } | Self::Logits => true,
+            Self::Embedding | Self::Residual => false,
+        }
+    }
+
+    /// Returns true if the output needs a program that ends in logits.
+    pub fn needs_head(&self) -> bool {
+        !matches!(self, Self::Residual)
     }
 }
 
@@ -165,6 +224,8 @@ pub enum OutputValue {
     Logits(Vec<f32>),
     /// To [`OutputKind::Embedding`].
     Embedding(Vec<f32>),
+    /// To [`OutputKind::Residual`].
+    Residual(Vec<f32>),
 }
 
 /// Probability of a token.

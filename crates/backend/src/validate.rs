@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use crate::{
-    KvGroup, KvLayout, Limits, OutputKind, PageId, Program, SampleRequest, StateId, StateUse, Step,
-    StepError, StepSequence, TokenMask,
+    GivenRows, Input, KvGroup, KvLayout, Limits, OutputKind, PageId, Program, SampleRequest, StateId,
+    StateUse, Step, StepError, StepSequence, TokenMask,
 };
 
 /// Fails with [`StepError::Invalid`] and a message unless the rule holds.
@@ -39,6 +39,11 @@ impl Step<'_> {
         }
         let in_order = self.carried.is_sorted_by(|one, next| one.row < next.row);
         rule!(in_order, "carried tokens are not in order of their rows");
+        self.validate_given(program)?;
+        let coordinates = self.coordinates.len();
+        rule!(coordinates == 0 || program.has_axes(), "coordinates, but the model rotates rows by positions");
+        rule!(coordinates == 0 || coordinates == rows, "{coordinates} coordinates for {rows} rows");
+        rule!(self.spans.is_empty() || program.has_spans(), "spans, but no layer of the model sees them");
         let mut next = 0;
         for (index, sequence) in self.sequences.iter().enumerate() {
             let (first, end) = (sequence.rows.start, sequence.rows.end);
@@ -57,16 +62,19 @@ impl Step<'_> {
                 let len = sequence.len();
                 rule!(len <= longest, "sequence {index}: {len} tokens, but biases are for {longest}");
             }
-            if let Some(positions) = &program.embed.positions {
+            if let Some(positions) = program.embed().and_then(|embed| embed.positions.as_ref()) {
                 let (len, count) = (sequence.len(), positions.count);
                 rule!(len <= count, "sequence {index}: {len} tokens, but the model has {count} positions");
             }
         }
         rule!(next == rows, "rows {next}..{rows} belong to no sequence");
+        self.validate_spans()?;
         self.validate_writes(&program.kv, limits)?;
         self.validate_states(program, limits)?;
         for (index, output) in self.outputs.iter().enumerate() {
             rule!(output.row < rows, "output {index}: row {} of {rows} does not exist", output.row);
+            let has_head = program.head().is_some() || !output.kind.needs_head();
+            rule!(has_head, "output {index}: it needs a head, but the model ends with rows");
             match output.kind {
                 OutputKind::Sample(request) => validate_request(index, &request, program.vocab)?,
                 OutputKind::Score { token, .. } => {
@@ -76,7 +84,7 @@ impl Step<'_> {
                         "output {index}: token {token} of {vocab} does not exist"
                     );
                 }
-                OutputKind::Logits | OutputKind::Embedding => {}
+                OutputKind::Logits | OutputKind::Embedding | OutputKind::Residual => {}
             }
         }
         Ok(())
@@ -88,6 +96,75 @@ impl Step<'_> {
     /// [`StepError::Invalid`]
     pub fn carries_nothing(&self) -> Result<(), StepError> {
         rule!(self.carried.is_empty(), "this device takes no tokens from a step that was not collected");
+        Ok(())
+    }
+
+    /// Given rows exist, are in order, have all values, and are no carried ones. All rows are given if no row has a token.
+    fn validate_given(&self, program: &Program) -> Result<(), StepError> {
+        let (rows, width) = (self.tokens.len(), program.given_parts * program.hidden);
+        rule!(self.given.is_empty() || width > 0, "given rows, but all rows of the model are tokens");
+        let mut next = 0;
+        for (index, GivenRows { rows: own, values }) in self.given.iter().enumerate() {
+            rule!(
+                next <= own.start && own.start < own.end && own.end <= rows,
+                "given rows {index}: {own:?} of {rows} rows, after row {next}"
+            );
+            rule!(
+                Some(values.len()) == own.len().checked_mul(width),
+                "given rows {index}: {} numbers for {} rows of {width}",
+                values.len(),
+                own.len()
+            );
+            let first = self.carried.partition_point(|carried| carried.row < own.start);
+            let carried = self.carried.get(first).filter(|carried| carried.row < own.end);
+            rule!(carried.is_none(), "given rows {index}: {own:?} have a carried token");
+            next = own.end;
+        }
+        if matches!(program.input, Input::Rows) {
+            let given: usize = self.given.iter().map(|given| given.rows.len()).sum();
+            rule!(given == rows, "{given} of {rows} rows are given, but the model has no tokens");
+        }
+        Ok(())
+    }
+
+    /// Spans are in order, disjoint, and inside of the rows of one sequence each.
+    fn validate_spans(&self) -> Result<(), StepError> {
+        let (mut next, mut sequences) = (0, self.sequences.iter());
+        let mut sequence = 0..0;
+        for (index, span) in self.spans.iter().enumerate() {
+            rule!(
+                next <= span.start && span.start < span.end,
+                "span {index}: rows {span:?} after row {next}"
+            );
+            while span.start >= sequence.end {
+                let next = sequences.next().map(|next| next.rows.clone());
+                let Some(next) = next else {
+                    return Err(StepError::Invalid(format!("span {index}: rows {span:?} do not exist")));
+                };
+                sequence = next;
+            }
+            rule!(
+                span.end <= sequence.end,
+                "span {index}: rows {span:?} of a sequence with rows {sequence:?}"
+            );
+            next = span.end;
+        }
+        Ok(())
+    }
+
+    /// Refuses given rows, coordinates, spans and rows as outputs, for runners whose rows are tokens at positions.
+    ///
+    /// # Errors
+    /// [`StepError::Invalid`], by name.
+    pub fn has_only_tokens(&self, device: &str) -> Result<(), StepError> {
+        rule!(self.given.is_empty(), "{device} does not support given rows (of images); --device cpu does");
+        rule!(
+            self.coordinates.is_empty(),
+            "{device} does not support coordinates of rows; --device cpu does"
+        );
+        rule!(self.spans.is_empty(), "{device} does not support spans of rows; --device cpu does");
+        let residual = self.outputs.iter().any(|output| matches!(output.kind, OutputKind::Residual));
+        rule!(!residual, "{device} does not support rows of the residual stream; --device cpu does");
         Ok(())
     }
 

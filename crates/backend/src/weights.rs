@@ -32,6 +32,12 @@ impl Weights {
         &self.vectors[id.0 as usize]
     }
 
+    /// Returns the bytes of all matrices in the memory of a backend's device.
+    pub fn bytes_on(&self, backend: &dyn crate::Backend) -> u64 {
+        let bytes = self.matrices.iter().map(|matrix| backend.device_layout(matrix).bytes as u64);
+        bytes.fold(0, u64::saturating_add)
+    }
+
     /// Checks that the files of all matrices have not changed since they were opened. Backends call it after reading,
     /// because weights of two versions of a file must not run.
     ///

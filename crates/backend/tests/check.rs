@@ -2,9 +2,14 @@
 
 use expect_test::{Expect, expect};
 use paguro_backend::{
-    Attention, Experts, FeedForward, KvSlot, Linear, MatrixId, Mixer, QkNormKind, VectorId, WeightFormat,
+    Attention, Experts, FeedForward, Head, KvSlot, Linear, MatrixId, Mixer, QkNormKind, VectorId,
+    WeightFormat,
 };
 use paguro_backend_conformance::{ExpertsShape, ModelShape, RandomModel};
+
+fn head(model: &mut RandomModel) -> &mut Head {
+    model.program.head_mut().expect("a program with logits")
+}
 
 fn check(damage: impl FnOnce(&mut RandomModel), expected: Expect) {
     let shape = ModelShape {
@@ -82,10 +87,10 @@ fn programs() {
         expect!["there is no place KvSlot { group: 2, layer_slot: 0 } for K and V"],
     );
     check(
-        |model| model.program.head.linear = Linear { matrix: MatrixId(0), bias: Some(VectorId(0)) },
+        |model| head(model).linear = Linear { matrix: MatrixId(0), bias: Some(VectorId(0)) },
         expect!["tensor `vector 0`: it has 64 elements, the model needs 131"],
     );
-    check(|model| model.program.head.scale = f32::NAN, expect!["the scale of logits is NaN"]);
+    check(|model| head(model).scale = f32::NAN, expect!["the scale of logits is NaN"]);
     check(
         |model| attention(model).sinks = Some(VectorId(0)),
         expect!["tensor `vector 0`: it has 64 elements, the model needs 4"],

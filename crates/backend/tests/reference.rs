@@ -40,7 +40,8 @@ fn rope_turns_pairs() {
     let quarter = std::f32::consts::FRAC_PI_2;
     let turn = |style, magnitude, position| {
         let mut head = [1.0, 2.0, 3.0, 4.0, 5.0];
-        ops::rotate(&mut head, position, &Rope { style, frequencies: vec![quarter, 0.0], magnitude });
+        let rope = Rope { style, frequencies: vec![quarter, 0.0], axes: Vec::new(), magnitude };
+        ops::rotate(&mut head, position, [7; 3], &rope);
         head
     };
     close(&turn(RopeStyle::Interleaved, 1.0, 0), &[1.0, 2.0, 3.0, 4.0, 5.0]);
@@ -97,6 +98,7 @@ fn attention_weighs_values() {
         soft_cap: None,
         window: None,
         len: None,
+        spans: None,
     };
     let k = [1.0f32, 2.0, 3.0, f32::NAN].map(|x| 2.0 * x.ln());
     let v = [6.0, 60.0, 600.0, f32::NAN];
@@ -151,6 +153,7 @@ fn query_heads_share_key_heads_in_order() {
         soft_cap: None,
         window: None,
         len: None,
+        spans: None,
     };
     let v = [0.0, 1.0, 10.0, 11.0, /**/ 2.0, 3.0, 30.0, 31.0];
     let mut out = [0.0; 8];

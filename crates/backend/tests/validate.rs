@@ -1,21 +1,30 @@
 //! Invalid steps, each with the message that names the problem.
 
-use std::sync::LazyLock;
+#![allow(clippy::single_range_in_vec_init)] // lists of one span
+
+use std::{ops::Range, sync::LazyLock};
 
 use expect_test::{Expect, expect};
 use paguro_backend::{
-    AttentionMode, Embed, Head, KvDtype, KvGroup, KvLayout, Limits, Linear, MatrixId, Norm, NormKind, Output,
-    OutputKind, PageId, Program, SampleRequest, SamplingParams, StateId, StateLayout, StateShape, StateUse,
-    Step, StepSequence, TokenMask, TokenTypes, VectorId,
+    AttentionMode, Carried, Embed, Exit, GivenRows, Head, Input, KvDtype, KvGroup, KvLayout, Limits, Linear,
+    MatrixId, Norm, NormKind, Output, OutputKind, PageId, Program, Rope, RopeStyle, SampleRequest,
+    SamplingParams, StateId, StateLayout, StateShape, StateUse, Step, StepSequence, TokenMask, TokenTypes,
+    VectorId,
 };
 
 /// A step that can be broken. Block size 4; group 0 sees everything, group 1 five tokens.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Owned {
     tokens: Vec<u32>,
     sequences: Vec<StepSequence>,
     pages: Vec<u32>,
     outputs: Vec<Output<'static>>,
+    carried: Vec<Carried>,
+    /// Rows, and number of their values.
+    given: Vec<(Range<usize>, usize)>,
+    /// Number of rows with coordinates.
+    coordinates: usize,
+    spans: Vec<Range<usize>>,
 }
 
 static GREEDY: LazyLock<SamplingParams> = LazyLock::new(SamplingParams::default);
@@ -45,6 +54,7 @@ fn valid() -> Owned {
             Output { row: 5, kind: OutputKind::Logits },
             Output { row: 0, kind: OutputKind::Score { token: 69, top: 0 } },
         ],
+        ..Owned::default()
     }
 }
 
@@ -65,28 +75,29 @@ fn validate_for(step: &Owned, states: usize, change: impl FnOnce(&mut Program)) 
         bidirectional: false,
         kv: KvLayout {
             groups: [None, Some(5)]
-                .map(|window| KvGroup { window, layer_slots: 1, kv_heads: 1, head_dim: 8 })
+                .map(|window| KvGroup { window, spans: false, layer_slots: 1, kv_heads: 1, head_dim: 8 })
                 .to_vec(),
         },
         state: StateLayout {
             layers: vec![StateShape { rows: 2, channels: 8, delta: None }; usize::from(states > 0)],
         },
         ropes: Vec::new(),
-        embed: Embed {
+        input: Input::Tokens(Embed {
             table: MatrixId(0),
             scale: 1.0,
             positions: None,
             types: None,
             norm: None,
             layers: None,
-        },
+        }),
+        given_parts: 0,
         layers: Vec::new(),
-        head: Head {
+        exit: Exit::Logits(Head {
             norm: Norm { kind: NormKind::Rms, weight: VectorId(0), bias: None, eps: 1e-5 },
             linear: Linear { matrix: MatrixId(0), bias: None },
             scale: 1.0,
             soft_cap: None,
-        },
+        }),
     };
     change(&mut program);
     let limits = Limits {
@@ -101,9 +112,15 @@ fn validate_for(step: &Owned, states: usize, change: impl FnOnce(&mut Program)) 
         attention: AttentionMode::Paged,
     };
     let pages: Vec<PageId> = step.pages.iter().map(|&page| PageId(page)).collect();
+    let values = [0.0; 64];
+    let given =
+        step.given.iter().map(|(rows, count)| GivenRows { rows: rows.clone(), values: &values[..*count] });
     let step = Step {
         tokens: &step.tokens,
-        carried: &[],
+        carried: &step.carried,
+        given: &given.collect::<Vec<_>>(),
+        coordinates: &vec![[1, 2, 3]; step.coordinates],
+        spans: &step.spans,
         sequences: &step.sequences,
         pages: &pages,
         outputs: &step.outputs,
@@ -129,7 +146,7 @@ fn valid_steps_pass() {
             StepSequence { rows: 1..2, start: 4, tables: 4..8, state: None },
         ],
         pages: vec![1, 2, 3, 4, 1, 5, 3, 6],
-        outputs: Vec::new(),
+        ..Owned::default()
     };
     expect!["valid"].assert_eq(&validate(&shared));
 }
@@ -182,13 +199,137 @@ fn rows_and_sequences() {
     );
 }
 
+/// Checks a change of the valid step against a model with these parts of given rows, that sees spans and rotates by axes.
+fn check_rows(parts: usize, change: impl FnOnce(&mut Owned), expected: Expect) {
+    let mut step = valid();
+    change(&mut step);
+    expected.assert_eq(&validate_for(&step, 0, |program| {
+        program.given_parts = parts;
+        program.kv.groups[1].spans = parts > 0;
+        let axes = vec![0; parts.min(1)];
+        program.ropes =
+            vec![Rope { style: RopeStyle::HalfSplit, frequencies: vec![1.0], axes, magnitude: 1.0 }];
+    }));
+}
+
+#[test]
+fn given_rows() {
+    check_rows(2, |step| step.given = vec![(1..3, 32), (5..6, 16)], expect!["valid"]);
+    check_rows(
+        2,
+        |step| step.given = vec![(1..3, 31)],
+        expect!["invalid step: given rows 0: 31 numbers for 2 rows of 16"],
+    );
+    check_rows(
+        2,
+        |step| step.given = vec![(1..1, 0)],
+        expect!["invalid step: given rows 0: 1..1 of 6 rows, after row 0"],
+    );
+    check_rows(
+        2,
+        |step| step.given = vec![(5..7, 32)],
+        expect!["invalid step: given rows 0: 5..7 of 6 rows, after row 0"],
+    );
+    check_rows(
+        2,
+        |step| step.given = vec![(1..3, 32), (2..4, 32)],
+        expect!["invalid step: given rows 1: 2..4 of 6 rows, after row 3"],
+    );
+    check_rows(
+        1,
+        |step| step.given = vec![(4..5, 8), (1..2, 8)],
+        expect!["invalid step: given rows 1: 1..2 of 6 rows, after row 5"],
+    );
+    check_rows(
+        0,
+        |step| step.given = vec![(1..2, 8)],
+        expect!["invalid step: given rows, but all rows of the model are tokens"],
+    );
+    // Ids of given rows exist as those of others do.
+    check_rows(
+        1,
+        |step| (step.given, step.tokens[1]) = (vec![(1..2, 8)], 70),
+        expect!["invalid step: row 1: token 70 of 70 does not exist"],
+    );
+    let carried = |row| Carried { row, output: 0 };
+    check_rows(
+        1,
+        |step| (step.given, step.carried) = (vec![(1..3, 16)], vec![carried(0), carried(3)]),
+        expect!["valid"],
+    );
+    check_rows(
+        1,
+        |step| (step.given, step.carried) = (vec![(1..3, 16)], vec![carried(2)]),
+        expect!["invalid step: given rows 0: 1..3 have a carried token"],
+    );
+}
+
+#[test]
+fn rows_without_tokens() {
+    let of_rows = |change: fn(&mut Owned)| {
+        let mut step = valid();
+        step.tokens.fill(0);
+        step.given = vec![(0..6, 48)];
+        change(&mut step);
+        validate_for(&step, 0, |program| (program.input, program.given_parts) = (Input::Rows, 1))
+    };
+    expect!["valid"].assert_eq(&of_rows(|_| ()));
+    expect!["invalid step: 5 of 6 rows are given, but the model has no tokens"]
+        .assert_eq(&of_rows(|step| step.given = vec![(0..2, 16), (3..6, 24)]));
+    expect!["invalid step: row 2: token 1 of 1 does not exist"]
+        .assert_eq(&of_rows(|step| step.tokens[2] = 1));
+    // A program that ends with rows has no logits.
+    let ends = |step: &Owned| validate_for(step, 0, |program| program.exit = Exit::Rows);
+    let mut step = valid();
+    expect!["invalid step: output 0: it needs a head, but the model ends with rows"].assert_eq(&ends(&step));
+    step.outputs.iter_mut().for_each(|output| output.kind = OutputKind::Embedding);
+    expect!["invalid step: output 0: it needs a head, but the model ends with rows"].assert_eq(&ends(&step));
+    step.outputs.iter_mut().for_each(|output| output.kind = OutputKind::Residual);
+    expect!["valid"].assert_eq(&ends(&step));
+    expect!["valid"].assert_eq(&validate(&step));
+}
+
+#[test]
+fn coordinates_and_spans() {
+    check_rows(1, |step| step.coordinates = 6, expect!["valid"]);
+    check_rows(1, |step| step.coordinates = 5, expect!["invalid step: 5 coordinates for 6 rows"]);
+    check_rows(
+        0,
+        |step| step.coordinates = 6,
+        expect!["invalid step: coordinates, but the model rotates rows by positions"],
+    );
+    check_rows(1, |step| step.spans = vec![0..2, 2..5, 5..6], expect!["valid"]);
+    check_rows(
+        0,
+        |step| step.spans = vec![0..2],
+        expect!["invalid step: spans, but no layer of the model sees them"],
+    );
+    check_rows(
+        1,
+        |step| step.spans = vec![0..2, 1..3],
+        expect!["invalid step: span 1: rows 1..3 after row 2"],
+    );
+    check_rows(1, |step| step.spans = vec![2..2], expect!["invalid step: span 0: rows 2..2 after row 0"]);
+    check_rows(
+        1,
+        |step| step.spans = vec![3..6],
+        expect!["invalid step: span 0: rows 3..6 of a sequence with rows 0..5"],
+    );
+    check_rows(
+        1,
+        |step| step.spans = vec![5..7],
+        expect!["invalid step: span 0: rows 5..7 of a sequence with rows 5..6"],
+    );
+    check_rows(1, |step| step.spans = vec![6..7], expect!["invalid step: span 0: rows 6..7 do not exist"]);
+}
+
 #[test]
 fn encoders() {
     let mut step = valid();
     let encoder = |step: &Owned| {
         validate_for(step, 0, |program| {
             program.bidirectional = true;
-            program.embed.types = Some(TokenTypes { table: VectorId(0), count: 2 });
+            program.embed_mut().unwrap().types = Some(TokenTypes { table: VectorId(0), count: 2 });
         })
     };
     expect!["invalid step: sequence 1: begins at position 8, but its rows attend to later ones"]

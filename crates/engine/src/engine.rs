@@ -106,8 +106,8 @@ impl Engine {
         if has_prefixes && (program.state.is_empty() || layout.checkpoints.is_some()) {
             // A page's content depends on the program and the block size besides the tokens. It also depends on the
             // weights, but an engine has one set of weights, and the cache ends with the engine.
-            let salt = format!("{} {program:?}", limits.block_size);
-            pages = pages.with_cache(salt.as_bytes(), options.cache_low_water, options.cache_high_water);
+            let salt = [&program.digest()[..], &limits.block_size.to_le_bytes()].concat();
+            pages = pages.with_cache(&salt, options.cache_low_water, options.cache_high_water);
         }
         let request_limits = RequestLimits {
             vocab: program.vocab,
@@ -205,10 +205,10 @@ fn probe(
     let outputs = [Output { row: rows - 1, kind }];
     let ticket = runner.submit(&Step {
         tokens: &tokens,
-        carried: &[],
         sequences: &sequences,
         pages: &pages,
         outputs: &outputs,
+        ..Step::default()
     })?;
     let mut answer = StepOutput::default();
     runner.collect(ticket, &mut answer)?;
@@ -235,7 +235,8 @@ fn open_tiers(
     let format = runner.page_format()?;
     let (block_size, page_bytes) = (limits.block_size, format.page_bytes);
     let disk = options.disk.as_ref().map(|cache| {
-        let program = format!("{program:?} {}", paguro_model::SOURCES);
+        let digest: String = program.digest().iter().map(|byte| format!("{byte:02x}")).collect();
+        let program = format!("{digest} {}", paguro_model::WEIGHTS);
         let info = ModelInfo { model: cache.model.clone(), format: format.name.clone(), block_size };
         Disk::new(cache, Identity { program, info, shape: format!("{block_size} {page_bytes}") })
     });

@@ -73,7 +73,7 @@ impl Judge {
         let Some(template) = template.or_else(|| template_of([name].into_iter(), &[])) else {
             return Ok(None);
         };
-        let head = &model.program.head;
+        let head = model.program.head().ok_or("the model has no head")?;
         let matrix = model.weights.matrix(head.linear.matrix);
         let mut buffer = Vec::new();
         let mut row = |word: &str| {

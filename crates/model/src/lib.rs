@@ -4,8 +4,10 @@
 //! form: a program with weights, a tokenizer, a chat template. The crate names no device.
 
 mod arch;
-/// Hash of the sources of this crate, its compiler and its options. Programs and weights depend on them.
-pub const SOURCES: &str = env!("PAGURO_SOURCES");
+/// Version of the weights that are made of a file. Pages on disk depend on it beside the file and the [digest of the
+/// program](paguro_backend::Program::digest), so it changes when the same file and program get other weights.
+/// `tests/it/weights.rs` fails if they change and it does not.
+pub const WEIGHTS: u32 = 1;
 
 pub mod chat;
 mod error;

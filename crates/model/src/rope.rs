@@ -114,7 +114,7 @@ impl RopeConfig {
     /// Returns the numbers that a backend needs.
     pub(crate) fn lower(&self) -> Rope {
         let frequencies = (0..self.dims / 2).map(|pair| self.frequency(pair) as f32).collect();
-        Rope { style: self.style, frequencies, magnitude: self.magnitude as f32 }
+        Rope { style: self.style, frequencies, axes: Vec::new(), magnitude: self.magnitude as f32 }
     }
 
     pub(crate) fn frequency(&self, pair: usize) -> f64 {

@@ -1,6 +1,7 @@
 use paguro_backend::{
-    Attention, AttentionMode, Capacity, FeedForward, KernelCount, KvDtype, LoadError, Mixer, PageMove,
-    StepError, Ticket, WeightFormat, excerpt, reference::Reference,
+    Attention, AttentionMode, Capacity, DeviceLayout, FeedForward, KernelCount, KvDtype, LoadError, Matrix,
+    Mixer, OutputKind, PageContent, PageFormat, PageId, PageMove, StepError, Ticket, WeightFormat, excerpt,
+    reference::Reference,
 };
 use paguro_backend_conformance::ModelShape;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -36,6 +37,18 @@ impl Backend for Broken {
 
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
         Reference::default().page_bytes(program, block_size, kv_dtype)
+    }
+
+    fn state_bytes(&self, program: &Program) -> usize {
+        Reference::default().state_bytes(program)
+    }
+
+    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
+        Reference::default().device_layout(matrix)
+    }
+
+    fn weight_bytes(&self, program: &Program, weights: &Weights) -> u64 {
+        Reference::default().weight_bytes(program, weights)
     }
 
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
@@ -94,6 +107,22 @@ impl Runner for BrokenRunner {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
         self.0.move_pages(moves)
+    }
+
+    fn carries(&self, kind: &OutputKind<'_>) -> bool {
+        self.0.carries(kind)
+    }
+
+    fn page_format(&self) -> Option<PageFormat> {
+        self.0.page_format()
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
+        self.0.read_pages(pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
+        self.0.write_pages(pages, bytes, content)
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {

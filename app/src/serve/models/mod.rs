@@ -27,7 +27,7 @@ use self::identity::{Identity, seconds};
 use super::disk;
 use crate::{
     cli::{BatchTokensArg, RunOnArgs, ServeOptions},
-    devices::Chosen,
+    devices::{Chosen, Devices},
     failure::{Failure, Outcome},
     load,
     models::{EMBEDDED, Source},
@@ -43,6 +43,7 @@ pub struct ServedModels {
     first: String,
     /// The library; `None` without a home.
     library: Option<Arc<Library>>,
+    devices: Devices,
     on: RunOnArgs,
     threads: Option<usize>,
     /// `--ctx`.
@@ -85,7 +86,7 @@ impl ServedModels {
     /// A model is missing or invalid, or two have one name.
     pub fn new(
         options: &ServeOptions,
-        on: RunOnArgs,
+        (devices, on): (Devices, RunOnArgs),
         memory: u64,
         settings: &LibrarySettings,
         library: Option<Arc<Library>>,
@@ -119,6 +120,7 @@ impl ServedModels {
             models,
             first: first.unwrap_or_else(|| EMBEDDED.to_owned()),
             library,
+            devices,
             on,
             threads: options.threads,
             context: options.ctx,

@@ -8,7 +8,7 @@ use paguro_model::{LoadOptions, ModelFile, ModelShape};
 use paguro_server::{Details, LoadError, LoadPlan};
 
 use super::{ServedModels, failed, unusable};
-use crate::{devices, failure::Failure, presets::Preset};
+use crate::{failure::Failure, presets::Preset};
 
 /// Default maximum of tokens with pages, and of the tokens of one sequence.
 const MOST_TOKENS: usize = 65_536;
@@ -56,7 +56,7 @@ impl ServedModels {
         let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
         let device = match &mut *planner {
             Some(device) => device,
-            none => none.insert(devices::open(&self.on, self.threads, &|_| ()).map_err(failed)?),
+            none => none.insert(self.devices.open(&self.on, self.threads, &|_| ()).map_err(failed)?),
         };
         let plan = Engine::plan(device.backend.as_ref(), &program, &weights, context, &options);
         plan.map_err(|error| failed(Failure::from_error(&error)))

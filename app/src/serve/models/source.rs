@@ -9,7 +9,7 @@ use paguro_server::{
 
 use super::{ServedModels, failed, identity::Identity, unusable};
 use crate::{
-    devices::{self, Chosen},
+    devices::Chosen,
     failure::Failure,
     load,
     models::{EMBEDDED_FILE, Source},
@@ -107,7 +107,7 @@ impl ModelSource for ServedModels {
             let engine = engine.map_err(|error| Failure::from_error(&error))?;
             Ok((engine, memory, backend.name().to_owned()))
         };
-        let started = devices::with(&self.on, self.threads, &notice, start);
+        let started = self.devices.with(&self.on, self.threads, &notice, start);
         let (engine, memory, device) = started.map_err(failed)?;
         if let Err(problem) = model.find_judge(&wanted.name) {
             tracing::warn!(model = &*wanted.name, problem, "cannot rerank");

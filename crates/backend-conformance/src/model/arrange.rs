@@ -2,7 +2,7 @@
 
 use paguro_backend::{KvGroup, KvLayout, KvSlot};
 
-use super::ModelShape;
+use super::{ModelShape, Spans};
 
 /// Assigns a group and a layer slot to each layer.
 pub(super) fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
@@ -31,7 +31,12 @@ pub(super) fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
             |group: &KvGroup| (group.window, group.kv_heads, group.head_dim) == (window, kv_heads, head_dim);
         let open = (0..groups.len()).find(|&group| fits(&groups[group]) && used[group] < layer_slots);
         let group = open.unwrap_or_else(|| {
-            groups.push(KvGroup { window, layer_slots, kv_heads, head_dim });
+            let spans = match shape.spans {
+                Spans::None => false,
+                Spans::Windows => window.is_some(),
+                Spans::All => true,
+            };
+            groups.push(KvGroup { window, spans, layer_slots, kv_heads, head_dim });
             used.push(0);
             groups.len() - 1
         });
@@ -40,7 +45,7 @@ pub(super) fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
     }
     if groups.is_empty() {
         // Pages of which nothing is read.
-        groups.push(KvGroup { window: None, layer_slots: 1, kv_heads: 2, head_dim: 256 });
+        groups.push(KvGroup { window: None, spans: false, layer_slots: 1, kv_heads: 2, head_dim: 256 });
     }
     (KvLayout { groups }, places)
 }

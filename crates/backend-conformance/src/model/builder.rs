@@ -1,8 +1,8 @@
 //! Programs of random models.
 
 use paguro_backend::{
-    Attention, Beside, DeltaRule, Dense, DistanceBias, Embed, ExpertLatent, Experts, FeedForward, Head,
-    KvGroup, KvSlot, Latent, LatentQuery, LatentShape, Layer, LayerEmbeds, LayerInput, Linear, Mixer,
+    Attention, Beside, DeltaRule, Dense, DistanceBias, Embed, Exit, ExpertLatent, Experts, FeedForward, Head,
+    Input, KvGroup, KvSlot, Latent, LatentQuery, LatentShape, Layer, LayerEmbeds, LayerInput, Linear, Mixer,
     Positions, Program, QkNorm, QkNormKind, Router, SharedExpert, ShortConv, TableId, TokenTypes, Weights,
 };
 
@@ -84,16 +84,17 @@ impl Builder<'_> {
             ropes: ropes.into_iter().map(|(base, head_dim)| self.rope(base, head_dim)).collect(),
             kv,
             state: shape.states(),
-            embed: Embed {
+            input: Input::Tokens(Embed {
                 table,
                 scale: shape.embed_scale,
                 positions,
                 types,
                 norm: embed_norm,
                 layers: layer_embeds,
-            },
+            }),
+            given_parts: shape.given_parts,
             layers,
-            head: Head { norm, linear, scale: shape.logit_scale, soft_cap: shape.logit_cap },
+            exit: Exit::Logits(Head { norm, linear, scale: shape.logit_scale, soft_cap: shape.logit_cap }),
         }
     }
 

@@ -46,6 +46,10 @@ impl Builder<'_> {
         Rope {
             style: self.shape.rope_style,
             frequencies: (0..rotated / 2).map(frequency).collect(),
+            axes: match self.shape.axes {
+                [] => Vec::new(),
+                axes => axes.iter().copied().cycle().take(rotated / 2).collect(),
+            },
             magnitude: self.shape.rope_magnitude,
         }
     }

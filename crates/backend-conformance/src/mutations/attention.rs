@@ -7,7 +7,7 @@ pub(super) fn no_sinks(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
     attention(q, k, v, HeadVectors { sinks: None, ..vectors }, shape, out);
@@ -18,7 +18,7 @@ pub(super) fn no_window(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
     attention(q, k, v, vectors, &AttentionShape { window: None, ..*shape }, out);
@@ -29,7 +29,7 @@ pub(super) fn window_plus_one(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
     attention(
@@ -47,7 +47,7 @@ pub(super) fn window_minus_one(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
     attention(
@@ -65,7 +65,7 @@ pub(super) fn no_cap(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
     attention(q, k, v, vectors, &AttentionShape { soft_cap: None, ..*shape }, out);
@@ -78,7 +78,7 @@ fn by_rows(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
     position: fn(usize, usize, usize) -> usize,
 ) {
@@ -95,7 +95,7 @@ pub(super) fn too_far(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
     by_rows(q, k, v, vectors, shape, out, |position, _, tokens| (position + 1).min(tokens - 1));
@@ -106,7 +106,7 @@ pub(super) fn not_causal(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
     by_rows(q, k, v, vectors, shape, out, |_, end, _| end - 1);
@@ -118,7 +118,7 @@ pub(super) fn wrong_heads(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
     let AttentionShape { heads, kv_heads, head_dim, .. } = *shape;
@@ -142,7 +142,7 @@ pub(super) fn skips_page_starts(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
     let mut v = v.to_vec();
@@ -150,4 +150,16 @@ pub(super) fn skips_page_starts(
         page[..shape.kv_heads * shape.head_dim].fill(0.0);
     }
     attention(q, k, &v, vectors, shape, out);
+}
+
+pub(super) fn spans_without_window(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    vectors: HeadVectors<'_>,
+    shape: &AttentionShape<'_>,
+    out: &mut [f32],
+) {
+    let window = shape.window.filter(|_| shape.spans.is_none_or(<[_]>::is_empty));
+    attention(q, k, v, vectors, &AttentionShape { window, ..*shape }, out);
 }

@@ -1,9 +1,9 @@
 //! A backend with a defect: the reference behind a wrapper that changes what passes it.
 
 use paguro_backend::{
-    Backend, Capacity, KernelCount, KvDtype, Limits, LoadError, OutputKind, OutputValue, PageContent,
-    PageFormat, PageId, PageMove, Program, Runner, SamplingParams, Step, StepError, StepOutput, Ticket,
-    Weights,
+    Backend, Capacity, DeviceLayout, GivenRows, KernelCount, KvDtype, Limits, LoadError, Matrix, OutputKind,
+    OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, SamplingParams, Step, StepError,
+    StepOutput, Ticket, Weights,
     reference::{KvRounding, Reference},
 };
 
@@ -29,6 +29,18 @@ impl Backend for Defective {
         Reference::default().page_bytes(program, block_size, kv_dtype)
     }
 
+    fn state_bytes(&self, program: &Program) -> usize {
+        Reference::default().state_bytes(program)
+    }
+
+    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
+        Reference::default().device_layout(matrix)
+    }
+
+    fn weight_bytes(&self, program: &Program, weights: &Weights) -> u64 {
+        Reference::default().weight_bytes(program, weights)
+    }
+
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
         Reference::default().buffer_bytes(program, limits)
     }
@@ -51,12 +63,13 @@ impl Backend for Defective {
         let Defect { attention, round, .. } = self.defect;
         let inner = reference.load_with(attention, round, &program, weights, limits)?;
         let now = Circumstances { threads: self.threads, ..Circumstances::default() };
-        Ok(Box::new(DefectiveRunner { inner: Box::new(inner), defect: self.defect, now }))
+        Ok(Box::new(DefectiveRunner { inner: Box::new(inner), program, defect: self.defect, now }))
     }
 }
 
 struct DefectiveRunner {
     inner: Box<dyn Runner>,
+    program: Program,
     defect: Defect,
     now: Circumstances,
 }
@@ -87,8 +100,31 @@ impl Runner for DefectiveRunner {
         (self.defect.carried)(&mut carried);
         let mut sequences = step.sequences.to_vec();
         (self.defect.sequences)(&mut sequences);
-        let changed =
-            Step { pages: &pages, outputs: &outputs, carried: &carried, sequences: &sequences, ..*step };
+        let values: Vec<_> = step
+            .given
+            .iter()
+            .map(|given| {
+                let mut values = given.values.to_vec();
+                (self.defect.given)(&mut values, &self.program);
+                values
+            })
+            .collect();
+        let given = step.given.iter().zip(&values);
+        let given: Vec<_> = given.map(|(given, values)| GivenRows { values, ..given.clone() }).collect();
+        let mut coordinates = step.coordinates.to_vec();
+        (self.defect.coordinates)(&mut coordinates);
+        let mut spans = step.spans.to_vec();
+        (self.defect.spans)(&mut spans);
+        let changed = (self.defect.step)(Step {
+            tokens: step.tokens,
+            carried: &carried,
+            given: &given,
+            coordinates: &coordinates,
+            spans: &spans,
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+        });
         match self.inner.submit(&changed) {
             Err(StepError::Invalid(_)) if !self.defect.checks_steps => Ok(Ticket(0)),
             result => result,
@@ -101,7 +137,7 @@ impl Runner for DefectiveRunner {
             match outcome {
                 OutputValue::Logits(logits) => (self.defect.logits)(logits, &self.now),
                 OutputValue::Embedding(embedding) => (self.defect.embeddings)(embedding, &self.now),
-                _ => {}
+                OutputValue::Sampled(_) | OutputValue::Score(_) | OutputValue::Residual(_) => {}
             }
         }
         (self.defect.outcomes)(&mut out.outcomes);

@@ -1,7 +1,7 @@
 //! Defects of attention, pages, programs, weights, exactness and the contract, with the cases that must catch them.
 
 use paguro_backend::{
-    AttentionMode, PageId, PageMove, Scores, StepSequence,
+    AttentionMode, PageId, PageMove, Scores, Step, StepSequence,
     reference::{round_f16, round_q8},
 };
 
@@ -65,6 +65,70 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
             Defect { round: remembers, ..Q8 },
             &["batch_invariance", "exact_in_chunks", "exact_with_shared_prefix", "exact_after_preemption"],
         ),
+        // Rows
+        (
+            "embeds the tokens of given rows",
+            Defect { step: |step| Step { given: &[], ..step }, ..NONE },
+            &["given_rows"],
+        ),
+        (
+            "gives rows to single sequences only",
+            Defect { step: only_alone, ..NONE },
+            &["given_rows", "exact_rows"],
+        ),
+        (
+            "scales given rows",
+            Defect { given: |values, _| values.iter_mut().for_each(|value| *value *= 1.1), ..NONE },
+            &["given_rows", "stages"],
+        ),
+        ("adds parts of given rows to other layers", Defect { given: other_parts, ..NONE }, &["given_rows"]),
+        (
+            "rotates by positions",
+            Defect { step: |step| Step { coordinates: &[], ..step }, ..NONE },
+            &["rope_axes"],
+        ),
+        (
+            "swaps rows and columns",
+            Defect { coordinates: |all| all.iter_mut().for_each(|at| at.swap(1, 2)), ..NONE },
+            &["rope_axes"],
+        ),
+        (
+            "has the axes in sections",
+            Defect {
+                program: |program| program.ropes.iter_mut().for_each(|rope| rope.axes.sort_unstable()),
+                ..NONE
+            },
+            &["rope_axes"],
+        ),
+        (
+            "sees no spans",
+            Defect { step: |step| Step { spans: &[], ..step }, ..NONE },
+            &["spans", "spans_of_encoders"],
+        ),
+        (
+            "sees one row less of a span",
+            Defect { spans: shorter_spans, ..NONE },
+            &["spans", "spans_of_encoders"],
+        ),
+        (
+            "sees adjacent spans as one",
+            Defect { spans: joined_spans, ..NONE },
+            &["spans", "spans_of_encoders"],
+        ),
+        (
+            "sees spans in all layers",
+            Defect {
+                program: |program| program.kv.groups.iter_mut().for_each(|group| group.spans = true),
+                ..NONE
+            },
+            &["spans", "spans_of_encoders"],
+        ),
+        ("forgets the window in spans", Defect { attention: spans_without_window, ..NONE }, &["spans"]),
+        (
+            "scales rows of the residual stream",
+            Defect { outcomes: scaled_residuals, ..NONE },
+            &["residuals", "stages"],
+        ),
         // The program
         ("pairs RoPE the other way", Defect { program: other_pairs, ..NONE }, &["ropes", "format_f16"]),
         ("rotates the whole head", Defect { program: rotates_all, ..NONE }, &["ropes"]),
@@ -92,7 +156,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
         ),
         (
             "ignores the scale of logits",
-            Defect { program: |program| program.head.scale = 1.0, ..NONE },
+            Defect { program: |program| head(program).scale = 1.0, ..NONE },
             &["scales"],
         ),
         (
@@ -102,7 +166,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
         ),
         (
             "ignores learned positions",
-            Defect { program: |program| program.embed.positions = None, ..NONE },
+            Defect { program: |program| embed(program).positions = None, ..NONE },
             &["learned_positions"],
         ),
         (
@@ -148,18 +212,18 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
         ),
         (
             "ignores the head's bias",
-            Defect { program: |program| program.head.linear.bias = None, ..NONE },
+            Defect { program: |program| head(program).linear.bias = None, ..NONE },
             &["biases_everywhere"],
         ),
         (
             "ignores the cap of logits",
-            Defect { program: |program| program.head.soft_cap = None, ..NONE },
+            Defect { program: |program| head(program).soft_cap = None, ..NONE },
             &["soft_caps"],
         ),
         ("knows no GELU", Defect { program: only_silu, ..NONE }, &["gelu", "activations", "ungated"]),
         (
             "ignores the embedding's scale",
-            Defect { program: |program| program.embed.scale = 1.0, ..NONE },
+            Defect { program: |program| embed(program).scale = 1.0, ..NONE },
             &["tied_head"],
         ),
         (

@@ -1,9 +1,19 @@
-//! Programs with a defect.
+//! Programs and rows with a defect.
+
+use std::ops::Range;
 
 use paguro_backend::{
-    Activation, Attention, Bytes, Carried, DeltaRule, Dense, Experts, FeedForward, KeySharing, Mixer, Norm,
-    NormKind, OutputValue, Program, QkNorm, QkNormKind, Residual, RopeStyle, Weights,
+    Activation, Attention, Bytes, Carried, DeltaRule, Dense, Embed, Experts, FeedForward, Head, KeySharing,
+    Mixer, Norm, NormKind, OutputValue, Program, QkNorm, QkNormKind, Residual, RopeStyle, Step, Weights,
 };
+
+pub(super) fn embed(program: &mut Program) -> &mut Embed {
+    program.embed_mut().expect("a program of tokens")
+}
+
+pub(super) fn head(program: &mut Program) -> &mut Head {
+    program.head_mut().expect("a program with logits")
+}
 
 pub(super) fn each_attention(program: &mut Program, change: fn(&mut Attention)) {
     for layer in &mut program.layers {
@@ -42,7 +52,7 @@ pub(super) fn each_norm(program: &mut Program, change: fn(&mut Norm)) {
             _ => {}
         }
     }
-    change(&mut program.head.norm);
+    program.head_mut().into_iter().for_each(|head| change(&mut head.norm));
 }
 
 pub(super) fn other_pairs(program: &mut Program) {
@@ -224,6 +234,45 @@ pub(super) fn zeroth(outcomes: &mut Vec<OutputValue>) {
     for outcome in outcomes {
         if let OutputValue::Sampled(sampled) = outcome {
             sampled.token = 0;
+        }
+    }
+}
+
+/// Drops given rows beside other sequences.
+pub(super) fn only_alone(step: Step<'_>) -> Step<'_> {
+    if step.sequences.len() > 1 { Step { given: &[], ..step } } else { step }
+}
+
+/// Swaps the last two parts of given rows, if there are more than two.
+pub(super) fn other_parts(values: &mut [f32], program: &Program) {
+    let (parts, hidden) = (program.given_parts, program.hidden);
+    if parts > 2 {
+        for row in values.chunks_exact_mut(parts * hidden) {
+            let (first, last) = row.split_at_mut((parts - 1) * hidden);
+            first[(parts - 2) * hidden..].swap_with_slice(last);
+        }
+    }
+}
+
+pub(super) fn shorter_spans(spans: &mut Vec<Range<usize>>) {
+    spans.iter_mut().for_each(|span| span.end -= 1);
+    spans.retain(|span| !span.is_empty());
+}
+
+pub(super) fn joined_spans(spans: &mut Vec<Range<usize>>) {
+    spans.dedup_by(|next, span| {
+        let is_adjacent = span.end == next.start;
+        if is_adjacent {
+            span.end = next.end;
+        }
+        is_adjacent
+    });
+}
+
+pub(super) fn scaled_residuals(outcomes: &mut Vec<OutputValue>) {
+    for outcome in outcomes {
+        if let OutputValue::Residual(row) = outcome {
+            row.iter_mut().for_each(|x| *x *= 1.05);
         }
     }
 }

@@ -107,7 +107,8 @@ impl Case {
 
     fn reference(&self, numbers: &Numbers) -> Vec<f32> {
         let Case { heads, kv_heads, head_dim, start, window, soft_cap, scale, .. } = *self;
-        let shape = AttentionShape { heads, kv_heads, head_dim, start, scale, soft_cap, window, len: None };
+        let (len, spans) = (None, None);
+        let shape = AttentionShape { heads, kv_heads, head_dim, start, scale, soft_cap, window, len, spans };
         let (k, v) = (self.stored(&numbers.k), self.stored(&numbers.v));
         let mut out = vec![0.0; numbers.q.len()];
         attention(&self.multiplied(&numbers.q), &k, &v, HeadVectors::default(), &shape, &mut out);
@@ -119,7 +120,8 @@ impl Case {
         let Case { dtype, heads, kv_heads, head_dim, start, rows, window, soft_cap, scale } = *self;
         let blocks = self.tokens().div_ceil(cut.block_size);
         // The second of two layers.
-        let kv = KvLayout { groups: vec![KvGroup { window, layer_slots: 2, kv_heads, head_dim }] };
+        let kv =
+            KvLayout { groups: vec![KvGroup { window, spans: false, layer_slots: 2, kv_heads, head_dim }] };
         let shapes = PageShape::of_groups(&kv, cut.block_size, dtype).unwrap();
         let mut arena = Arena::new(blocks + 1, shapes).unwrap();
         arena.poison();
@@ -175,6 +177,7 @@ impl Case {
                         soft_cap,
                         window,
                         len: None,
+                        spans: None,
                         biases: None,
                     };
                     kernels.attend_split(&job, &mut scores, &mut partial);
@@ -293,7 +296,9 @@ fn extreme_scores() {
 #[test]
 fn an_unseen_split_gives_an_empty_partial_result() {
     let case = Case { start: 600, rows: 1, window: Some(10), ..PLAIN };
-    let kv = KvLayout { groups: vec![KvGroup { window: None, layer_slots: 1, kv_heads: 2, head_dim: 64 }] };
+    let kv = KvLayout {
+        groups: vec![KvGroup { window: None, spans: false, layer_slots: 1, kv_heads: 2, head_dim: 64 }],
+    };
     let arena = Arena::new(64, PageShape::of_groups(&kv, 16, KvDtype::F16).unwrap()).unwrap();
     let table: Vec<PageId> = (1..=38).map(PageId).collect();
     let numbers = case.numbers();
@@ -315,6 +320,7 @@ fn an_unseen_split_gives_an_empty_partial_result() {
             soft_cap: None,
             window: Some(10),
             len: None,
+            spans: None,
             biases: None,
         };
         let mut partial = vec![1.0; 2 * partial_len(64)];

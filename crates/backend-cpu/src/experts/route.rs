@@ -16,11 +16,11 @@ pub(super) fn choose(
     let exp = |logit: f32| f64::from(logit - largest).exp();
     let total: f64 = match router.scores {
         Scores::Softmax => logits.iter().map(|&logit| exp(logit)).sum(),
-        _ => 1.0,
+        Scores::Sigmoid => 1.0,
     };
     let score = |logit: f32| match router.scores {
         Scores::Softmax => exp(logit) / total,
-        _ => 1.0 / (1.0 + (-f64::from(logit)).exp()),
+        Scores::Sigmoid => 1.0 / (1.0 + (-f64::from(logit)).exp()),
     };
     // Without a bias, logits have the same order as scores.
     if selection_bias.is_none() && router.groups.is_none() {

@@ -89,15 +89,15 @@ fn heads_are_rotated_as_the_reference_rotates_them() {
     for style in [RopeStyle::Interleaved, RopeStyle::HalfSplit] {
         for (head_dim, pairs) in [(64, 32), (64, 12), (80, 40), (80, 0), (16, 1), (128, 48)] {
             let frequencies = (0..pairs).map(|pair| 1e4_f32.powf(-(pair as f32) / 50.0)).collect();
-            let rope = Rope { style, frequencies, magnitude: 1.3 };
+            let rope = Rope { style, frequencies, axes: Vec::new(), magnitude: 1.3 };
             // Large positions, for which f32 angles would be inaccurate.
             for position in [0, 1, 77, 130_000] {
                 let head = numbers(head_dim, 3);
                 let mut expected = head.clone();
-                ops::rotate(&mut expected, position, &rope);
+                ops::rotate(&mut expected, position, [3; 3], &rope);
                 check("rotate", 1e-6, &expected, |kernels| {
                     let (mut head, mut at) = (head.clone(), vec![0.0; 2 * pairs]);
-                    rope_row(&rope, position, &mut at);
+                    rope_row(&rope, position, [7; 3], &mut at);
                     kernels.rotate(&mut head, &at, style);
                     head
                 });

@@ -44,7 +44,7 @@ impl PageShape {
             return Err(LoadError::BadProgram("no groups of K and V".into()));
         }
         let shape = |group: &KvGroup| {
-            let KvGroup { layer_slots, kv_heads, head_dim, .. } = *group;
+            let KvGroup { window: _, spans: _, layer_slots, kv_heads, head_dim } = *group;
             if !head_dim.is_multiple_of(2) {
                 return Err(LoadError::Unsupported {
                     device: "cpu".into(),

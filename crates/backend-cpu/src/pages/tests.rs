@@ -10,7 +10,9 @@ use crate::{isa::Isa, ops::RowKernels};
 const DTYPES: [KvDtype; 3] = KvDtype::ALL;
 
 fn shape(block_size: usize, head_dim: usize, dtype: KvDtype) -> PageShape {
-    let kv = KvLayout { groups: vec![KvGroup { window: None, layer_slots: 3, kv_heads: 2, head_dim }] };
+    let kv = KvLayout {
+        groups: vec![KvGroup { window: None, spans: false, layer_slots: 3, kv_heads: 2, head_dim }],
+    };
     PageShape::of_groups(&kv, block_size, dtype).unwrap()[0]
 }
 
@@ -109,7 +111,9 @@ fn written_heads_are_read_and_nothing_else_changes() {
 #[test]
 fn pages_do_not_share_cache_sets() {
     // TinyLlama: 22 layers of 4 heads of 64 would make pages of f16 a multiple of 64 KiB.
-    let kv = KvLayout { groups: vec![KvGroup { window: None, layer_slots: 22, kv_heads: 4, head_dim: 64 }] };
+    let kv = KvLayout {
+        groups: vec![KvGroup { window: None, spans: false, layer_slots: 22, kv_heads: 4, head_dim: 64 }],
+    };
     for dtype in DTYPES {
         let bytes = PageShape::page_bytes(&PageShape::of_groups(&kv, 32, dtype).unwrap());
         assert!(bytes >= kv.page_bytes(32, dtype));
@@ -129,8 +133,9 @@ fn eight_bits_take_about_half_the_bytes_and_four_a_quarter() {
 
 #[test]
 fn sizes_that_do_not_fit_are_refused_by_name() {
-    let kv =
-        |head_dim| KvLayout { groups: vec![KvGroup { window: None, layer_slots: 1, kv_heads: 1, head_dim }] };
+    let kv = |head_dim| KvLayout {
+        groups: vec![KvGroup { window: None, spans: false, layer_slots: 1, kv_heads: 1, head_dim }],
+    };
     let error = |kv: &KvLayout, block_size| {
         PageShape::of_groups(kv, block_size, KvDtype::F16).unwrap_err().to_string()
     };

@@ -18,7 +18,8 @@ const LIMITS: Limits = Limits {
 
 fn plan(windows: &[Option<u32>], threads: usize, partials: usize) -> StepPlan {
     let heads = Heads { queries: 8, kv: 2, dim: 64 };
-    let groups: Vec<_> = windows.iter().map(|&window| (window, heads)).collect();
+    let group = |window| KvGroup { window, spans: false, layer_slots: 1, kv_heads: 2, head_dim: 64 };
+    let groups: Vec<_> = windows.iter().map(|&window| (group(window), heads)).collect();
     StepPlan::new(&groups, false, &LIMITS, threads, partials)
 }
 
@@ -32,7 +33,7 @@ fn make(plan: &mut StepPlan, sequences: &[(usize, usize)], outputs: &[Output<'_>
             StepSequence { rows: row - rows..row, start, tables: 0..0, state: None }
         })
         .collect();
-    plan.make(&Step { tokens: &vec![0; row], carried: &[], sequences: &sequences, pages: &[], outputs });
+    plan.make(&Step { tokens: &vec![0; row], sequences: &sequences, outputs, ..Step::default() });
 }
 
 /// Checks that every row and head has each of its splits once, and that partial results do not overlap.
@@ -97,7 +98,7 @@ fn rows_with_outputs_are_cut_alone() {
         .map(|(first, end, start)| StepSequence { rows: first..end, start, tables: 0..0, state: None })
         .to_vec();
     let step =
-        Step { tokens: &[0; 311], carried: &[], sequences: &sequences, pages: &[], outputs: &outputs };
+        Step { tokens: &[0; 311], sequences: &sequences, outputs: &outputs, ..Step::default() };
     all.make(&step);
     some.make_outputs(&step, &all);
     assert_eq!(some.rows, [7, 8, 9, 299, 310]);

@@ -62,7 +62,7 @@ impl RecurrentSizes {
                     sizes.groups = sizes.groups.max(op.shape.key_heads);
                     &op.shape
                 }
-                _ => continue,
+                Mixer::None | Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Sum(_) => continue,
             };
             sizes.mixed = sizes.mixed.max(shape.channels());
             sizes.channels = sizes.channels.max(shape.channels());

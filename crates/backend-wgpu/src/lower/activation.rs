@@ -226,7 +226,6 @@ pub(super) fn activation_constants(activation: Activation) -> Constants {
         Activation::ClampedSwiglu { alpha, limit } => {
             vec![("CLAMPED", U(1)), ("SLOPE", F(alpha)), ("LIMIT", F(limit))]
         }
-        // `ops` has refused all others.
-        _ => vec![],
+        Activation::Silu => vec![],
     }
 }

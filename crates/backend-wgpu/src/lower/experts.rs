@@ -165,7 +165,7 @@ impl Lowering<'_> {
 
     /// The result of a dense network beside the experts.
     fn beside(&mut self, op: &Beside, before: Before, body: &mut Vec<Launch>) -> Result<(), LoadError> {
-        let Dense { norm, gate, up, activation, down, .. } = &op.dense;
+        let Dense { norm, width: _, gate, up, activation, down, post_norm: _ } = &op.dense;
         let linears: Vec<&Linear> = gate.iter().chain([up]).collect();
         self.norm(*norm, before, &linears, body)?;
         let (gate, up) = match gate {

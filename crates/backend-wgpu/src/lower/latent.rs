@@ -61,7 +61,7 @@ impl Room {
             let shape = op.latent.shape;
             let rank = match op.latent.query {
                 LatentQuery::Direct(_) => 0,
-                LatentQuery::Down { rank, .. } => rank,
+                LatentQuery::Down { down: _, rank, norm: _, up: _ } => rank,
             };
             let heads = shape.heads * shape.plain.max(shape.latent).next_multiple_of(BLOCK);
             room = Self {
@@ -105,7 +105,7 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<Before, LoadError> {
         let latent = &op.latent;
-        let LatentShape { latent: width, value, .. } = latent.shape;
+        let LatentShape { heads: _, plain: _, rotated: _, latent: width, value } = latent.shape;
         let own = self.latents.clone().expect("programs with latent attention have the buffers");
         let first = latent.query.linears().next().expect("there is one matrix or two");
         self.norm(latent.norm, before, &[first, &latent.down], body)?;
@@ -211,7 +211,7 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let latent = &op.latent;
-        let LatentShape { heads, plain, rotated, latent: width, .. } = latent.shape;
+        let LatentShape { heads, plain, rotated, latent: width, value: _ } = latent.shape;
         let (rotates, rope_tables) = self.rotation(Some(latent.rope), latent.position_scale);
         let mut constants = vec![
             ("PLAIN", U(plain as u32)),

@@ -166,7 +166,7 @@ impl Lowering<'_> {
 
     /// The kind of a norm, and its vectors.
     fn norm_vectors(&mut self, norm: Option<Norm>) -> Result<Bindings, LoadError> {
-        let Some(Norm { kind, weight, bias, .. }) = norm else { return Ok((vec![], vec![])) };
+        let Some(Norm { kind, weight, bias, eps: _ }) = norm else { return Ok((vec![], vec![])) };
         let constants = vec![
             ("NORMS", U(1)),
             ("LAYER", U(u32::from(kind == NormKind::Layer))),

@@ -48,12 +48,11 @@ fn tiling(device: &Device, program: &Program, of: &KvGroup, limits: &Limits) -> 
         emits,
         always_merges: program.always_merges(),
         partials,
-        // Devices do not report how many workgroups run concurrently. Each of an H200's 132 processors runs two, or
-        // three smaller ones.
+        // Devices do not report how many workgroups run concurrently. Each processor of an H200 runs two, or three smaller
+        // ones.
         busy: match few {
-            Some(_) => 396,
-            None if device.is_software => 8,
-            None => 264,
+            Some(_) => 3 * device.rules.processors,
+            None => 2 * device.rules.processors,
         },
         wide: coop_attention::wide(device, program, of, limits).filter(|_| emits),
     }

@@ -395,7 +395,7 @@ impl Lowering<'_> {
         z: &Place,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let DeltaShape { value_heads, value_dim, .. } = op.shape;
+        let DeltaShape { key_heads: _, value_heads, key_dim: _, value_dim } = op.shape;
         let width = op.shape.value_width();
         let mut constants = vec![
             ("WIDTH", U(width as u32)),

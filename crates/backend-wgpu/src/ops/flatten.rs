@@ -1,7 +1,7 @@
 //! Lowering of the contract's program to the list of fused operations. Parts without kernels are refused by name.
 
 use paguro_backend::{
-    Activation, Attention, Branch, Dense, FeedForward, Layer, LoadError, Mixer, QkNorm, Residual, Scores,
+    Attention, Branch, Dense, Exit, FeedForward, Input, Layer, LoadError, Mixer, QkNorm, Residual,
 };
 
 use super::{
@@ -15,8 +15,6 @@ const MOST_EXPERTS: usize = 1024;
 const MOST_KEY_DIM: usize = 128;
 /// Elements of a key of a scan, at most: threads have a column of the state in registers.
 const MOST_SCAN_KEY_DIM: usize = 256;
-/// Error for a layer of the contract that this backend does not support.
-const NEWER: &str = "a layer of a kind that is newer than this backend";
 
 impl Program {
     /// Lowers a program for the device with this name.
@@ -29,7 +27,13 @@ impl Program {
             return Err(LoadError::BadProgram("there are no layers".into()));
         }
         flattening.require(!program.bidirectional, "attention in both directions (of encoders)")?;
-        let embed = &program.embed;
+        let Input::Tokens(embed) = &program.input else {
+            return flattening.refuse("programs that begin with rows");
+        };
+        let Exit::Logits(head) = &program.exit else {
+            return flattening.refuse("programs that end with rows");
+        };
+        let paguro_backend::Embed { table, scale, positions, types: _, norm: _, layers } = embed;
         flattening.require(embed.types.is_none(), "embeddings of token types")?;
         flattening.require(embed.norm.is_none(), "a norm of embeddings")?;
         let has_norm_after =
@@ -39,11 +43,11 @@ impl Program {
             .require(program.attentions().all(|op| op.distance_bias.is_none()), "biases of distances")?;
         let groups = flattening.groups()?;
         let mut ops = vec![Op::Embed(Embed {
-            table: program.embed.table,
-            scale: program.embed.scale,
-            positions: program.embed.positions.map(|positions| positions.table),
+            table: *table,
+            scale: *scale,
+            positions: positions.map(|positions| positions.table),
         })];
-        if let Some(embeds) = &program.embed.layers {
+        if let Some(embeds) = layers {
             flattening.require(is_plain(&embeds.norm), "LayerNorm of embeddings for layers")?;
             ops.push(Op::LayerEmbeds(embeds.clone()));
         }
@@ -51,10 +55,10 @@ impl Program {
             flattening.layer(layer, &mut ops)?;
         }
         ops.push(Op::NormLogits(NormLogits {
-            norm: program.head.norm,
-            head: program.head.linear,
-            scale: program.head.scale,
-            soft_cap: program.head.soft_cap,
+            norm: head.norm,
+            head: head.linear,
+            scale: head.scale,
+            soft_cap: head.soft_cap,
         }));
         let width = |op: &Op| match op {
             Op::NormGateUp(op) => op.width,
@@ -101,60 +105,64 @@ impl Flattening<'_> {
             let divides = group.kv_heads > 0 && heads.is_multiple_of(group.kv_heads);
             self.require(divides, "query heads that do not share K/V heads evenly")?;
             let head_dim = if is_latent { group.head_dim.next_multiple_of(8) } else { group.head_dim };
-            let paguro_backend::KvGroup { window, layer_slots, kv_heads, .. } = *group;
-            let unpadded_dim = group.head_dim;
+            // No step of this backend has spans.
+            let paguro_backend::KvGroup { window, spans: _, layer_slots, kv_heads, head_dim: unpadded_dim } =
+                *group;
             Ok(KvGroup { window, layer_slots, heads, kv_heads, head_dim, unpadded_dim, is_latent })
         });
         groups.collect()
     }
 
     fn layer(&self, layer: &Layer, ops: &mut Vec<Op>) -> Result<(), LoadError> {
-        let has_both = !matches!(layer.mixer, Mixer::None) && !matches!(layer.ffn, FeedForward::None);
-        let waits = layer.residual == Residual::Parallel && has_both;
-        let add = |post_norm| Add { post_norm, scale: layer.branch_scale, waits: false };
+        let Layer {
+            mixer,
+            ffn,
+            residual,
+            // `new` has refused these norms.
+            norm_after_mixer: _,
+            norm_after_ffn: _,
+            branch_scale,
+            input,
+            output_scale,
+        } = layer;
+        let has_both = !matches!(mixer, Mixer::None) && !matches!(ffn, FeedForward::None);
+        let waits = *residual == Residual::Parallel && has_both;
+        let add = |post_norm| Add { post_norm, scale: *branch_scale, waits: false };
         let mut waiting = None;
-        match &layer.mixer {
+        match mixer {
             Mixer::None => {}
             Mixer::Sum(branches) => {
                 let [first, second] = &branches[..] else {
                     return self.refuse(&format!("sums of {} mixers", branches.len()));
                 };
                 self.require(!waits, "sums of mixers beside a feed-forward network")?;
-                let scale = |branch: &Branch| branch.scale * layer.branch_scale;
+                let scale = |branch: &Branch| branch.scale * branch_scale;
                 let first = self.mixer(&first.mixer, scale(first), true, ops)?;
                 self.mixer(&second.mixer, scale(second), false, ops)?;
                 ops.push(Op::Join(first));
             }
-            mixer => waiting = Some(self.mixer(mixer, layer.branch_scale, waits, ops)?).filter(|_| waits),
+            mixer => waiting = Some(self.mixer(mixer, *branch_scale, waits, ops)?).filter(|_| waits),
         }
-        match &layer.ffn {
+        match ffn {
             FeedForward::Dense(dense) => {
                 let &Dense { norm, width, gate, up, activation, down, post_norm } = dense;
-                self.activation(activation)?;
                 ops.push(Op::NormGateUp(NormGateUp { norm, width, gate, up, activation }));
                 ops.push(Op::DownAdd(DownAdd { down, add: add(post_norm) }));
             }
             FeedForward::Experts(experts) => {
-                self.activation(experts.activation)?;
                 let add = add(experts.post_norm);
-                self.require(
-                    matches!(experts.router.scores, Scores::Softmax | Scores::Sigmoid),
-                    "a router of a kind that is newer than this backend",
-                )?;
                 let most = experts.count <= MOST_EXPERTS;
                 self.require(most, &format!("a mixture of experts with {} experts", experts.count))?;
                 ops.push(Op::Experts(Box::new(ExpertsAdd { experts: experts.clone(), add })));
             }
             FeedForward::None => {}
-            _ => return self.refuse(NEWER),
         }
         ops.extend(waiting.map(Op::Join));
-        if let Some(input) = &layer.input {
-            self.activation(input.activation)?;
+        if let Some(input) = input {
             ops.push(Op::LayerInput(input.clone()));
         }
-        if layer.output_scale != 1.0 {
-            ops.push(Op::Scale(layer.output_scale));
+        if *output_scale != 1.0 {
+            ops.push(Op::Scale(*output_scale));
         }
         Ok(())
     }
@@ -189,7 +197,7 @@ impl Flattening<'_> {
                 self.require(fits, &format!("scans with states of {key_dim} elements"))?;
                 (Op::Ssd(Box::new(SsdAdd { ssd: (**ssd).clone(), add })), add)
             }
-            _ => return self.refuse(NEWER),
+            Mixer::None | Mixer::Sum(_) => return self.refuse("a sum of sums of mixers"),
         };
         ops.push(op);
         Ok(add)
@@ -199,6 +207,7 @@ impl Flattening<'_> {
     fn mix(&self, attention: &Attention, add: Add, ops: &mut Vec<Op>) -> Result<(), LoadError> {
         let &Attention {
             norm,
+            heads: _, // those of the group
             q,
             k,
             v,
@@ -209,9 +218,11 @@ impl Flattening<'_> {
             position_scale,
             scale,
             soft_cap,
+            distance_bias: _, // `new` has refused them
             sinks,
             kv,
-            ..
+            out,
+            post_norm: _, // part of `add`
         } = attention;
         self.require(v_norm.as_ref().is_none_or(is_plain), "LayerNorm of V")?;
         let is_rms = |norm: &QkNorm| [norm.q, norm.k].iter().all(is_plain);
@@ -220,16 +231,8 @@ impl Flattening<'_> {
         let store = NormQkvRopeStore { norm, q, k, v, gate, qk_norm, v_norm, rope, position_scale, kv };
         ops.push(Op::NormQkvRopeStore(store));
         ops.push(Op::Attend(Attend { scale, soft_cap, sinks, is_gated, kv }));
-        ops.push(Op::ProjectAdd(ProjectAdd { project: attention.out, add }));
+        ops.push(Op::ProjectAdd(ProjectAdd { project: out, add }));
         Ok(())
-    }
-
-    fn activation(&self, activation: Activation) -> Result<(), LoadError> {
-        use Activation::{ClampedSwiglu, Gelu, GeluTanh, Relu2, Silu};
-        match activation {
-            Silu | GeluTanh | Gelu | Relu2 | ClampedSwiglu { .. } => Ok(()),
-            other => self.refuse(&format!("the activation {other:?}")),
-        }
     }
 
     fn require(&self, holds: bool, what: &str) -> Result<(), LoadError> {

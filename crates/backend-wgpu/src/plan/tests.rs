@@ -53,7 +53,13 @@ fn plan(
         first += rows;
     }
     let tokens = vec![1; rows];
-    plan.make(&Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &[] });
+    plan.make(&Step {
+        tokens: &tokens,
+        sequences: &sequences,
+        pages: &pages,
+        outputs: &[],
+        ..Step::default()
+    });
     assert!(plan.words.len() <= words(&kv, &limits, &[tiling; 2]));
     (plan, sequences)
 }

@@ -70,16 +70,18 @@ impl GpuRunner {
                         self.contents[to as usize] = content;
                     }
                 }
-                (PageMove::SaveState { state, part, .. }, Some(kernels)) => {
+                (PageMove::SaveState { state, part, to: _ }, Some(kernels)) => {
                     let pages: Vec<_> = own.iter().filter_map(page_of_part).collect();
                     kernels.copy_state(&mut encoder, &self.model.states, (state, part), &pages, true);
                     pages.iter().for_each(|page| self.contents[page.0 as usize] = Content::State);
                 }
-                (PageMove::RestoreState { state, part, .. }, Some(kernels)) => {
+                (PageMove::RestoreState { from: _, state, part }, Some(kernels)) => {
                     let pages: Vec<_> = own.iter().filter_map(page_of_part).collect();
                     kernels.copy_state(&mut encoder, &self.model.states, (state, part), &pages, false);
                 }
-                _ => return Err(StepError::Invalid(format!("no such move here: {first:?}"))),
+                (PageMove::SaveState { .. } | PageMove::RestoreState { .. }, None) => {
+                    return Err(StepError::Invalid(format!("{first:?} of a model without states")));
+                }
             }
         }
         if let Some(kernels) = &mut self.page_kernels {
@@ -92,7 +94,8 @@ impl GpuRunner {
 /// Returns the page of a part of a state.
 fn page_of_part(page_move: &PageMove) -> Option<PageId> {
     match *page_move {
-        PageMove::SaveState { to: page, .. } | PageMove::RestoreState { from: page, .. } => Some(page),
-        _ => None,
+        PageMove::SaveState { state: _, part: _, to: page }
+        | PageMove::RestoreState { from: page, part: _, state: _ } => Some(page),
+        PageMove::Copy { from: _, to: _ } => None,
     }
 }

@@ -107,9 +107,9 @@ impl PageKernels {
     /// Returns the number of moves at the beginning of `moves` that copy consecutive parts of one state in one direction.
     pub(super) fn run(&self, moves: &[PageMove]) -> usize {
         let part = |page_move: &PageMove| match *page_move {
-            PageMove::SaveState { state, part, .. } => Some((true, state, part)),
-            PageMove::RestoreState { state, part, .. } => Some((false, state, part)),
-            _ => None,
+            PageMove::SaveState { state, part, to: _ } => Some((true, state, part)),
+            PageMove::RestoreState { from: _, part, state } => Some((false, state, part)),
+            PageMove::Copy { from: _, to: _ } => None,
         };
         let Some((saves, state, first)) = moves.first().and_then(part) else { return 0 };
         let follows =

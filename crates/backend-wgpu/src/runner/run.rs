@@ -113,7 +113,11 @@ impl GpuRunner {
                     {
                         sampled.push(place_of(index));
                     }
-                    _ => for_host.push((index, row)),
+                    OutputKind::Sample(_)
+                    | OutputKind::Score { .. }
+                    | OutputKind::Logits
+                    | OutputKind::Embedding
+                    | OutputKind::Residual => for_host.push((index, row)),
                 }
             }
         }

@@ -110,6 +110,9 @@ pub struct KvGroup {
     /// A query at position `p` attends to keys at positions `> p - window`, and `<= p` or, in a
     /// [bidirectional](crate::Program::bidirectional) program, `< p + window`; `None` to all.
     pub window: Option<u32>,
+    /// True if rows of a [span](crate::Step::spans) also see its later rows (Gemma 3, images) or, in a bidirectional program, see
+    /// no row outside of their span (Qwen2.5-VL, windows of images).
+    pub spans: bool,
     /// Layer slots in a page.
     pub layer_slots: usize,
     /// K/V heads of each layer.
@@ -135,6 +138,9 @@ pub struct Rope {
     pub style: RopeStyle,
     /// Radians per position of each pair, `[rotated_dims / 2]`; elements past the rotated ones pass unchanged.
     pub frequencies: Vec<f32>,
+    /// Index into a row's [coordinates](crate::Step::coordinates) for each pair (Qwen's M-RoPE, in sections or interleaved). Empty if
+    /// all pairs are rotated by the position.
+    pub axes: Vec<u8>,
     /// Multiplies both sine and cosine (YaRN's and longrope's attention factor; one elsewhere).
     pub magnitude: f32,
 }
@@ -165,15 +171,28 @@ impl KvLayout {
 }
 
 /// Returns the positions of the keys to which a query at `position` attends, see [`KvGroup::window`]. `len` is the number of tokens
-/// of the sequence, in a [bidirectional](crate::Program::bidirectional) program only.
-pub fn visible(window: Option<u32>, len: Option<usize>, position: usize) -> Range<usize> {
+/// of the sequence, in a [bidirectional](crate::Program::bidirectional) program only. `spans` are the positions of the sequence's
+/// spans, in a group that [sees](KvGroup::spans) them only. Neither end of the result decreases from one position to the next.
+pub fn visible(
+    window: Option<u32>,
+    len: Option<usize>,
+    spans: Option<&[Range<usize>]>,
+    position: usize,
+) -> Range<usize> {
     let window = window.map(|window| window as usize);
     let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
-    let end = match len {
-        None => position + 1,
-        Some(len) => window.map_or(len, |window| len.min(position.saturating_add(window))),
-    };
-    start..end
+    let span = spans.map(|spans| {
+        let next = spans.partition_point(|span| span.end <= position);
+        spans.get(next).filter(|span| span.start <= position).cloned().unwrap_or(position..position + 1)
+    });
+    match (len, span) {
+        (None, None) => start..position + 1,
+        (None, Some(span)) => start..span.end,
+        (Some(len), span) => {
+            let end = window.map_or(len, |window| len.min(position.saturating_add(window)));
+            span.map_or(start..end, |span| start.max(span.start)..end.min(span.end))
+        }
+    }
 }
 
 impl KvGroup {

@@ -125,7 +125,6 @@ pub struct ExpertGroups {
 
 /// Conversion of a router's logits to scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Scores {
     /// Softmax over all experts. With [`Router::renormalize`] this is the softmax over the chosen ones.
     Softmax,
@@ -151,7 +150,6 @@ pub struct SharedExpert {
 /// The activation of a feed-forward network. With a gate `g` and an input `u`, it is `f(g) * u` unless stated
 /// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
 pub enum Activation {
     /// `x * sigmoid(x)`
     Silu,

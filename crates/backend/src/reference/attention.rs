@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::{Half, ReferenceRunner, ops};
-use crate::{Attention, AttentionMode, Linear, Norm, QkNormKind, Step, StepSequence, VectorId};
+use crate::{AXES, Attention, AttentionMode, Linear, Norm, QkNormKind, Step, StepSequence, VectorId};
 
 /// Shape of an [`attention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionShape {
+pub struct AttentionShape<'a> {
     /// Query heads.
     pub heads: usize,
     /// K/V heads; each serves `heads / kv_heads` consecutive query heads.
@@ -25,12 +25,14 @@ pub struct AttentionShape {
     pub window: Option<u32>,
     /// Number of tokens of the sequence, if a query also sees keys at later positions.
     pub len: Option<usize>,
+    /// Positions of the spans of the sequence, in a group that sees them only; see [`visible`](crate::visible).
+    pub spans: Option<&'a [Range<usize>]>,
 }
 
-impl AttentionShape {
+impl AttentionShape<'_> {
     /// Returns the positions of the keys that a query at `position` sees.
     pub fn visible(&self, position: usize) -> Range<usize> {
-        crate::visible(self.window, self.len, position)
+        crate::visible(self.window, self.len, self.spans, position)
     }
 }
 
@@ -59,10 +61,10 @@ pub fn attention(
     k: &[f32],
     v: &[f32],
     vectors: HeadVectors<'_>,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     out: &mut [f32],
 ) {
-    let AttentionShape { heads, kv_heads, head_dim, start, .. } = *shape;
+    let AttentionShape { heads, kv_heads, head_dim, start, .. } = *shape; // `visible` has the others
     let mut scores = Vec::new();
     let mut sums = vec![0.0; head_dim];
     for (index, (q, out)) in q.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)).enumerate() {
@@ -129,9 +131,10 @@ impl ReferenceRunner {
             let mut queries = Vec::new();
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
                 let h = self.optional_norm(op.norm, &x[row]);
-                queries.extend(self.queries(op, &h, position));
+                let place = (position, step.coordinates_of(row, position));
+                queries.extend(self.queries(op, &h, place));
                 if let Some(k) = &op.k {
-                    let [k, v] = self.keys_values(op, k, &h, position);
+                    let [k, v] = self.keys_values(op, k, &h, place);
                     self.arena.store(table, op.kv, Half::K, position, &k);
                     self.arena.store(table, op.kv, Half::V, position, &v);
                 }
@@ -154,19 +157,25 @@ impl ReferenceRunner {
         added
     }
 
-    /// Queries of a row `h` at `position`, `[heads * head_dim]`.
-    fn queries(&self, op: &Attention, h: &[f32], position: usize) -> Vec<f32> {
+    /// Queries of a row `h` at a position and its coordinates, `[heads * head_dim]`.
+    fn queries(&self, op: &Attention, h: &[f32], place: (usize, [usize; AXES])) -> Vec<f32> {
         let norm = op.qk_norm.map(|norm| (norm.q, norm.kind));
-        let mut q = self.norm_and_rotate(op, self.linear(&op.q, h), norm, position);
+        let mut q = self.norm_and_rotate(op, self.linear(&op.q, h), norm, place);
         if let Some(scale) = &op.position_scale {
-            let factor = ops::position_scale(scale, position);
+            let factor = ops::position_scale(scale, place.0);
             q.iter_mut().for_each(|q| *q *= factor);
         }
         q
     }
 
-    /// Keys and values of a row `h` at `position`, `[kv_heads * head_dim]` each.
-    fn keys_values(&self, op: &Attention, k: &Linear, h: &[f32], position: usize) -> [Vec<f32>; 2] {
+    /// Keys and values of a row `h` at a position and its coordinates, `[kv_heads * head_dim]` each.
+    fn keys_values(
+        &self,
+        op: &Attention,
+        k: &Linear,
+        h: &[f32],
+        place: (usize, [usize; AXES]),
+    ) -> [Vec<f32>; 2] {
         let k = self.linear(k, h);
         let mut v = op.v.map_or_else(|| k.clone(), |v| self.linear(&v, h));
         if let Some(norm) = &op.v_norm {
@@ -175,7 +184,7 @@ impl ReferenceRunner {
             }
         }
         let norm = op.qk_norm.map(|norm| (norm.k, norm.kind));
-        [self.norm_and_rotate(op, k, norm, position), v]
+        [self.norm_and_rotate(op, k, norm, place), v]
     }
 
     /// Norms and rotates a row of queries or keys.
@@ -184,7 +193,7 @@ impl ReferenceRunner {
         op: &Attention,
         mut row: Vec<f32>,
         norm: Option<(Norm, QkNormKind)>,
-        position: usize,
+        (position, coordinates): (usize, [usize; AXES]),
     ) -> Vec<f32> {
         if let Some((norm, QkNormKind::Row)) = norm {
             row = self.norm(&norm, &row);
@@ -194,7 +203,7 @@ impl ReferenceRunner {
                 head.copy_from_slice(&self.norm(&norm, head));
             }
             if let Some(rope) = op.rope {
-                ops::rotate(head, position, &self.program.ropes[rope]);
+                ops::rotate(head, position, coordinates, &self.program.ropes[rope]);
             }
             if let Some((norm, QkNormKind::HeadAfterRope)) = norm {
                 head.copy_from_slice(&self.norm(&norm, head));
@@ -207,6 +216,7 @@ impl ReferenceRunner {
     fn attend(&self, op: &Attention, step: &Step<'_>, sequence: &StepSequence, q: &[f32]) -> Vec<f32> {
         let group = self.program.kv_group(op);
         let table = sequence.table(step.pages, op.kv.group, self.program.kv.groups.len());
+        let spans: Vec<_> = step.spans_of(sequence).collect();
         let shape = AttentionShape {
             heads: op.heads,
             kv_heads: group.kv_heads,
@@ -216,6 +226,7 @@ impl ReferenceRunner {
             soft_cap: op.soft_cap,
             window: group.window,
             len: self.program.bidirectional.then(|| sequence.len()),
+            spans: group.spans.then_some(&spans[..]),
         };
         let k = self.arena.gather(table, op.kv, Half::K);
         let v = self.arena.gather(table, op.kv, Half::V);

@@ -17,8 +17,9 @@ impl ReferenceRunner {
                 let h = self.optional_norm(op.norm, &x[row]);
                 let down = self.linear(&op.down, &h);
                 let mut k = self.norm(&op.latent_norm, &down[..latent]);
+                let coordinates = step.coordinates_of(row, position);
                 let mut turned = down[latent..].to_vec();
-                ops::rotate(&mut turned, position, &rope);
+                ops::rotate(&mut turned, position, coordinates, &rope);
                 k.extend(turned);
                 self.arena.store(table, op.kv, Half::K, position, &k);
                 self.arena.store(table, op.kv, Half::V, position, &k);
@@ -27,7 +28,7 @@ impl ReferenceRunner {
                 for (head, q) in q.chunks_exact(plain + rotated).enumerate() {
                     let mut query = self.part(&op.absorb, head, &q[..plain], latent);
                     let mut turned = q[plain..].to_vec();
-                    ops::rotate(&mut turned, position, &rope);
+                    ops::rotate(&mut turned, position, coordinates, &rope);
                     query.extend(turned);
                     queries.extend(query.into_iter().map(|x| x * factor));
                 }
@@ -35,10 +36,19 @@ impl ReferenceRunner {
             let k = self.arena.gather(table, op.kv, Half::K);
             let v = self.arena.gather(table, op.kv, Half::V);
             let head_dim = op.shape.key_dim();
-            let window = self.program.kv.groups[op.kv.group].window;
-            let (start, scale) = (sequence.start, op.scale);
-            let (soft_cap, len) = (None, None);
-            let shape = AttentionShape { heads, kv_heads: 1, head_dim, start, scale, soft_cap, window, len };
+            let group = self.program.kv.groups[op.kv.group];
+            let spans: Vec<_> = step.spans_of(sequence).collect();
+            let shape = AttentionShape {
+                heads,
+                kv_heads: 1,
+                head_dim,
+                start: sequence.start,
+                scale: op.scale,
+                soft_cap: None,
+                window: group.window,
+                len: None,
+                spans: group.spans.then_some(&spans[..]),
+            };
             let mut attended = vec![0.0; queries.len()];
             (self.attention)(&queries, &k, &v, HeadVectors::default(), &shape, &mut attended);
             for row in attended.chunks_exact(heads * head_dim) {
@@ -57,7 +67,7 @@ impl ReferenceRunner {
     fn latent_query(&self, query: &LatentQuery, h: &[f32]) -> Vec<f32> {
         match query {
             LatentQuery::Direct(linear) => self.linear(linear, h),
-            LatentQuery::Down { down, norm, up, .. } => {
+            LatentQuery::Down { down, rank: _, norm, up } => {
                 let up: &Linear = up;
                 self.linear(up, &self.norm(norm, &self.linear(down, h)))
             }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{ReferenceRunner, ops};
 use crate::{
-    Activation, Dense, Experts, FeedForward, Head, Layer, LayerEmbeds, LayerInput, MatrixId, Mixer, Norm,
-    OutputValue, Residual, SharedExpert, Step, StepError, sampling,
+    Activation, Dense, Embed, Exit, Experts, FeedForward, Head, Input, Layer, LayerEmbeds, LayerInput,
+    MatrixId, Mixer, Norm, OutputKind, OutputValue, Residual, SharedExpert, Step, StepError, sampling,
 };
 
 impl ReferenceRunner {
@@ -16,22 +16,53 @@ impl ReferenceRunner {
         let mut x: Vec<Vec<f32>> = Vec::with_capacity(step.tokens.len());
         for sequence in step.sequences {
             let rows = (sequence.start..).zip(sequence.rows.clone());
-            x.extend(rows.map(|(position, row)| self.embed(step.tokens[row], position)));
+            x.extend(rows.map(|(position, row)| self.begin(step, row, position)));
         }
         self.count("embed");
         let embeds = self.layer_embeds(step, &x)?;
-        for layer in &program.layers {
+        for (index, layer) in program.layers.iter().enumerate() {
             self.layer(layer, step, &mut x);
             self.layer_end(layer, &embeds, &mut x);
+            if index + 1 < program.given_parts {
+                for (row, x) in x.iter_mut().enumerate() {
+                    let part = self.given(step, row, index + 1).unwrap_or_default();
+                    x.iter_mut().zip(part).for_each(|(x, part)| *x += part);
+                }
+            }
         }
-        self.head(&program.head, step, &x);
+        for output in step.outputs {
+            let answer = match &program.exit {
+                _ if matches!(output.kind, OutputKind::Residual) => {
+                    OutputValue::Residual(x[output.row].clone())
+                }
+                Exit::Logits(head) => self.head(head, &output.kind, &x[output.row]),
+                Exit::Rows => unreachable!("a valid step asks for rows only"),
+            };
+            self.answers.push(answer);
+        }
         self.count("head");
         Ok(())
     }
 
+    /// Returns the residual stream of a row before the first layer.
+    fn begin(&self, step: &Step<'_>, row: usize, position: usize) -> Vec<f32> {
+        match (self.given(step, row, 0), &self.program.input) {
+            (Some(given), _) => given.to_vec(),
+            (None, Input::Tokens(embed)) => self.embed(embed, step.tokens[row], position),
+            (None, Input::Rows) => unreachable!("a valid step gives all rows"),
+        }
+    }
+
+    /// Returns a part of a given row, `[hidden]`.
+    fn given<'a>(&self, step: &Step<'a>, row: usize, part: usize) -> Option<&'a [f32]> {
+        let hidden = self.program.hidden;
+        let parts = step.given_row(row, self.program.given_parts * hidden)?;
+        Some(&parts[part * hidden..][..hidden])
+    }
+
     /// Embeddings for layers of all rows, `[count * width]` each; none without [`LayerEmbeds`].
     fn layer_embeds(&self, step: &Step<'_>, x: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, StepError> {
-        let Some(LayerEmbeds { table, scale, count, width, projection, norm }) = &self.program.embed.layers
+        let Some(LayerEmbeds { table, scale, count, width, projection, norm }) = self.program.layer_embeds()
         else {
             return Ok(Vec::new());
         };
@@ -122,9 +153,9 @@ impl ReferenceRunner {
         }
     }
 
-    /// Returns the residual stream of one row before the first layer.
-    fn embed(&self, token: u32, position: usize) -> Vec<f32> {
-        let (embed, hidden) = (&self.program.embed, self.program.hidden);
+    /// Returns the embedding of a token.
+    fn embed(&self, embed: &Embed, token: u32, position: usize) -> Vec<f32> {
+        let hidden = self.program.hidden;
         let row = |table: MatrixId, row: usize| &self.matrices[table.0 as usize][row * hidden..][..hidden];
         let (kind, token) = (token as usize / self.program.vocab, token as usize % self.program.vocab);
         let mut x: Vec<f32> = row(embed.table, token).iter().map(|x| x * embed.scale).collect();
@@ -190,20 +221,17 @@ impl ReferenceRunner {
         y
     }
 
-    /// Computes the outputs of the step.
-    fn head(&mut self, op: &Head, step: &Step<'_>, x: &[Vec<f32>]) {
-        for output in step.outputs {
-            let h = self.norm(&op.norm, &x[output.row]);
-            let mut logits = self.linear(&op.linear, &h);
-            for logit in &mut logits {
-                *logit *= op.scale;
-                if let Some(cap) = op.soft_cap {
-                    *logit = ops::soft_cap(*logit, cap);
-                }
+    /// Computes an output of a row.
+    fn head(&mut self, op: &Head, kind: &OutputKind<'_>, x: &[f32]) -> OutputValue {
+        let h = self.norm(&op.norm, x);
+        let mut logits = self.linear(&op.linear, &h);
+        for logit in &mut logits {
+            *logit *= op.scale;
+            if let Some(cap) = op.soft_cap {
+                *logit = ops::soft_cap(*logit, cap);
             }
-            let answer = sampling::answer(&logits, &output.kind, &mut self.sampler);
-            self.answers.push(answer.unwrap_or(OutputValue::Embedding(h)));
         }
+        sampling::answer(&logits, kind, &mut self.sampler).unwrap_or(OutputValue::Embedding(h))
     }
 }
 

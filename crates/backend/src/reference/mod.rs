@@ -21,10 +21,13 @@ pub use pages::{KvRounding, RoundFn, round_f16, round_q4, round_q8};
 use recurrent::States;
 
 use crate::{
-    Backend, Capacity, KernelCount, KvDtype, Limits, Linear, LoadError, Matrix, Norm, Output, OutputKind,
-    OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput,
-    Ticket, VectorId, Weights, sampling::Scratch,
+    Backend, Capacity, DeviceLayout, KernelCount, KvDtype, Limits, Linear, LoadError, Matrix, Norm, Output,
+    OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
+    StepOutput, Ticket, VectorId, WeightFormat, Weights, sampling::Scratch,
 };
+
+/// Version of the bits that the reference computes. It is a part of [`PageFormat::name`], and changes with them.
+pub const NUMERICS: u32 = 1;
 
 /// The reference as a backend.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,6 +54,19 @@ impl Backend for Reference {
     fn page_bytes(&self, program: &Program, block_size: usize, _: KvDtype) -> usize {
         // Rounded, but stored in single precision.
         program.kv.page_elements(block_size) * size_of::<f32>()
+    }
+
+    fn state_bytes(&self, program: &Program) -> usize {
+        program.state.bytes()
+    }
+
+    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
+        let elements = matrix.parts * matrix.rows * matrix.cols;
+        DeviceLayout { bytes: elements * size_of::<f32>(), converted_to: Some(WeightFormat::F32) }
+    }
+
+    fn weight_bytes(&self, _: &Program, weights: &Weights) -> u64 {
+        weights.bytes_on(self)
     }
 
     fn buffer_bytes(&self, _: &Program, _: &Limits) -> u64 {
@@ -117,7 +133,7 @@ impl Reference {
 }
 
 /// The type of [`attention()`].
-pub type AttentionFn = fn(&[f32], &[f32], &[f32], HeadVectors<'_>, &AttentionShape, &mut [f32]);
+pub type AttentionFn = fn(&[f32], &[f32], &[f32], HeadVectors<'_>, &AttentionShape<'_>, &mut [f32]);
 
 /// A loaded model.
 pub struct ReferenceRunner {
@@ -159,7 +175,11 @@ impl Runner for ReferenceRunner {
         let answers = std::mem::take(&mut self.answers);
         let token = |(output, answer): (&Output<'_>, &OutputValue)| match answer {
             OutputValue::Sampled(sampled) if self.carries(&output.kind) => Some(sampled.token),
-            _ => None,
+            OutputValue::Sampled(_)
+            | OutputValue::Score(_)
+            | OutputValue::Logits(_)
+            | OutputValue::Embedding(_)
+            | OutputValue::Residual(_) => None,
         };
         self.carried = step.outputs.iter().zip(&answers).map(token).collect();
         self.submitted += 1;
@@ -201,8 +221,8 @@ impl Runner for ReferenceRunner {
     }
 
     fn page_format(&self) -> Option<PageFormat> {
-        let Limits { block_size, kv_dtype, .. } = self.limits;
-        let name = format!("reference {kv_dtype:?} {block_size} {}", crate::page_io::SOURCES);
+        let (block_size, kv_dtype) = (self.limits.block_size, self.limits.kv_dtype);
+        let name = format!("reference {NUMERICS} {kv_dtype:?} {block_size}");
         Some(PageFormat { name, page_bytes: self.arena.page_numbers() * size_of::<f32>() })
     }
 

@@ -1,7 +1,7 @@
 //! All operations except attention, one function each: the definition of a program.
 
 use super::attention::dot;
-use crate::{Activation, ExpertGroups, NormKind, PositionScale, Rope, RopeStyle, Router, Scores};
+use crate::{AXES, Activation, ExpertGroups, NormKind, PositionScale, Rope, RopeStyle, Router, Scores};
 
 /// `out = x·Wᵀ + b` for one row.
 ///
@@ -29,14 +29,15 @@ pub fn norm(x: &mut [f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]>,
     }
 }
 
-/// Rotates one head, `[head_dim]`, to a position, in place.
-pub fn rotate(head: &mut [f32], position: usize, rope: &Rope) {
+/// Rotates one head, `[head_dim]`, to a position and its coordinates, in place.
+pub fn rotate(head: &mut [f32], position: usize, coordinates: [usize; AXES], rope: &Rope) {
     let pairs = rope.frequencies.len();
     for (pair, &frequency) in rope.frequencies.iter().enumerate() {
         let (a, b) = match rope.style {
             RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),
             RopeStyle::HalfSplit => (pair, pair + pairs),
         };
+        let position = rope.axes.get(pair).map_or(position, |&axis| coordinates[usize::from(axis)]);
         let (sin, cos) = (position as f64 * f64::from(frequency)).sin_cos();
         let magnitude = f64::from(rope.magnitude);
         let (x, y) = (f64::from(head[a]), f64::from(head[b]));
@@ -69,7 +70,7 @@ pub fn activate(gate: Option<f32>, up: f32, activation: Activation) -> f32 {
     let Some(gate) = gate else { return of(up.into()) as f32 };
     let up = match activation {
         Activation::ClampedSwiglu { limit, .. } => f64::from(up.clamp(-limit, limit)) + 1.0,
-        _ => f64::from(up),
+        Activation::Silu | Activation::GeluTanh | Activation::Gelu | Activation::Relu2 => f64::from(up),
     };
     (of(gate.into()) * up) as f32
 }
@@ -104,7 +105,17 @@ fn erfc(x: f64) -> f64 {
 /// - `logits`: `[experts]`, in single precision, because rounding would otherwise decide near ties
 /// - `selection_bias`: `[experts]`
 pub fn route(logits: &[f32], router: &Router, selection_bias: Option<&[f32]>) -> Vec<(usize, f32)> {
-    let Router { scores, groups, used, renormalize, factor, .. } = *router;
+    let Router {
+        scores,
+        groups,
+        used,
+        renormalize,
+        factor,
+        norm: _,
+        linear: _,
+        selection_bias: _,
+        expert_scale: _,
+    } = *router;
     let logit = |expert: usize| f64::from(logits[expert]);
     let largest = (0..logits.len()).map(logit).fold(f64::NEG_INFINITY, f64::max);
     let scores: Vec<f64> = match scores {

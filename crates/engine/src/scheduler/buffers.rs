@@ -106,7 +106,9 @@ impl PlannedStep {
 
     pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
         let Self { tokens, carried, sequences, pages, .. } = self;
-        Step { tokens, carried, sequences, pages, outputs }
+        // Rows of requests are tokens at their positions.
+        let (given, coordinates, spans) = (&[], &[], &[]);
+        Step { tokens, carried, given, coordinates, spans, sequences, pages, outputs }
     }
 
     /// Returns the position before the first output.

@@ -39,7 +39,9 @@ impl Scheduler {
                     OutputValue::Score(score) => sequence.scores.push(score),
                     OutputValue::Embedding(embedding) => sequence.pool(&embedding),
                     OutputValue::Sampled(sampled) => tokens.push(sampled),
-                    OutputValue::Logits(_) => unreachable!("values were checked"),
+                    OutputValue::Logits(_) | OutputValue::Residual(_) => {
+                        unreachable!("values were checked")
+                    }
                 }
             }
             sequence.last_step = self.step;

@@ -13,10 +13,10 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Capacity, Embed, Head, KernelCount, KvDtype, KvGroup, KvLayout, Limits, Linear, LoadError,
-    MatrixId, Norm, NormKind, OutputKind, OutputValue, PageMove, Program, Runner, SampleRequest, Sampled,
-    Score, StateLayout, StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId,
-    Weights,
+    Backend, Capacity, DeviceLayout, Embed, Exit, Head, Input, KernelCount, KvDtype, KvGroup, KvLayout,
+    Limits, Linear, LoadError, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue, PageContent,
+    PageFormat, PageId, PageMove, Program, Runner, SampleRequest, Sampled, Score, StateLayout, StateShape,
+    StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId, Weights,
 };
 
 use paguro_model::{
@@ -31,7 +31,8 @@ pub const VOCAB: usize = 97;
 /// A program with nothing but KV groups of these windows, and perhaps a state.
 pub fn program(windows: &[Option<u32>], states: bool, bidirectional: bool) -> Program {
     let state = StateShape { rows: 1, channels: 1, delta: None };
-    let group = |&window: &Option<u32>| KvGroup { window, layer_slots: 1, kv_heads: 1, head_dim: 1 };
+    let group =
+        |&window: &Option<u32>| KvGroup { window, spans: false, layer_slots: 1, kv_heads: 1, head_dim: 1 };
     Program {
         hidden: 1,
         vocab: VOCAB,
@@ -39,21 +40,22 @@ pub fn program(windows: &[Option<u32>], states: bool, bidirectional: bool) -> Pr
         kv: KvLayout { groups: windows.iter().map(group).collect() },
         state: StateLayout { layers: vec![state; usize::from(states)] },
         ropes: Vec::new(),
-        embed: Embed {
+        input: Input::Tokens(Embed {
             table: MatrixId(0),
             scale: 1.0,
             positions: None,
             types: None,
             norm: None,
             layers: None,
-        },
+        }),
+        given_parts: 0,
         layers: Vec::new(),
-        head: Head {
+        exit: Exit::Logits(Head {
             norm: Norm { kind: NormKind::Rms, weight: VectorId(0), bias: None, eps: 1.0 },
             linear: Linear { matrix: MatrixId(0), bias: None },
             scale: 1.0,
             soft_cap: None,
-        },
+        }),
     }
 }
 
@@ -163,6 +165,18 @@ impl Backend for FakeBackend {
 
     fn page_bytes(&self, _: &Program, block_size: usize, _: KvDtype) -> usize {
         block_size * 16
+    }
+
+    fn state_bytes(&self, program: &Program) -> usize {
+        program.state.bytes()
+    }
+
+    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
+        DeviceLayout { bytes: matrix.bytes.len(), converted_to: None }
+    }
+
+    fn weight_bytes(&self, _: &Program, weights: &Weights) -> u64 {
+        weights.bytes_on(self)
     }
 
     fn buffer_bytes(&self, _: &Program, _: &Limits) -> u64 {
@@ -335,7 +349,7 @@ impl Runner for FakeRunner {
                 }
                 OutputKind::Embedding => OutputValue::Embedding(embedding(digest)),
                 OutputKind::Logits => OutputValue::Logits(logits(digest)),
-                _ => return Err(StepError::Invalid("an output of an unknown kind".into())),
+                OutputKind::Residual => OutputValue::Residual(embedding(digest)),
             });
         }
         let token = |answer: &OutputValue| match answer {
@@ -408,10 +422,21 @@ impl Runner for FakeRunner {
                         }
                     }
                 }
-                other => return Err(StepError::Invalid(format!("{other:?}"))),
             }
         }
         Ok(())
+    }
+
+    fn page_format(&self) -> Option<PageFormat> {
+        None
+    }
+
+    fn read_pages(&mut self, _: &[PageId], _: &mut [u8]) -> Result<(), StepError> {
+        Err(StepError::Invalid("pages of the fake stay where they are".into()))
+    }
+
+    fn write_pages(&mut self, _: &[PageId], _: &[u8], _: PageContent) -> Result<(), StepError> {
+        Err(StepError::Invalid("pages of the fake stay where they are".into()))
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {

@@ -272,7 +272,7 @@ fn rows(parts: &ModelParts, prompt: &[u32], kind: OutputKind<'_>) -> Vec<OutputV
     let sequences = [StepSequence { rows: 0..prompt.len(), start: 0, tables: 0..groups, state }];
     let outputs: Vec<_> = (0..prompt.len()).map(|row| Output { row, kind }).collect();
     let pages = &[PageId(1), PageId(2)][..groups];
-    let step = Step { tokens: prompt, carried: &[], sequences: &sequences, pages, outputs: &outputs };
+    let step = Step { tokens: prompt, sequences: &sequences, pages, outputs: &outputs, ..Step::default() };
     let mut out = StepOutput::default();
     let ticket = runner.submit(&step).unwrap();
     runner.collect(ticket, &mut out).unwrap();

@@ -217,7 +217,6 @@ fn check_activation(fields: &Fields<'_>, definition: &Definition) -> Result<(), 
         Activation::GeluTanh => &["gelu_pytorch_tanh", "gelu_new"],
         Activation::Gelu => &["gelu"],
         Activation::Relu2 => &["relu2"],
-        _ => &[],
     };
     // Gemma's own key wins over the common one, which some of its files have wrong.
     let is_gemma = definition.gguf.starts_with("gemma");

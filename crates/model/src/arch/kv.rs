@@ -44,7 +44,7 @@ pub(super) fn arrange(layers: &[KvKind], context: usize) -> (KvLayout, Vec<KvSlo
         first_group.push(groups.len());
         let KvKind { window, kv_heads, head_dim } = kind;
         let layer_slots = layer_slots(page, &kind);
-        let group = KvGroup { window, layer_slots, kv_heads, head_dim };
+        let group = KvGroup { window, spans: false, layer_slots, kv_heads, head_dim };
         groups.extend((0..layers.div_ceil(layer_slots)).map(|_| group));
     }
     let mut seen = vec![0; kinds.len()];
@@ -66,7 +66,9 @@ pub(super) fn without_attention(state_bytes: usize) -> KvLayout {
     const HEAD: usize = 64;
     // K and V of 32 tokens in two bytes each.
     let kv_heads = (state_bytes / PARTS / (2 * 32 * 2 * HEAD)).clamp(1, 8);
-    KvLayout { groups: vec![KvGroup { window: None, layer_slots: 1, kv_heads, head_dim: HEAD }] }
+    KvLayout {
+        groups: vec![KvGroup { window: None, spans: false, layer_slots: 1, kv_heads, head_dim: HEAD }],
+    }
 }
 
 /// Returns the number of layers of a kind that fit in a page with `page` elements of K for each token.
@@ -108,7 +110,7 @@ mod tests {
         let mut used = std::collections::HashSet::new();
         for (place, layer) in places.iter().zip(layers) {
             assert!(used.insert((place.group, place.layer_slot)), "two layers at {place:?}");
-            let KvGroup { window, layer_slots, kv_heads, head_dim } = layout.groups[place.group];
+            let KvGroup { window, spans: _, layer_slots, kv_heads, head_dim } = layout.groups[place.group];
             assert!(place.layer_slot < layer_slots);
             assert_eq!(KvKind { window, kv_heads, head_dim }, *layer);
         }

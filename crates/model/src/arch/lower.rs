@@ -8,8 +8,8 @@ mod recurrent;
 mod ssd;
 
 use paguro_backend::{
-    Attention, Dense, DistanceBias, Embed, FeedForward, Head, KvSlot, Layer, Linear, Matrix, Mixer, Norm,
-    Positions, Program, QkNorm, QkNormKind, Weights,
+    Attention, Dense, DistanceBias, Embed, Exit, FeedForward, Head, Input, KvSlot, Layer, Linear, Matrix,
+    Mixer, Norm, Positions, Program, QkNorm, QkNormKind, Weights,
 };
 
 use self::recurrent::Rows;
@@ -82,7 +82,11 @@ pub(crate) fn lower(
     // After the tensors, because only they prove the size of heads in the file.
     let ropes = config.ropes.iter().map(|rope| rope.lower()).collect();
     let (hidden, bidirectional) = (config.hidden, config.block.bidirectional);
-    Ok((Program { hidden, vocab, bidirectional, kv, state, ropes, embed, layers, head }, weights))
+    let (input, exit) = (Input::Tokens(embed), Exit::Logits(head));
+    let given_parts = 0;
+    let program =
+        Program { hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit };
+    Ok((program, weights))
 }
 
 /// Q, and K and V where a layer has its own.

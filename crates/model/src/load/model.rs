@@ -104,7 +104,7 @@ impl Model {
     /// Returns a pair of texts as the ids of a prompt of at most `limit` tokens, for a model that reads both at once, such as
     /// a reranker. If there are more tokens, the longer text loses its end. `None` if `limit` has no room for a text.
     pub fn encode_pair(&self, first: &str, second: &str, limit: usize) -> Option<Vec<u32>> {
-        let types = self.program.embed.types.map_or(1, |types| types.count as u32);
+        let types = self.program.embed().and_then(|embed| embed.types).map_or(1, |types| types.count as u32);
         let id = |(token, kind): (u32, u32)| {
             let kind = if kind < types { kind } else { 0 };
             kind * self.program.vocab as u32 + token

@@ -10,14 +10,14 @@ use expect_test::{Expect, expect};
 use paguro_backend::{FeedForward, Mixer};
 use paguro_model::{LoadOptions, Model, ModelFile};
 
-fn open_gguf(model: &Tiny, options: &LoadOptions) -> Model {
+pub(crate) fn open_gguf(model: &Tiny, options: &LoadOptions) -> Model {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     fs::write(&path, model.gguf().write()).unwrap();
     Model::open(&path, options).unwrap_or_else(|error| panic!("{}: {error}", model.name))
 }
 
-fn open_hf(model: &Tiny, options: &LoadOptions) -> Model {
+pub(crate) fn open_hf(model: &Tiny, options: &LoadOptions) -> Model {
     let folder = tempfile::tempdir().unwrap();
     model.write_hf(folder.path());
     Model::open(folder.path(), options).unwrap_or_else(|error| panic!("{}: {error}", model.name))
@@ -62,7 +62,8 @@ fn describe(model: &Model) -> String {
             rope.style, rope.magnitude
         ));
     }
-    lines.push(format!("embed: scale {}", program.embed.scale));
+    let embed = program.embed().expect("a program of tokens");
+    lines.push(format!("embed: scale {}", embed.scale));
     for (index, layer) in program.layers.iter().enumerate() {
         let Mixer::Attention(op) = &layer.mixer else { panic!("{:?}", layer.mixer) };
         let FeedForward::Dense(dense) = &layer.ffn else { panic!("{:?}", layer.ffn) };
@@ -86,8 +87,8 @@ fn describe(model: &Model) -> String {
             lines.push(format!("  norms after: {after:?}"));
         }
     }
-    let head = &program.head;
-    let tied = head.linear.matrix == program.embed.table;
+    let head = program.head().expect("a program with logits");
+    let tied = head.linear.matrix == embed.table;
     lines.push(format!("head: tied {tied}, cap {:?}", head.soft_cap));
     lines.join("\n") + "\n"
 }

@@ -19,3 +19,4 @@ mod tokenizer;
 mod tokenizer_export;
 mod tokenizer_hf;
 mod vocabs;
+mod weights;

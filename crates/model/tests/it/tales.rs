@@ -66,7 +66,7 @@ fn files_lower_to_the_same_program() {
         "tales-f16.gguf",
         expect![[r#"
         Tales 21M (llama), Description { parameters: 20978176, file_bytes: 42102464, quantization: "F16" }
-        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, layer_slots: 6, kv_heads: 4, head_dim: 64 }] }
+        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, spans: false, layer_slots: 6, kv_heads: 4, head_dim: 64 }] }
         Interleaved, 32 frequencies, magnitude 1
         6 layers
         43 matrices in F16, 13 vectors; stops at [1]
@@ -77,7 +77,7 @@ fn files_lower_to_the_same_program() {
         "tales-Q8_0.gguf",
         expect![[r#"
         Tales 21M (llama), Description { parameters: 20978176, file_bytes: 22441664, quantization: "Q8_0" }
-        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, layer_slots: 6, kv_heads: 4, head_dim: 64 }] }
+        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, spans: false, layer_slots: 6, kv_heads: 4, head_dim: 64 }] }
         Interleaved, 32 frequencies, magnitude 1
         6 layers
         43 matrices in Q8_0, 13 vectors; stops at [1]
@@ -88,7 +88,7 @@ fn files_lower_to_the_same_program() {
         "tales-Q4_K_M.gguf",
         expect![[r#"
         Tales 21M (llama), Description { parameters: 20978176, file_bytes: 12969664, quantization: "Q4_K_M" }
-        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, layer_slots: 6, kv_heads: 4, head_dim: 64 }] }
+        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, spans: false, layer_slots: 6, kv_heads: 4, head_dim: 64 }] }
         Interleaved, 32 frequencies, magnitude 1
         6 layers
         43 matrices in Q4_K Q6_K, 13 vectors; stops at [1]
@@ -99,7 +99,7 @@ fn files_lower_to_the_same_program() {
         "hf",
         expect![[r#"
         hf (LlamaForCausalLM), Description { parameters: 20978176, file_bytes: 41962440, quantization: "F16" }
-        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, layer_slots: 6, kv_heads: 4, head_dim: 64 }] }
+        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, spans: false, layer_slots: 6, kv_heads: 4, head_dim: 64 }] }
         HalfSplit, 32 frequencies, magnitude 1
         6 layers
         43 matrices in F16, 13 vectors; stops at [1]

@@ -86,7 +86,8 @@ pub(super) fn check(
 
 /// Returns the shapes of all weights, sorted. A table of positions counts with `context` rows at most.
 fn shapes(program: &Program, weights: &Weights, context: usize) -> Vec<[usize; 3]> {
-    let positions = program.embed.positions.as_ref().map(|positions| weights.matrix(positions.table));
+    let positions = program.embed().and_then(|embed| embed.positions.as_ref());
+    let positions = positions.map(|positions| weights.matrix(positions.table));
     let shape = |matrix: &Matrix| {
         let is_cut = positions.is_some_and(|positions| std::ptr::eq(positions, matrix));
         let rows = if is_cut { matrix.rows.min(context) } else { matrix.rows };

@@ -53,7 +53,7 @@ impl Export<'_> {
         if config.block.bidirectional {
             self.set("attention.causal", Value::Bool(false));
         }
-        if let Some(types) = self.program.embed.types {
+        if let Some(types) = self.program.embed().and_then(|embed| embed.types) {
             self.metadata.set("tokenizer.ggml.token_type_count", Value::U32(types.count as u32));
         }
         if config.block.distances == Distances::Alibi {
@@ -201,7 +201,6 @@ impl Export<'_> {
         let function = match experts.scores {
             Scores::Softmax => 1,
             Scores::Sigmoid => 2,
-            _ => return,
         };
         self.size("expert_gating_func", function);
     }

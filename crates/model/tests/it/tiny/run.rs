@@ -28,7 +28,7 @@ pub fn logits(model: &Model, tokens: &[u32]) -> Vec<Vec<f32>> {
     let state = program.state.in_place(StateId(0));
     let sequences = [StepSequence { rows: 0..tokens.len(), start: 0, tables: 0..pages.len(), state }];
     let outputs: Vec<_> = (0..tokens.len()).map(|row| Output { row, kind: OutputKind::Logits }).collect();
-    let step = Step { tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
+    let step = Step { tokens, sequences: &sequences, pages: &pages, outputs: &outputs, ..Step::default() };
     let ticket = runner.submit(&step).unwrap();
     let mut out = StepOutput::default();
     runner.collect(ticket, &mut out).unwrap();

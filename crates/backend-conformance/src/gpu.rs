@@ -1,23 +1,27 @@
-//! Tolerances and cases of the conformance suite for a GPU.
+//! Tolerances of GPUs, and the formats that together use all of their kernels.
 
-use paguro_backend::{KvDtype, WeightFormat, reference::KvRounding};
-use paguro_backend_conformance::{Draw, Subject, Tolerance};
+use paguro_backend::{Backend, KvDtype, WeightFormat, reference::KvRounding};
 
-use crate::Gpu;
+use super::{Draw, Subject, Tolerance};
 
-/// Returns a GPU as the subject of the suite, with pages of this type. `draw` selects the variants of the cases.
-pub fn subject(gpu: &Gpu, kv_dtype: KvDtype, draw: Draw) -> Subject {
+/// Returns a GPU as the subject of the suite, with pages of this type. `backend` returns it, and `exact_rows` is
+/// [`Subject::exact_rows`]: more than one means matrix units, which multiply halves. `draw` selects the variants of the cases.
+pub fn gpu_subject(
+    backend: impl Fn() -> Box<dyn Backend> + 'static,
+    exact_rows: usize,
+    kv_dtype: KvDtype,
+    draw: Draw,
+) -> Subject {
     use WeightFormat::*;
-    let gpu = gpu.clone();
     Subject {
-        exact_rows: gpu.exact_rows(),
+        exact_rows,
         tolerance: match kv_dtype {
             KvDtype::Q8 => of_q8_pages,
             KvDtype::Q4 => of_q4_pages,
-            _ if gpu.exact_rows() > 1 => of_halves,
-            _ => Tolerance::of_8_bit_activations,
+            KvDtype::F16 if exact_rows > 1 => of_halves,
+            KvDtype::F16 => Tolerance::of_8_bit_activations,
         },
-        backend: Box::new(move |_threads| Box::new(gpu.clone())),
+        backend: Box::new(move |_threads| backend()),
         has_threads: false,
         kv_dtype,
         kv: KvRounding::F16,
