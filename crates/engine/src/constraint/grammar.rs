@@ -150,5 +150,3 @@ fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, String> {
     options.apply_to(&mut schema);
     Ok(TopLevelGrammar::from_json_schema(schema))
 }
-
-}

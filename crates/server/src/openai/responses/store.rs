@@ -212,7 +212,15 @@ mod tests {
         let store = ResponseStore::default();
         let put = |id: &str, tenant: &str, bytes: usize| {
             let turn = Arc::new(Turn { before: None, messages: Vec::new(), ids: Vec::new() });
-            store.put(id, Stored { tenant: Some(tenant.into()), body: vec![0; bytes].into(), turn, items: Arc::default() });
+            store.put(
+                id,
+                Stored {
+                    tenant: Some(tenant.into()),
+                    body: vec![0; bytes].into(),
+                    turn,
+                    items: Arc::default(),
+                },
+            );
         };
         let has = |id: &str, tenant: &str| store.get(id, Some(tenant)).is_ok();
         put("a1", "a", 10 << 20);
