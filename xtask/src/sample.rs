@@ -354,7 +354,7 @@ impl Sample {
     pub fn draws(&self, package: &str, name: &str, one_in: u64) -> bool {
         match self {
             Self::All => true,
-            Self::Drawn(seeds) => hash(seeds.get(package), name) % one_in == 0,
+            Self::Drawn(seeds) => hash(seeds.get(package), name).is_multiple_of(one_in),
         }
     }
 
@@ -398,7 +398,7 @@ impl Sample {
             // The smallest hash is drawn in any case.
             let hash = |test: &String| hash(seeds.get(package), &format!("{package} {target} {test}"));
             let always = tests.iter().min_by_key(|test| hash(test)).cloned();
-            let drawn = |test: &String| hash(test) % one_in == 0 || Some(test) == always.as_ref();
+            let drawn = |test: &String| hash(test).is_multiple_of(*one_in) || Some(test) == always.as_ref();
             let others = tests.iter().filter(|test| !drawn(test));
             left_out.extend(others.map(|test| LeftOut { package, target, test: test.clone() }));
         }
