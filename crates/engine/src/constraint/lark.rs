@@ -488,6 +488,19 @@ mod tests {
     }
 
     #[test]
+    fn schemas_in_grammars_are_narrowed_and_cannot_be_loosened() {
+        let narrowed = |text: &str| {
+            let mut source = Source::read(text).unwrap();
+            source.narrow_schemas().map(|_| source.text())
+        };
+        let text = "// %json {\nstart: \"%json\" x\nx: %json {\"format\": \"color\",\n \"type\": \"null\"}\ny: \"b\"";
+        let written = narrowed(text).unwrap();
+        assert!(!written.contains("color") && written.lines().count() == text.lines().count(), "{written}");
+        let problem = narrowed("start: %json {\"x-guidance\": {\"lenient\": true}}").unwrap_err();
+        assert!(problem.contains("`lenient`"), "{problem}");
+    }
+
+    #[test]
     fn an_attribute_is_found_where_the_compiler_finds_it() {
         let cases = [
             ("start[temperature=0.0]: \"a\"", Some("temperature")),

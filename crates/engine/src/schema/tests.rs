@@ -3,7 +3,7 @@ use std::{fs, path::Path};
 use regex::Regex;
 use serde_json::{Value, json};
 
-use super::{formats, keywords, keywords::Effect, narrow, narrow_lark, pattern};
+use super::{formats, keywords, keywords::Effect, narrow, pattern};
 
 fn narrowed(schema: Value) -> Value {
     narrow(&schema).unwrap_or_else(|problem| panic!("{problem}: {schema}"))
@@ -121,16 +121,6 @@ fn what_cannot_be_enforced_is_named_with_its_place() {
         let answer = narrow(&schema).expect_err(&schema.to_string());
         assert!(answer.contains(problem), "{answer}: {schema}");
     }
-}
-
-#[test]
-fn schemas_in_grammars_are_narrowed_and_cannot_be_loosened() {
-    let lark =
-        "// %json {\nstart: \"%json\" x\nx: %json {\"format\": \"color\",\n \"type\": \"null\"}\ny: \"b\"";
-    let narrowed = narrow_lark(lark).unwrap();
-    assert!(!narrowed.contains("color") && narrowed.lines().count() == lark.lines().count(), "{narrowed}");
-    let problem = narrow_lark("start: %json {\"x-guidance\": {\"lenient\": true}}").unwrap_err();
-    assert!(problem.contains("`lenient`"), "{problem}");
 }
 
 #[test]
