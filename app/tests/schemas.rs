@@ -202,7 +202,7 @@ fn of_openapi(schema: &mut Value) -> bool {
             let is_flag = flags.iter().any(|flag| keys.get(*flag).is_some_and(Value::is_boolean));
             keys.values_mut().fold(is_flag, |found, value| of_openapi(value) || found)
         }
-        Value::Array(values) => values.iter_mut().fold(false, |found, value| of_openapi(value) || found),
+        Value::Array(values) => values.iter_mut().map(of_openapi).fold(false, |found, is| found | is),
         _ => false,
     }
 }

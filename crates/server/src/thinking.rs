@@ -280,7 +280,10 @@ mod tests {
 
     use super::*;
 
-    fn combined(body: Value) -> Result<(Option<bool>, Option<String>, Option<usize>, bool), String> {
+    /// Whether reasoning is on, its effort, its budget, and whether its text is hidden.
+    type Combined = (Option<bool>, Option<String>, Option<usize>, bool);
+
+    fn combined(body: Value) -> Result<Combined, String> {
         let params: ReasoningParams = serde_json::from_value(body).map_err(|error| error.to_string())?;
         let combined = params.combine("reasoning_effort", &Tolerance::default());
         let RequestedReasoning { reasoning, is_hidden, .. } = combined.map_err(|error| error.to_string())?;

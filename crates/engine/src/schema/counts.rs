@@ -8,7 +8,7 @@ use super::{Keys, at};
 
 /// Names of an object.
 pub(super) struct Names<'n> {
-    /// Those that schemas name.
+    /// Names that schemas list.
     pub all: BTreeSet<String>,
     pub required: &'n BTreeSet<String>,
     /// It may have others.

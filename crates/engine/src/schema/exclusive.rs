@@ -126,7 +126,8 @@ impl Combiner {
                         }
                     }
                     let is_other = |name: &&str| {
-                        !names.contains(name) && !(*name == "number" && names.contains(&"integer"))
+                        let is_number = *name == "number" && names.contains(&"integer");
+                        !names.contains(name) && !is_number
                     };
                     let others: Vec<&str> = TYPES.into_iter().filter(is_other).collect();
                     if !others.is_empty() {

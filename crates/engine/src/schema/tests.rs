@@ -50,7 +50,7 @@ fn objects_are_closed_where_they_stand() {
             "additionalProperties": false, "$defs": {"1": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
         })
     );
-    // What is open stays open.
+    // Open objects stay open.
     for schema in [
         json!({"type": "object"}),
         json!({"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "null"}}),
