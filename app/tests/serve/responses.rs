@@ -108,9 +108,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         json!({"input": [{"type": "item_reference", "id": "x"}]}),
-        expect![[
-            r#"400 invalid_request_error/invalid_value input[0].type: `input[0].type` is `item_reference`: single items are not stored; send the item"#
-        ]],
+        expect!["404 invalid_request_error/not_found -: there is no item `x`: its response was deleted, evicted or not stored; send the item itself"],
     );
     refused(
         json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),

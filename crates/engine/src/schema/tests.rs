@@ -90,7 +90,7 @@ fn what_cannot_be_enforced_is_named_with_its_place() {
         (json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "`oneOf`: a value may fit"),
         (
             json!({"oneOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}], "type": "object"}),
-            "`oneOf`: a value may fit",
+            "no value fits all of its parts",
         ),
         (json!({"minProperties": 2, "type": "object"}), "`minProperties` is 2, and names are free"),
         (json!({"propertyNames": {"pattern": "^a", "maxLength": 3}}), "`propertyNames`"),
