@@ -39,7 +39,9 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         messages(json!([{"role": "user", "content": 7}])),
-        expect!["400 invalid_request_error/invalid_value messages[0].content: `messages[0].content` must be a string or an array or an object, not 7"],
+        expect![
+            "400 invalid_request_error/invalid_value messages[0].content: `messages[0].content` must be a string or an array or an object, not 7"
+        ],
     );
     refused(
         json!({"temperature": -1}),
@@ -243,7 +245,9 @@ fn what_is_not_json_or_not_there_is_refused() {
     );
     refused(
         r#"{"messages": []}"#,
-        expect!["400 invalid_request_error/invalid_value messages: `messages` is empty: there is nothing to answer"],
+        expect![
+            "400 invalid_request_error/invalid_value messages: `messages` is empty: there is nothing to answer"
+        ],
     );
     refused(
         r#"{"model": "tales", "model": "tales"}"#,

@@ -108,7 +108,9 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         json!({"input": [{"type": "item_reference", "id": "x"}]}),
-        expect!["404 invalid_request_error/not_found -: there is no item `x`: its response was deleted, evicted or not stored; send the item itself"],
+        expect![
+            "404 invalid_request_error/not_found -: there is no item `x`: its response was deleted, evicted or not stored; send the item itself"
+        ],
     );
     refused(
         json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),

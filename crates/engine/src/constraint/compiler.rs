@@ -16,7 +16,7 @@ use std::{
 use super::COMPILER_STACK;
 
 /// Longest time to compile the grammars of a request. Nearly all take milliseconds.
-pub const COMPILE_TIME: Duration = Duration::from_secs(10);
+pub const COMPILE_TIME: Duration = Duration::from_secs(3);
 
 /// Most abandoned threads beside which a large grammar is compiled.
 const MAX_ABANDONED: usize = 2;

@@ -20,7 +20,7 @@ use crate::{RequestError, checked_request::CheckedRequest};
 pub(super) const PROMPT: Duration = Duration::from_millis(5);
 
 /// Maximum time of one mask.
-pub(crate) const MOST_OF_MASK: Duration = Duration::from_secs(2);
+pub(crate) const MOST_OF_MASK: Duration = Duration::from_secs(1);
 
 /// Maximum time of the masks of a request, beyond [`PROMPT`] of each.
 pub(crate) const MOST_OF_REQUEST: Duration = Duration::from_secs(30);

@@ -14,6 +14,9 @@ use super::{Keys, PLACE, at, common_types, count, counts, entries, list, lists, 
 /// Most values that are copied in rewriting, which bound its time and memory.
 const MAX_STEPS: usize = 10_000_000;
 
+/// Most levels of schemas within schemas, with the references that are written out in combinations.
+const MAX_DEPTH: usize = 200;
+
 /// Most combinations of alternatives in one group.
 const MAX_WAYS: usize = 512;
 
@@ -121,11 +124,13 @@ pub(super) struct Combiner {
     requested: BTreeSet<usize>,
     queue: VecDeque<usize>,
     pub steps: usize,
+    /// Level of the schema that is written.
+    depth: usize,
 }
 
 impl Combiner {
     pub fn new(schemas: Vec<Value>) -> Self {
-        Self { schemas, requested: BTreeSet::new(), queue: VecDeque::new(), steps: 0 }
+        Self { schemas, requested: BTreeSet::new(), queue: VecDeque::new(), steps: 0, depth: 0 }
     }
 
     /// Returns the whole document.
@@ -186,8 +191,17 @@ impl Combiner {
         if schema.is_boolean() {
             return Ok(schema.clone());
         }
+        if self.depth == MAX_DEPTH {
+            return Err(format!(
+                "its combinations (`anyOf`, `allOf`, ...) are more than {MAX_DEPTH} levels deep, references followed; refer \
+                 to a definition without keywords beside the `$ref`"
+            ));
+        }
+        self.depth += 1;
         let group = self.group(schema)?;
-        self.write(group, room)
+        let written = self.write(group, room);
+        self.depth -= 1;
+        written
     }
 
     /// Returns the parts of a schema, with those of its references.

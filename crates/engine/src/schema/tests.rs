@@ -112,6 +112,10 @@ fn what_cannot_be_enforced_is_named_with_its_place() {
         ),
         (json!({"contains": {"pattern": "a"}, "maxContains": 1}), "`maxContains` is supported where"),
         (json!({"x-guidance": {}}), "`x-guidance` is not supported"),
+        (
+            json!({"type": "object", "properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}, "anyOf": [{"$ref": "#"}]}]}),
+            "levels deep, references followed",
+        ),
         (json!(false), "`false` allows nothing"),
         (
             json!({"dependentRequired": (0..12).map(|i| (format!("a{i}"), json!(["b"]))).collect::<serde_json::Map<_, _>>()}),

@@ -123,16 +123,16 @@ fn a_sequence_that_waits_for_a_mask_can_be_cancelled_and_expires() {
 fn masks_that_take_too_long_end_their_request() {
     check(
         "pages 16, held masks",
-        "A 4 +3 grammar \n B 4 +3 grammar \n mask B 1999 \n mask A 2001 \n step 2",
+        "A 4 +3 grammar \n B 4 +3 grammar \n mask B 999 \n mask A 1001 \n step 2",
         expect![[r#"
             mask B; free 16 cached 0
             mask A; free 16 cached 0
-              A: the grammar is too slow: the mask of one token took more than 2 s; make it less ambiguous (let one rule match each part of the text, and write repetitions with `*` and not with recursion), or give it fewer and shorter alternatives
+              A: the grammar is too slow: the mask of one token took more than 1 s; make it less ambiguous (let one rule match each part of the text, and write repetitions with `*` and not with recursion), or give it fewer and shorter alternatives
             run B 0..4; free 15 cached 0
             run ; hold B; free 15 cached 0
         "#]],
     );
-    let steps = "mask A 1995 \n step \n ".repeat(6);
+    let steps = "mask A 995 \n step \n ".repeat(10);
     check(
         "pages 16, held masks",
         &format!("A 4 +90 x4 grammar \n {steps}"),
