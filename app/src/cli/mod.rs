@@ -177,6 +177,10 @@ pub struct RunOnArgs {
 
     /// True to time kernels on devices where timing has a cost.
     #[arg(skip)]
+    #[cfg_attr(
+        not(any(feature = "gpu", target_os = "macos")),
+        expect(dead_code, reason = "CPU kernels are always timed")
+    )]
     pub timed: bool,
 }
 

@@ -87,7 +87,7 @@ pub struct Driver {
     state_users: Vec<usize>,
     /// See [`DriveOptions::moves_states`].
     moves_states: bool,
-    /// See [`Backend::checkpoint_pages`].
+    /// Pages of a checkpoint.
     checkpoint_pages: usize,
     sequences: Vec<Sequence>,
     out: StepOutput,
