@@ -130,13 +130,17 @@ fn conversations_that_take_turns_come_back_from_the_disk() {
     let dir = TempDir::new().unwrap();
     // Memory for two of them.
     let engine = start(&parts, KvDtype::F16, 200, Some(cache(store(dir.path(), f64::INFINITY))));
+    let mut returned = 0;
     for round in 0..3 {
         for (prompt, expected) in prompts.iter().zip(&expected) {
             let (tokens, usage) = answer(&engine.handle(), prompt);
             assert_eq!(&tokens, expected);
-            assert!(round == 0 || usage.cached_tokens == 76, "round {round}: {usage:?}");
+            // A load that takes longer than computing the prompt is not awaited.
+            assert!([0, 76].contains(&usage.cached_tokens), "round {round}: {usage:?}");
+            returned += usize::from(round > 0 && usage.cached_tokens == 76);
         }
     }
+    assert!(returned > 6, "{returned} of 12 conversations");
     // All at once, of which some are displaced.
     thread::scope(|scope| {
         for (prompt, expected) in prompts.iter().zip(&expected) {
