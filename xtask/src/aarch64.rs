@@ -65,7 +65,7 @@ pub fn missing(listing: &Listing) -> Vec<String> {
         .collect()
 }
 
-/// The step. A sample is one processor, with the kernels' tests or the suite, which are compiled one by one.
+/// The step. A sample compiles the kernels; `--all` also emulates all processors.
 pub fn run(root: &Path, sample: &Sample) -> Result<Outcome> {
     if cfg!(target_arch = "aarch64") {
         return Ok(Outcome::Skipped("this machine is one: `test` has run them".to_owned()));

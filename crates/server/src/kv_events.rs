@@ -151,7 +151,7 @@ impl KvPublisher {
                         }
                     };
                     store.push(topic(&model), batch);
-                    // Peers get their turn between the batches.
+                    // Peers are served between the batches.
                     tokio::task::yield_now().await;
                 }
             }

@@ -34,7 +34,7 @@ impl Pace {
         Self(Mutex::new(Instant::now()))
     }
 
-    /// Waits until so many more bytes may be sent.
+    /// Waits until `bytes` more bytes may be sent.
     async fn wait(&self, bytes: usize) {
         let time = Duration::from_nanos(bytes as u64 * 1_000_000_000 / BYTES_PER_SECOND);
         let start = {
