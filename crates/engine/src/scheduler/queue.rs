@@ -107,12 +107,13 @@ impl Scheduler {
     pub(super) fn raise_long_waits(&mut self) {
         let Some(since) = self.step.checked_sub(self.max_wait_steps) else { return };
         let Some((_, head)) = self.waiting.first_key_value() else { return };
-        let top = head.priority;
-        let long =
-            |_: &Rank, sequence: &mut Sequence| sequence.priority < top && sequence.waits_since <= since;
+        let top = head.sched.priority;
+        let long = |_: &Rank, sequence: &mut Sequence| {
+            sequence.sched.priority < top && sequence.sched.waits_since <= since
+        };
         let raised: Vec<_> = self.waiting.extract_if(.., long).collect();
         for (_, mut sequence) in raised {
-            sequence.priority = top;
+            sequence.sched.priority = top;
             self.waiting.insert(sequence.rank(), sequence);
         }
     }
@@ -131,20 +132,21 @@ impl Scheduler {
             return false;
         }
         let mut sequence = self.waiting.remove(&rank).expect("it waits");
-        let first_time = sequence.cached_tokens.is_none();
+        let first_time = sequence.prefix.cached_tokens.is_none();
         let Self { layout, pages, states, plan, .. } = self;
         sequence.take_cached(cached, layout, pages);
-        sequence.restore_state(layout, pages, states, &mut plan.moves);
+        sequence.kv.restore_state(layout, pages, states, &mut plan.moves);
         sequence.count_loaded(first_time, layout, pages);
-        if sequence.state.is_some() {
+        if sequence.kv.state.is_some() {
             plan.restored.push(sequence.request.id);
         }
-        (sequence.runs_since, sequence.restoring_steps, sequence.overtaken) = (self.step, 0, 0);
+        (sequence.sched.runs_since, sequence.sched.restoring_steps, sequence.sched.overtaken) =
+            (self.step, 0, 0);
         self.stats.prefix_query_tokens += sequence.tokens.len() as u64;
-        self.stats.prefix_hit_tokens += sequence.computed as u64;
+        self.stats.prefix_hit_tokens += sequence.kv.computed as u64;
         if first_time {
-            self.stats.prompt_tokens += sequence.request.prompt_tokens as u64;
-            let started = Event::Started { cached_tokens: sequence.computed, at: now };
+            self.stats.prompt_tokens += sequence.tokens.prompt() as u64;
+            let started = Event::Started { cached_tokens: sequence.kv.computed, at: now };
             self.events.push((sequence.request.id, started));
         }
         self.run(sequence);
@@ -165,7 +167,7 @@ impl Scheduler {
             let of_tenant = places.0.get(&sequence.request.tenant).copied().unwrap_or(0);
             let of_request = places.1.get(&sequence.request.id).copied().unwrap_or(0);
             let tokens = self.ledger.of(&sequence.request.tenant);
-            (Reverse(sequence.priority), of_tenant, tokens, of_request, sequence.rank())
+            (Reverse(sequence.sched.priority), of_tenant, tokens, of_request, sequence.rank())
         };
         let mut in_work = BTreeSet::new();
         let mut without_place: BTreeSet<&Tenant> = BTreeSet::new();
@@ -179,7 +181,8 @@ impl Scheduler {
             let cached = head.cached_blocks(&self.layout, &self.pages);
             // A block that another sequence is about to compute need not be computed twice.
             let computes = |other: &Sequence| {
-                other.priority >= head.priority && head.could_wait_for(other, cached, &self.layout)
+                other.sched.priority >= head.sched.priority
+                    && head.could_wait_for(other, cached, &self.layout)
             };
             if self.running.iter().any(computes) {
                 in_work.insert(head.rank());
@@ -215,13 +218,10 @@ impl Scheduler {
         if self.running.is_empty() {
             return 0;
         }
-        let to_come = |sequence: &Sequence, cached| {
-            sequence.pages_to_come(cached, &self.layout) + sequence.headroom(&self.layout)
-        };
-        let promised: usize = self.running.iter().map(|running| to_come(running, 0)).sum();
+        let promised: usize = self.running.iter().map(|running| running.pages_needed(0, &self.layout)).sum();
         let available =
             self.pages.available() - sequence.evictable_in_cached(cached, &self.layout, &self.pages);
-        (to_come(sequence, cached) + promised).saturating_sub(available)
+        (sequence.pages_needed(cached, &self.layout) + promised).saturating_sub(available)
     }
 
     /// Returns the running sequences that `claimant` may preempt to cover its shortage, and true if they suffice.
@@ -231,8 +231,10 @@ impl Scheduler {
         for sequence in &self.running {
             let pages = sequence.claim(&self.layout, &self.pages) + sequence.headroom(&self.layout) as f64;
             shares.add(sequence, pages);
-            let has_run = self.step - sequence.runs_since >= QUANTUM;
-            if sequence.priority < claimant.priority || sequence.priority == claimant.priority && has_run {
+            let has_run = self.step - sequence.sched.runs_since >= QUANTUM;
+            if sequence.sched.priority < claimant.sched.priority
+                || sequence.sched.priority == claimant.sched.priority && has_run
+            {
                 left.push((sequence, pages));
             }
         }
@@ -240,13 +242,13 @@ impl Scheduler {
         let mut victims = Vec::new();
         while short.places > 0 || short.pages > 0.0 {
             let may_go = |(sequence, pages): &(&Sequence, f64)| {
-                sequence.priority < claimant.priority
+                sequence.sched.priority < claimant.sched.priority
                     || self.is_ahead_of(claimant, starves, sequence, *pages, short, &shares)
             };
             let order = |(sequence, _): &(&Sequence, f64)| {
                 let (tenant, request) = (shares.tenant(sequence), shares.request(sequence));
                 let tokens = self.ledger.of(&sequence.request.tenant);
-                (Reverse(sequence.priority), tenant.places, tokens, request.places, sequence.rank())
+                (Reverse(sequence.sched.priority), tenant.places, tokens, request.places, sequence.rank())
             };
             let best = (0..left.len()).filter(|&i| may_go(&left[i])).max_by_key(|&i| order(&left[i]));
             let Some(best) = best else { break };
@@ -278,7 +280,7 @@ impl Scheduler {
                 || (short.pages > 0.0 && theirs.pages - pages >= own.pages + short.claim)
         };
         // A sequence that has just recomputed its lost tokens would lose them again.
-        let may_alternate = self.step - running.runs_since >= 2 * running.restoring_steps;
+        let may_alternate = self.step - running.sched.runs_since >= 2 * running.sched.restoring_steps;
         if running.request.tenant != claimant.request.tenant {
             let tokens = |sequence: &Sequence| self.ledger.of(&sequence.request.tenant);
             has_more(shares.tenant(running), shares.tenant(claimant))
@@ -297,12 +299,12 @@ impl Scheduler {
         let mut sequence = self.running.remove(index);
         sequence.release(&self.layout, &mut self.pages, &mut self.states);
         self.stats.preemptions += 1;
-        sequence.waits_since = self.step;
+        sequence.sched.waits_since = self.step;
         let for_own_tenant = claimant
             .and_then(|rank| self.waiting.get(&rank))
             .is_some_and(|claimant| claimant.request.tenant == sequence.request.tenant);
         if for_own_tenant {
-            sequence.seniority = self.arrivals;
+            sequence.sched.seniority = self.arrivals;
             self.arrivals += 1;
         }
         self.waiting.insert(sequence.rank(), sequence);
@@ -313,8 +315,8 @@ impl Scheduler {
     pub(super) fn open_branches(&mut self) {
         let forks = |sequence: &Sequence| {
             sequence.branches.len() > 1
-                && sequence.granted == sequence.remaining()
-                && sequence.generated() < sequence.request.max_tokens
+                && sequence.planned.granted == sequence.remaining()
+                && sequence.tokens.generated() < sequence.request.max_tokens
         };
         let ranks: Vec<_> = self.running.iter().filter(|s| forks(s)).map(Sequence::rank).collect();
         let mut free = self.free_places();
@@ -339,7 +341,7 @@ impl Scheduler {
             let sequence = sequence.expect("no sequence displaces itself");
             if more < wanted {
                 let mut rest = sequence.split_off(sequence.branches.start + 1 + more);
-                rest.waits_since = self.step;
+                rest.sched.waits_since = self.step;
                 self.waiting.insert(rest.rank(), rest);
             }
         }
@@ -347,17 +349,18 @@ impl Scheduler {
 
     /// Reserves the pages for the granted rows. If there are too few, displaces other sequences.
     pub(super) fn reserve_pages(&mut self) {
-        let ranks: Vec<_> = self.running.iter().filter(|s| s.granted > 0).map(Sequence::rank).collect();
+        let ranks: Vec<_> =
+            self.running.iter().filter(|s| s.planned.granted > 0).map(Sequence::rank).collect();
         for rank in ranks {
             // The sequence may have lost its place to an earlier one.
             while let Some(index) = self.running.iter().position(|sequence| sequence.rank() == rank) {
                 let sequence = &mut self.running[index];
-                let rows = sequence.granted;
-                if sequence.pages_for(rows, &self.layout, &self.pages) <= self.pages.available() {
+                let rows = sequence.planned.granted;
+                if sequence.kv.pages_for(rows, &self.layout, &self.pages) <= self.pages.available() {
                     let Self { layout, pages, states, plan, .. } = self;
                     if !sequence.reserve(rows, layout, pages, states, &mut plan.moves) {
                         // Branches of requests move to states of their own in this step.
-                        sequence.granted = 0;
+                        sequence.planned.granted = 0;
                     }
                     break;
                 }
@@ -378,9 +381,9 @@ impl Scheduler {
         for sequence in &self.running {
             *claims.entry(&sequence.request.tenant).or_default() += sequence.claim(&self.layout, &self.pages);
         }
-        let order = |sequence: &&Sequence| (Reverse(sequence.priority), sequence.rank());
-        let lowest = self.running.iter().map(|sequence| sequence.priority).min();
-        let candidates = || self.running.iter().filter(|s| Some(s.priority) == lowest);
+        let order = |sequence: &&Sequence| (Reverse(sequence.sched.priority), sequence.rank());
+        let lowest = self.running.iter().map(|sequence| sequence.sched.priority).min();
+        let candidates = || self.running.iter().filter(|s| Some(s.sched.priority) == lowest);
         let most = candidates().map(|s| claims[&s.request.tenant]).fold(0.0, f64::max);
         let of_most = candidates().filter(|s| claims[&s.request.tenant] >= most);
         of_most.max_by_key(order).expect("at least one sequence runs").rank()
