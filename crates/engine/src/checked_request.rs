@@ -20,7 +20,6 @@ pub(crate) struct CheckedRequest {
     pub priority: i32,
     pub tenant: Tenant,
     pub deadline: Option<Instant>,
-    pub prompt_tokens: usize,
     /// Sampling parameters of each branch, which differ in the seed.
     pub sampling: Vec<SamplingParams>,
     pub stop_tokens: Vec<u32>,
@@ -80,7 +79,6 @@ impl CheckedRequest {
             priority: request.priority,
             tenant: request.tenant.clone(),
             deadline: request.deadline,
-            prompt_tokens: request.prompt.len(),
             sampling: (0..request.branches as u64)
                 .map(|branch| SamplingParams { seed: seed.wrapping_add(branch), ..request.sampling.clone() })
                 .collect(),
