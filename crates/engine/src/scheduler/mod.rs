@@ -1,6 +1,6 @@
 //! Plans one ragged step at a time.
 //!
-//! 1. [Admission](queue): requests leave the queue while there are places (`max_sequences`) and pages. Priority decides
+//! 1. [Admission]: requests leave the [queue] while there are places (`max_sequences`) and pages. Priority decides
 //!    first; then every tenant gets its share of the places, and within a tenant every request. If no place is free, the
 //!    head of the queue may preempt a sequence of a tenant or request with more than its share.
 //! 2. [Rows](rows): every decoding sequence gets one row; prompts share the rest of the step's rows and time.
@@ -15,10 +15,11 @@
 //!
 //! No deadlock: a sequence that does not fit alone is refused when it is submitted, and pages are taken only while more
 //! than one sequence runs. No starvation: a request without a place either has a tenant that is behind others, and gets
-//! a place after their [quantum](queue::QUANTUM), or waits for older requests of the same tenant, each of which ends.
+//! a place after their [quantum](admission::QUANTUM), or waits for older requests of the same tenant, each of which ends.
 //!
 //! A plan depends on the order of requests and on the measured times of earlier steps, but on no clock.
 
+mod admission;
 mod ahead;
 mod buffers;
 mod drafts;
@@ -369,7 +370,7 @@ impl Scheduler {
     }
 
     /// Tenants and requests of the running sequences.
-    pub fn places(&self) -> Vec<(crate::fair::Tenant, u64)> {
+    pub fn tenants(&self) -> Vec<(crate::fair::Tenant, u64)> {
         self.running.iter().map(|sequence| (sequence.request.tenant.clone(), sequence.request.id)).collect()
     }
 
