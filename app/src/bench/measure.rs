@@ -77,12 +77,7 @@ pub struct Measured {
 /// # Errors
 /// The engine refuses or fails; too few pages, so that sequences were preempted; or sequences ended repeatedly before
 /// the last one was submitted, because the machine is busy.
-pub fn measure(
-    handle: &Handle,
-    case: &Case,
-    prefixes: &Prefixes,
-    random: &mut Random,
-) -> Outcome<Measured> {
+pub fn measure(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Measured> {
     let before = handle.stats().preemptions;
     let mut rate = None;
     for _ in 0..TRIES {
@@ -102,12 +97,7 @@ pub fn measure(
 }
 
 /// Runs the case once. Returns `None` if a sequence ended before the others had begun.
-fn run(
-    handle: &Handle,
-    case: &Case,
-    prefixes: &Prefixes,
-    random: &mut Random,
-) -> Outcome<Option<Measured>> {
+fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Option<Measured>> {
     let Case { test, tokens, depth, .. } = *case;
     if depth == 0 {
         handle.clear_prefix_cache();
@@ -121,7 +111,8 @@ fn run(
     let drafts = drafts(handle, case, &prompts, most)?;
     let before = handle.stats();
     let start = Instant::now();
-    let submitted = prompts.into_iter().zip(drafts).map(|(prompt, drafts)| submit(handle, prompt, most, drafts));
+    let submitted =
+        prompts.into_iter().zip(drafts).map(|(prompt, drafts)| submit(handle, prompt, most, drafts));
     let lines = timelines(submitted.collect::<Outcome<Vec<_>>>()?)?;
     let rate = match test {
         Test::Prefill => Some(prefill_rate(&lines, start, depth + tokens)?),
@@ -175,12 +166,7 @@ impl Case {
     }
 }
 
-fn submit(
-    handle: &Handle,
-    prompt: Vec<u32>,
-    max_tokens: usize,
-    drafts: DraftOptions,
-) -> Outcome<Generation> {
+fn submit(handle: &Handle, prompt: Vec<u32>, max_tokens: usize, drafts: DraftOptions) -> Outcome<Generation> {
     let max_tokens = Some(max_tokens);
     let request = Request { max_tokens, ignore_stop_tokens: true, drafts, ..Request::new(prompt) };
     handle.generate(request).map_err(|error| Failure::from_error(&error))

@@ -129,13 +129,15 @@ pub fn bench(
     if args.json { report::json(&tables, memory) } else { report::table(&tables, memory, terminal) }
 }
 
+const NO_DRAFTS: &[BenchDrafts] = &[BenchDrafts::Off];
+
 /// Returns all cases, prefill before decode. Lengths of 0 are omitted.
 fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
     let mut cases = Vec::new();
     for (test, lengths) in [(Test::Prefill, &args.prefill), (Test::Decode, &args.decode)] {
         for &tokens in lengths.iter().filter(|&&tokens| tokens > 0) {
             // A prefill has no drafts.
-            let drafts = if test == Test::Prefill { &[BenchDrafts::Off][..] } else { &args.speculate };
+            let drafts = if test == Test::Prefill { NO_DRAFTS } else { &args.speculate[..] };
             for &depth in &args.depth {
                 for &batch in &args.batch {
                     cases.extend(drafts.iter().map(|&drafts| Case { test, tokens, depth, batch, drafts }));

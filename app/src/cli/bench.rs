@@ -3,7 +3,8 @@
 use clap::Args;
 
 use super::{
-    Attention, BatchTokensArg, BenchDrafts, KvDtype, ModelArg, Pages, RunOnArgs, ShapeFormat, ShapeName, choices,
+    Attention, BatchTokensArg, BenchDrafts, KvDtype, ModelArg, Pages, RunOnArgs, ShapeFormat, ShapeName,
+    choices,
 };
 
 /// `paguro bench`.

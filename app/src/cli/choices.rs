@@ -126,7 +126,9 @@ impl FromStr for BenchDrafts {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             let most = paguro_engine::MOST_DRAFTED;
-            format!("must be off, auto, a chance such as 0.7, or a chance and a length of at most {most}: 0.7x4")
+            format!(
+                "must be off, auto, a chance such as 0.7, or a chance and a length of at most {most}: 0.7x4"
+            )
         };
         let (chance, length) = match text.split_once('x') {
             None if text == "off" => return Ok(Self::Off),

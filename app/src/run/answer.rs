@@ -160,7 +160,8 @@ impl Answer {
                 speed(self.decode_rate())
             ),
         ];
-        let sum = |of: fn(&Usage) -> usize| self.branches.iter().map(|branch| of(&branch.usage)).sum::<usize>();
+        let sum =
+            |of: fn(&Usage) -> usize| self.branches.iter().map(|branch| of(&branch.usage)).sum::<usize>();
         let (drafted, accepted) = (sum(|usage| usage.drafted_tokens), sum(|usage| usage.accepted_tokens));
         if drafted > 0 {
             parts.push(format!("{accepted} of {drafted} drafted tokens accepted"));

@@ -4,6 +4,9 @@
 //! - A draft takes pages that are available, and no sequence is preempted for it. Pages of rejected rows are released after
 //!   the step.
 //! - With a grammar, a draft ends where its masks are not known.
+//! - A state cannot be rolled back by some rows. So a step with a draft reads the sequence's state and writes a second slot, if
+//!   one is free. If a drafted token is rejected, the state that was read remains, and the next step computes the accepted
+//!   rows again, as a part of a prompt. A draft ends at the latest at the end of a block, where a checkpoint is.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +16,7 @@ use super::{Scheduler, outputs::accept};
 use crate::{
     RequestError,
     cost::Work,
+    layout::BlockLayout,
     sequence::Sequence,
     speculation::{Candidate, MOST_HELD_IN_ALL, READING, Speculation, Speculator, choose},
 };
@@ -74,13 +78,18 @@ impl Scheduler {
         };
         let drafting: Vec<usize> = planned.iter().copied().filter(drafts).collect();
         let lengths = self.lengths(&planned, &drafting, 0);
-        let Self { running, layout, pages, .. } = self;
+        let Self { running, layout, pages, states, .. } = self;
         for (&index, &length) in drafting.iter().zip(&lengths) {
             let sequence = &mut running[index];
             let end = sequence.kv.computed + sequence.planned.rows;
+            let length = length.min(most_of_block(sequence, layout));
             let fits = |length: &usize| sequence.kv.pages_up_to(end + length, layout) <= pages.available();
             let length = (0..=length).rev().find(fits).unwrap_or(0);
             if length > 0 && length >= sequence.request.drafts.least {
+                if let Some(state) = sequence.kv.state {
+                    let Some(second) = states.reserve_second(state) else { continue };
+                    sequence.kv.state = Some(second);
+                }
                 sequence.kv.extend(end + length, layout, pages);
                 sequence.tokens.set_draft(&sequence.drafts.next.tokens[..length]);
                 sequence.planned.rows += length;
@@ -114,7 +123,9 @@ impl Scheduler {
             let Sequence { kv, drafts, sampler, .. } = &self.running[index];
             // The chances of the others include those of the given ones.
             let chances = drafts.next.chances[..drafts.length(sampler)].iter().skip(given).copied();
-            Candidate { start: kv.computed + given + 1, chances: chances.collect() }
+            let most = most_of_block(&self.running[index], &self.layout);
+            let start = kv.computed + given + 1;
+            Candidate { start, chances: chances.take(most).collect(), repeats: kv.state.is_some() }
         };
         let candidates: Vec<Candidate> = drafting.iter().map(candidate).collect();
         let free_rows = self.limits.max_rows.saturating_sub(planned.len());
@@ -148,7 +159,9 @@ impl Scheduler {
 
     /// Records the time of a step in which all sequences decoded.
     pub(super) fn record_check(&mut self, duration: Duration) {
-        let (Some(check), Some(speculation)) = (self.last_check.take(), &mut self.speculation) else { return };
+        let (Some(check), Some(speculation)) = (self.last_check.take(), &mut self.speculation) else {
+            return;
+        };
         speculation.times.learn(check.work, duration);
         if let Some(plain) = check.plain.filter(|&plain| plain > 0.0) {
             let tokens = (self.stats.tokens - check.tokens) as f64;
@@ -189,15 +202,33 @@ impl Scheduler {
         self.stats.drafts += 1;
         self.stats.draft_tokens += drafted as u64;
         self.stats.accepted_tokens += accepted as u64;
-        let rows = sequence.planned.rows - drafted + accepted;
+        let mut rows = sequence.planned.rows - drafted + accepted;
+        if accepted < drafted
+            && let Some(state) = &mut sequence.kv.state
+        {
+            self.states.undo(state);
+            rows = 0;
+        }
         sequence.kv.reject_after(rows, &self.layout, &mut self.pages);
-        sequence.planned.rows = rows;
-        self.advance(sequence, at);
+        (sequence.planned.rows, sequence.planned.drafted) = (rows, 0);
+        match rows {
+            0 => sequence.sched.last_step = self.step,
+            _ => self.advance(sequence, at),
+        }
         if !sequence.finished {
             if let Some(speculation) = &mut self.speculation {
                 speculation.prepare(sequence);
             }
             sequence.compute_mask(new, &mut self.mask_workers);
         }
+    }
+}
+
+/// Returns the most drafted tokens of a sequence: those with which its next step ends at the end of a block, if there is a
+/// checkpoint.
+fn most_of_block(sequence: &Sequence, layout: &BlockLayout) -> usize {
+    match layout.checkpoints {
+        Some(_) => layout.block_size - 1 - sequence.kv.computed % layout.block_size,
+        None => usize::MAX,
     }
 }

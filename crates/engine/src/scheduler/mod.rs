@@ -126,11 +126,9 @@ impl Scheduler {
         }
     }
 
-    /// Drafts answers from now on. Not for encoders, and not for sequences with states: rejected rows would have changed
-    /// them.
+    /// Drafts answers from now on, except for encoders.
     pub fn speculate(&mut self) {
-        let may_draft = self.limits.states == 0 && !self.layout.is_whole;
-        self.speculation = may_draft.then(Speculation::default);
+        self.speculation = (!self.layout.is_whole).then(Speculation::default);
     }
 
     /// Queues a request that was checked.

@@ -20,6 +20,8 @@ pub(crate) struct Candidate {
     pub start: usize,
     /// Chance of each token that it and all tokens before it are accepted, so in descending order.
     pub chances: Vec<f64>,
+    /// True if a later step computes all rows again unless all tokens are accepted.
+    pub repeats: bool,
 }
 
 /// Returns the length of each candidate's draft, in a step that has `work` for `sequences` sequences without drafts. At most
@@ -45,11 +47,17 @@ pub(crate) fn choose(
     rows.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
     rows.truncate(most);
     let (mut work, mut gain, mut best) = (work, 0.0, (0.0, 0));
-    let mut expected = vec![1.0; candidates.len()];
+    let (mut expected, mut chosen) = (vec![1.0; candidates.len()], vec![0; candidates.len()]);
     let mut drafts = 0;
     for (count, &(of_row, index, length)) in rows.iter().enumerate() {
         work = work.and(candidates[index].start + length, 1);
-        let Some(time) = seconds(work) else { break };
+        let Some(mut time) = seconds(work) else { break };
+        chosen[index] = length + 1;
+        for (candidate, &length) in
+            candidates.iter().zip(&chosen).filter(|(it, length)| it.repeats && **length > 0)
+        {
+            time += (1.0 - candidate.chances[length - 1]) * (time - alone).max(0.0);
+        }
         gain += of_row;
         drafts += usize::from(length == 0);
         expected[index] += candidates[index].chances[length];
@@ -70,7 +78,7 @@ mod tests {
 
     fn candidate(chance: f64, most: usize) -> Candidate {
         let chances = (1..=most).map(|length| chance.powi(length as i32)).collect();
-        Candidate { start: 100, chances }
+        Candidate { start: 100, chances, repeats: false }
     }
 
     /// Chooses for candidates of these chances beside as many sequences in all, on a device with a constant time and a
@@ -130,7 +138,7 @@ mod tests {
                 })
                 .collect();
             let seconds = |work: Work| Some(times[work.rows as usize]);
-            let candidate = Candidate { start: 0, chances: chances.clone() };
+            let candidate = Candidate { start: 0, chances: chances.clone(), repeats: false };
             let work = Work::default().and(0, 1);
             let length = choose(&[candidate], 1, work, 99, seconds)[0];
             let rate = |length: usize| (1.0 + chances[..length].iter().sum::<f64>()) / times[1 + length];
@@ -138,6 +146,15 @@ mod tests {
             let allowed = if length == 0 { LEAST_GAIN } else { 1e-9 };
             assert!(rate(length) >= best * (1.0 - allowed), "{length}: {} < {best}", rate(length));
         }
+    }
+
+    #[test]
+    fn drafts_that_are_repeated_after_an_error_are_shorter() {
+        let length = |repeats: bool| {
+            let candidate = Candidate { repeats, ..candidate(0.9, 15) };
+            choose(&[candidate], 1, Work::default().and(100, 1), 64, |work| Some(0.9 + 0.1 * work.rows))[0]
+        };
+        assert!(length(true) < length(false) && length(true) > 0, "{} {}", length(true), length(false));
     }
 
     #[test]

@@ -142,13 +142,7 @@ impl Speculator {
     /// Reads at most `most` of the sequence's tokens that were not read, of which the first `prompt_tokens` are its prompt.
     /// Records in its own chances and in those of `all` how good the guesses at tokens of the answer were. Returns the
     /// number of tokens that were read.
-    pub fn read(
-        &mut self,
-        tokens: &[u32],
-        prompt_tokens: usize,
-        most: usize,
-        all: &mut Acceptance,
-    ) -> usize {
+    pub fn read(&mut self, tokens: &[u32], prompt_tokens: usize, most: usize, all: &mut Acceptance) -> usize {
         if self.drafter.held() >= MOST_HELD {
             self.drafter = Box::new(History::default());
             self.read = self.read.max(tokens.len().saturating_sub(MOST_HELD / 2));

@@ -78,8 +78,8 @@ impl RowTimes {
         let depth = mean_depth(work);
         // Without the time for the difference in depth.
         let known = |(rows, entry): (usize, &Option<Entry>)| {
-            let entry = (*entry)
-                .filter(|entry| self.measured - entry.at <= OLD && are_alike(entry.depth, depth))?;
+            let entry =
+                (*entry).filter(|entry| self.measured - entry.at <= OLD && are_alike(entry.depth, depth))?;
             let deeper = cost.depth_seconds((depth - entry.depth) * rows as f64);
             Some((rows, (entry.seconds + deeper).max(entry.seconds / 2.0)))
         };

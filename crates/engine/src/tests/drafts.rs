@@ -11,7 +11,9 @@ use crate::{DraftOptions, MOST_DRAFTED, Replay, Request, Stats};
 /// Completes the options of a request whose drafts are those of its known answer.
 pub fn known(setup: &Setup, max_context: usize, request: &Request) -> Request {
     let mut known = request.clone();
-    if let Some(replay) = &mut known.drafts.replay {
+    // Others are refused.
+    let fits = (1..max_context).contains(&request.prompt.len());
+    if let Some(replay) = known.drafts.replay.as_mut().filter(|_| fits) {
         replay.tokens = oracle(&setup.windows, setup.states, max_context, request, 0).tokens.into();
     }
     known
@@ -72,9 +74,19 @@ fn blocks_of_accepted_drafts_are_in_the_prefix_cache_and_those_of_rejected_ones_
 }
 
 #[test]
-fn sequences_of_models_with_states_have_no_drafts() {
-    let setup = Setup { states: true, ..setup() };
-    assert_eq!(play(&setup, &[request(9, 24, 7, 1.0)]).drafts, 0);
+fn states_are_those_of_the_accepted_tokens() {
+    for (cache, pages) in [(true, 60), (false, 60), (true, 14)] {
+        let setup = Setup { states: true, cache, pages, ..setup() };
+        let right = play(&setup, &[request(9, 24, 7, 1.0)]);
+        assert!(right.steps < 14 && right.accepted_tokens == right.draft_tokens, "{right:?}");
+        for chance in [0.0, 0.4, 0.8] {
+            let stats = play(&setup, &[request(9, 24, 7, chance), request(6, 20, 3, chance)]);
+            assert!(stats.drafts > 5, "{stats:?}");
+        }
+    }
+    // Without a second slot there are no drafts.
+    let one = Setup { states: true, sequences: 1, ..setup() };
+    assert_eq!(play(&one, &[request(9, 24, 7, 1.0)]).drafts, 0);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use paguro_model::Pooling;
 use proptest::prelude::*;
 
 use super::{
-    fake::{Fault, VOCAB, constraints},
     drafts::known,
+    fake::{Fault, VOCAB, constraints},
     oracle::{Expected, oracle},
     rig::{Masks, Rig, Setup},
 };
@@ -101,7 +101,8 @@ fn requests() -> impl Strategy<Value = Request> {
         0.6,
         (1..8_usize, prop::sample::select(vec![0.0, 0.5, 0.8, 1.0]), any::<bool>()),
     );
-    let who = (0..3_i32, tenant, drafts).prop_map(|(priority, tenant, drafts)| (priority, tenant.map(Arc::from), drafts));
+    let who = (0..3_i32, tenant, drafts)
+        .prop_map(|(priority, tenant, drafts)| (priority, tenant.map(Arc::from), drafts));
     let ends = (max_tokens, stops, 0..9_usize);
     (prompt, prop_oneof![2 => 1..4_usize, 1 => 4..9_usize], ends, reports, who, 0..4_u64, constraint)
         .prop_map(

@@ -15,8 +15,8 @@ use paguro_model::{
 
 use super::fake::{self, FakeBackend};
 use crate::{
-    DraftOptions, Engine, EngineOptions, Event, FinishReason, Generation, Handle, ModelParts, PageBudget, PageOrder,
-    Replay, Request,
+    DraftOptions, Engine, EngineOptions, Event, FinishReason, Generation, Handle, ModelParts, PageBudget,
+    PageOrder, Replay, Request,
 };
 
 pub(super) const BACKEND: Reference =
@@ -150,8 +150,12 @@ fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
 /// Drafts of a text that repeats itself, and drafts of the answer with and without errors, beside others.
 #[test]
 fn answers_with_drafts_are_bit_for_bit_those_without() {
-    for (windows, chances) in [(&[None, None][..], [0.5, 1.0]), (&[Some(9), None, Some(9)], [0.8, 0.0])] {
-        let parts = model(windows);
+    for (windows, mixers, chances) in [
+        (&[None, None][..], "", [0.5, 1.0]),
+        (&[Some(9), None, Some(9)], "", [0.8, 0.0]),
+        (&[None, None, None], "dac", [0.9, 1.0]),
+    ] {
+        let parts = model_of(windows, mixers);
         let options = EngineOptions { block_size: 4, speculate: false, ..EngineOptions::default() };
         let plain = Engine::start(&BACKEND, parts.clone(), options.clone()).unwrap();
         let requests = requests(parts.program.vocab);

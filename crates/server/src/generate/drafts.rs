@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use paguro_engine::{DraftOptions, MOST_DRAFTED};
-use paguro_model::{
-    Model,
-    tokenizer::SpecialTokens,
-};
+use paguro_model::{Model, tokenizer::SpecialTokens};
 
 use crate::{count::ClientCount, error::ApiError};
 
@@ -24,7 +21,7 @@ pub struct DraftParams {
     /// Text that the answer probably resembles.
     pub prediction: Option<String>,
     /// Tokens of `prediction`, set by [`read_prediction`](Self::read_prediction).
-    predicted: Arc<[u32]>,
+    pub predicted: Arc<[u32]>,
 }
 
 impl DraftParams {
