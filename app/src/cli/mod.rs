@@ -24,7 +24,9 @@ use paguro_engine::EngineOptions;
 
 pub use bench::BenchArgs;
 pub use cache::{CacheArgs, CacheCommand};
-pub use choices::{Attention, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName};
+pub use choices::{
+    Attention, BenchDrafts, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName, Speculate,
+};
 pub use embed::{CutAt, EmbedArgs, RerankArgs};
 pub use keys::{KeysArgs, KeysCommand, PsArgs};
 pub use library::{
@@ -225,6 +227,23 @@ pub struct KvDtypeArg {
         value_name = "f16|q8|q4"
     )]
     pub kv_dtype: KvDtype,
+}
+
+/// Drafts of answers.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Running")]
+pub struct SpeculateArg {
+    /// Guess tokens of an answer from the text before it and check several in a step, where that is faster: `auto` or
+    /// `off`. Answers are the same
+    #[arg(
+        long,
+        value_enum,
+        default_value = "auto",
+        env = "PAGURO_SPECULATE",
+        hide_possible_values = true,
+        value_name = "auto|off"
+    )]
+    pub speculate: Speculate,
 }
 
 /// Tokens of a step.

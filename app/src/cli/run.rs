@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    AttentionArg, BatchTokensArg, GrammarArgs, KvDtypeArg, RunOnArgs, SamplingArgs, ThreadsArg, choices,
+    AttentionArg, BatchTokensArg, GrammarArgs, KvDtypeArg, RunOnArgs, SamplingArgs, SpeculateArg, ThreadsArg,
+    choices,
 };
 
 /// `paguro run`.
@@ -115,6 +116,10 @@ pub struct RunArgs {
     /// See [`KvDtypeArg`].
     #[command(flatten)]
     pub kv: KvDtypeArg,
+
+    /// See [`SpeculateArg`].
+    #[command(flatten)]
+    pub speculate: SpeculateArg,
 
     /// See [`AttentionArg`].
     #[command(flatten)]

@@ -7,7 +7,7 @@ use paguro_server::Alias;
 use serde::Deserialize;
 
 use super::{
-    choices::{self, Device, KvDtype, Numerics},
+    choices::{self, Device, KvDtype, Numerics, Speculate},
     quantities::{Bytes, KeepAlive, SizeOrOff, Time},
 };
 use crate::{mcp::McpOptions, presets::Preset};
@@ -281,6 +281,18 @@ pub struct ServeOptions {
     )]
     pub kv_dtype: Option<KvDtype>,
 
+    /// Guess tokens of answers from the text before them and check several in a step, where that is faster: auto, or off. Answers are
+    /// the same [default: auto]
+    #[arg(
+        long,
+        value_enum,
+        env = "PAGURO_SPECULATE",
+        hide_possible_values = true,
+        value_name = "auto|off",
+        help_heading = "Models"
+    )]
+    pub speculate: Option<Speculate>,
+
     /// Memory of the host for K and V that a GPU has no room for, of all models together; or off. It has no use on the CPU [default: a
     /// quarter of the free memory, at most 16GB]
     #[arg(long, env = "PAGURO_KV_HOST", value_name = "BYTES|off", help_heading = "Models")]
@@ -415,6 +427,7 @@ impl ServeOptions {
             ctx: self.ctx.or(weaker.ctx),
             kv_memory: self.kv_memory.or(weaker.kv_memory),
             kv_dtype: self.kv_dtype.or(weaker.kv_dtype),
+            speculate: self.speculate.or(weaker.speculate),
             share_prefixes: self.share_prefixes.or(weaker.share_prefixes),
             kv_events: self.kv_events.or(weaker.kv_events),
             kv_events_replay: self.kv_events_replay.or(weaker.kv_events_replay),

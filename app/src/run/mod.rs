@@ -23,7 +23,7 @@ use paguro_engine::{Constraint, DiskCache, EngineOptions, PageBudget, SubmitErro
 use paguro_model::Model;
 
 use crate::{
-    cli::RunArgs,
+    cli::{RunArgs, Speculate},
     devices::Devices,
     eval,
     failure::{Failure, Outcome},
@@ -280,6 +280,7 @@ fn start(
         step_time: Duration::MAX,
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
+        speculate: args.speculate.speculate == Speculate::Auto,
         disk,
         ..defaults
     };

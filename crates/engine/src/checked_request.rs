@@ -6,7 +6,7 @@ use paguro_backend::{SamplingParams, TokenMask};
 use paguro_model::Pooling;
 
 use crate::{
-    Constraint, SubmitError,
+    Constraint, DraftOptions, SubmitError,
     constraint::MaskBudget,
     fair::Tenant,
     request::{FinishReason, Request, RequestLimits},
@@ -30,6 +30,8 @@ pub(crate) struct CheckedRequest {
     pub max_tokens: usize,
     pub at_max_tokens: FinishReason,
     pub logprobs: Option<usize>,
+    /// Options of drafts.
+    pub drafts: DraftOptions,
     /// Grammar, until it moves to the first sequence.
     pub constraint: Option<Constraint>,
     /// Time of the masks of all branches.
@@ -88,6 +90,7 @@ impl CheckedRequest {
             max_tokens,
             at_max_tokens,
             logprobs: request.logprobs,
+            drafts: request.drafts.clone(),
             constraint: request.constraint.clone(),
             masks: MaskBudget::default(),
             thought: None,

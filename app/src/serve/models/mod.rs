@@ -26,7 +26,7 @@ use serde_json::Map;
 use self::identity::{Identity, seconds};
 use super::disk;
 use crate::{
-    cli::{BatchTokensArg, RunOnArgs, ServeOptions},
+    cli::{BatchTokensArg, RunOnArgs, ServeOptions, Speculate},
     devices::{Chosen, Devices},
     failure::{Failure, Outcome},
     load,
@@ -50,6 +50,8 @@ pub struct ServedModels {
     context: Option<usize>,
     kv_bytes: Option<u64>,
     kv_dtype: KvDtype,
+    /// `--speculate`.
+    speculate: bool,
     /// Memory limit of all models together, in bytes.
     memory: u64,
     parallel: usize,
@@ -126,6 +128,7 @@ impl ServedModels {
             context: options.ctx,
             kv_bytes: options.kv_memory.map(|bytes| bytes.0),
             kv_dtype: options.kv_dtype.map_or(defaults.kv_dtype, KvDtype::from),
+            speculate: options.speculate != Some(Speculate::Off),
             memory,
             parallel,
             step_time: options.step_time.map_or(defaults.step_time, |time| time.0),

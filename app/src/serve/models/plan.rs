@@ -38,6 +38,7 @@ impl ServedModels {
             queue_capacity: self.queue,
             queue_tokens: self.queue_tokens,
             kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
+            speculate: self.speculate,
             ..EngineOptions::default()
         }
     }

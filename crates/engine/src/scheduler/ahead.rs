@@ -1,7 +1,8 @@
 //! Planning one step ahead. While a device computes a step in which all sequences decode and the queue is empty, the
 //! next step is planned and submitted: each sequence gets one more row, whose token the device knows before the host.
 //! The row of a sequence that has ended meanwhile is dropped. Its pages can be reused at once, because steps run in the
-//! order of their plans.
+//! order of their plans. No step is planned ahead if a sequence will probably have a [draft](super::drafts) then, because a
+//! draft continues a text that the host knows.
 
 use paguro_backend::{Carried, Output, OutputKind, StateUse, Step};
 
@@ -32,6 +33,7 @@ impl Scheduler {
             || go_on().next().is_none()
             || !go_on().all(may_go_on)
             || pages() > self.pages.available()
+            || self.will_draft()
         {
             return false;
         }

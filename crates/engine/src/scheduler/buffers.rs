@@ -33,6 +33,8 @@ pub(super) struct PlannedStep {
     pub carried: Vec<Carried>,
     pub sequences: Vec<StepSequence>,
     pub pages: Vec<PageId>,
+    /// True if all sequences decode.
+    pub decodes: bool,
     /// Owners of `sequences`, in the same order. Some of them may have ended since.
     pub owners: Vec<Owner>,
 }
@@ -102,6 +104,7 @@ impl PlannedStep {
         self.sequences.clear();
         self.pages.clear();
         self.owners.clear();
+        self.decodes = true;
     }
 
     pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {

@@ -4,9 +4,10 @@
 //!    first; then every tenant gets its share of the places, and within a tenant every request. If no place is free, the
 //!    head of the queue may preempt a sequence of a tenant or request with more than its share.
 //! 2. [Rows](rows): every decoding sequence gets one row; prompts share the rest of the step's rows and time.
-//! 3. Branches of a request (`n` answers) separate when their common prompt is computed, as many as there are places.
+//! 3. If all sequences decode, some get rows that check [drafts].
+//! 4. Branches of a request (`n` answers) separate when their common prompt is computed, as many as there are places.
 //!    The others wait in the queue and find the prompt in the prefix cache.
-//! 4. Pages are taken from the free list, then from unused blocks of the prefix cache, least recently used first, then
+//! 5. Pages are taken from the free list, then from unused blocks of the prefix cache, least recently used first, then
 //!    from a running sequence: the youngest one of the tenant that claims most, of the lowest running priority.
 //!
 //! A preempted sequence returns to the queue with its tokens. It later recomputes the tokens that the cache has lost,
@@ -21,6 +22,7 @@
 mod admission;
 mod ahead;
 mod buffers;
+mod drafts;
 mod masks;
 mod outputs;
 mod queue;
@@ -48,6 +50,7 @@ use crate::{
     pages::Pages,
     request::{Event, FinishReason},
     sequence::{Rank, Sequence},
+    speculation::Speculation,
     states::States,
 };
 
@@ -63,8 +66,12 @@ pub(crate) struct Scheduler {
     states: States,
     ledger: Ledger,
     cost: StepCost,
+    /// Drafts; `None` if there are none.
+    speculation: Option<Speculation>,
     /// Work of the last step, until its time is known.
     last_work: Option<Work>,
+    /// What the last step has shown about the times of steps with drafts.
+    last_check: Option<drafts::Check>,
     /// Number of the step that is planned next.
     step: u64,
     /// Requests so far, and sequences that went to the end of their tenant's queue.
@@ -102,7 +109,9 @@ impl Scheduler {
             states: States::new(limits.states),
             ledger: Ledger::default(),
             cost: StepCost::default(),
+            speculation: None,
             last_work: None,
+            last_check: None,
             step: 0,
             arrivals: 0,
             waiting: BTreeMap::new(),
@@ -117,6 +126,11 @@ impl Scheduler {
         }
     }
 
+    /// Drafts answers from now on, except for encoders.
+    pub fn speculate(&mut self) {
+        self.speculation = (!self.layout.is_whole).then(Speculation::default);
+    }
+
     /// Queues a request that was checked.
     pub fn submit(&mut self, request: CheckedRequest, prompt: Vec<u32>) {
         let active = self.running.iter().chain(self.waiting.values());
@@ -125,7 +139,7 @@ impl Scheduler {
         sequence.sched.seniority = self.arrivals;
         self.arrivals += 1;
         sequence.sched.waits_since = self.step;
-        sequence.compute_mask(None, &mut self.mask_workers);
+        sequence.compute_mask(Vec::new(), &mut self.mask_workers);
         self.waiting.insert(sequence.rank(), sequence);
     }
 
@@ -172,6 +186,7 @@ impl Scheduler {
         self.step += 1;
         self.start_loads();
         while self.admit_next(now) {}
+        self.read_for_drafts();
         loop {
             let running = self.running.len();
             self.share_rows();
@@ -183,6 +198,7 @@ impl Scheduler {
                 break;
             }
         }
+        self.plan_drafts();
         self.write_plan();
         if self.plan.tokens.is_empty() {
             let can_wait =
@@ -260,6 +276,7 @@ impl Scheduler {
         if let Some(work) = self.last_work.take() {
             self.cost.learn(work, duration);
         }
+        self.record_check(duration);
     }
 
     /// Records the duration of a step of `rows` rows of one sequence, which ran before there were requests.
@@ -295,7 +312,8 @@ impl Scheduler {
         let copies = self.plan.moves.iter().filter(|one| matches!(one, PageMove::Copy { .. }));
         self.stats.page_copies += copies.count() as u64;
         for sequence in self.running.iter().filter(|sequence| sequence.planned.rows > 0) {
-            let tokens = &sequence.tokens[sequence.kv.computed..][..sequence.planned.rows];
+            let tokens = &sequence.tokens.with_draft()[sequence.kv.computed..][..sequence.planned.rows];
+            self.plan.decodes &= !sequence.prefills();
             self.plan.add(sequence, sequence.kv.computed, tokens, sequence.kv.state, sequence.outputs());
         }
     }

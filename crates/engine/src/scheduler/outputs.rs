@@ -19,6 +19,7 @@ impl Scheduler {
     pub fn apply(&mut self, output: &mut StepOutput, at: Instant) -> Result<(), StepError> {
         self.plan.check(&output.outcomes)?;
         self.count_step();
+        self.count_check();
         let (plan, mut running) = (std::mem::take(&mut self.plan), std::mem::take(&mut self.running));
         let mut values = output.outcomes.drain(..).enumerate();
         let mut cursor = plan.cursor();
@@ -39,6 +40,10 @@ impl Scheduler {
                         unreachable!("values were checked")
                     }
                 }
+            }
+            if sequence.planned.drafted > 0 {
+                self.check_draft(sequence, sampled.drain(..).map(|(_, token)| token), at, &mut failed);
+                continue;
             }
             self.advance(sequence, at);
             if !sampled.is_empty() {
@@ -81,7 +86,7 @@ impl Scheduler {
     }
 
     /// Marks the planned rows of a sequence as computed, charges its tenant, and reports what the prompt has now.
-    fn advance(&mut self, sequence: &mut Sequence, at: Instant) {
+    pub(super) fn advance(&mut self, sequence: &mut Sequence, at: Instant) {
         let Self { layout, pages, states, saves, events, .. } = self;
         sequence.sched.last_step = self.step;
         sequence.sched.last_rows = (self.stats.steps, sequence.planned.rows);
@@ -110,7 +115,7 @@ impl Scheduler {
         forks: &mut Vec<Sequence>,
         failed: &mut Vec<(u64, RequestError)>,
     ) {
-        let Self { pages, states, stats, events, mask_workers, .. } = self;
+        let Self { pages, states, stats, events, mask_workers, speculation, .. } = self;
         let (first_fork, branches) = (forks.len(), sequence.branches.clone());
         sequence.branches.end = branches.start + 1;
         forks.extend(branches.clone().skip(1).map(|branch| sequence.fork(branch, pages, states)));
@@ -124,7 +129,12 @@ impl Scheduler {
             let token = sampled.token;
             match accept(sequence, sampled, at, events) {
                 Ok(()) if sequence.finished => {}
-                Ok(()) => sequence.compute_mask(Some(token), mask_workers),
+                Ok(()) => {
+                    if let Some(speculation) = speculation {
+                        speculation.prepare(sequence);
+                    }
+                    sequence.compute_mask(vec![token], mask_workers);
+                }
                 Err(error) => failed.push((sequence.request.id, error)),
             }
         }
@@ -134,7 +144,7 @@ impl Scheduler {
     /// have written, and copies planned before it, are lost.
     pub fn fail(&mut self, error: &StepError) {
         self.is_ahead = false;
-        self.last_work = None;
+        (self.last_work, self.last_check) = (None, None);
         self.stats.failed_steps += 1;
         let mut requests: Vec<_> =
             self.running.iter().filter(|s| s.planned.rows > 0).map(|s| s.request.id).collect();
@@ -168,7 +178,7 @@ impl Scheduler {
 ///
 /// # Errors
 /// There is no token.
-fn accept(
+pub(super) fn accept(
     sequence: &mut Sequence,
     sampled: Sampled,
     at: Instant,

@@ -154,6 +154,7 @@ impl Scheduler {
         let index = self.running.iter().position(|sequence| sequence.rank() == victim).expect("it runs");
         let mut sequence = self.running.remove(index);
         sequence.release(&self.layout, &mut self.pages, &mut self.states);
+        sequence.drafts.release();
         self.stats.preemptions += 1;
         sequence.sched.waits_since = self.step;
         let for_own_tenant = claimant

@@ -174,6 +174,16 @@ impl KvState {
         }
     }
 
+    /// Releases the pages after the next `rows` rows, which hold drafted rows that were rejected. No such page was
+    /// published, because only computed blocks are.
+    pub fn reject_after(&mut self, rows: usize, layout: &BlockLayout, pages: &mut Pages) {
+        let blocks = layout.blocks(self.computed + rows);
+        for table in &mut self.tables {
+            let rejected = blocks.min(table.pages.len())..;
+            table.pages.drain(rejected).rev().for_each(|page| pages.release(page));
+        }
+    }
+
     /// Marks the next `rows` tokens of `tokens` as computed: full blocks enter the cache, and pages that no later row
     /// attends to are released. Returns the number of rows that had not been computed before.
     pub fn advance(

@@ -10,12 +10,14 @@
 //! | [`PrefixState`] | tokens of the prompt that were found in the prefix cache and its tiers; [`reuse`] has the search |
 //! | [`SchedState`] | priority, place in the queue, service so far |
 //! | [`PlannedRows`] | rows in the planned steps |
+//! | [`Drafts`] | guesses at the next tokens |
 //!
 //! A sequence computes the tokens from [`KvState::computed`] to the end of [`Tokens`]. After the step with the last one, a
 //! token is sampled and appended. Rows of a step may have several outputs, each with its position and branch
 //! ([`SequenceOutputs`]).
 
 mod checkpoint;
+mod drafts;
 mod kv;
 mod outputs;
 mod reuse;
@@ -28,6 +30,7 @@ use std::{cmp::Reverse, ops::Range, sync::Arc};
 use paguro_backend::PageMove;
 
 pub(crate) use self::{
+    drafts::Drafts,
     kv::KvState,
     outputs::{PromptOutputs, SequenceOutput, SequenceOutputs},
     sampler::Sampler,
@@ -57,6 +60,7 @@ pub(crate) struct Sequence {
     pub prefix: PrefixState,
     pub sched: SchedState,
     pub planned: PlannedRows,
+    pub drafts: Drafts,
     /// True after the end of all its branches.
     pub finished: bool,
 }
@@ -86,6 +90,7 @@ impl Sequence {
             prefix: PrefixState::default(),
             sched: SchedState { priority: request.priority, ..SchedState::default() },
             planned: PlannedRows::default(),
+            drafts: Drafts::default(),
             finished: false,
             request: Arc::new(request),
         }
@@ -133,6 +138,8 @@ impl Sequence {
             host_tokens: self.prefix.host_tokens,
             disk_tokens: self.prefix.disk_tokens,
             generated_tokens: self.tokens.generated(),
+            drafted_tokens: self.drafts.drafted,
+            accepted_tokens: self.drafts.accepted,
         }
     }
 
@@ -148,9 +155,14 @@ impl Sequence {
         ends.then(|| self.request.at_max_tokens.clone())
     }
 
-    /// Starts computing the grammar's mask of the next token after `token`; see [`Sampler::compute_mask`].
-    pub fn compute_mask(&mut self, token: Option<u32>, workers: &mut MaskWorkers) {
-        self.sampler.compute_mask(token, &self.request, &self.tokens, workers);
+    /// Starts computing the grammar's mask of the next token after `new`, the last tokens of the answer so far, and the
+    /// masks after the tokens of the next draft; see [`Sampler::compute_mask`].
+    pub fn compute_mask(&mut self, new: Vec<u32>, workers: &mut MaskWorkers) {
+        let draft = match self.sampler.guide {
+            Some(_) => std::mem::take(&mut self.drafts.within),
+            None => Vec::new(),
+        };
+        self.sampler.compute_mask(new, draft, &self.request, &self.tokens, workers);
     }
 
     /// Returns the number of pages to allocate until all tokens are computed, if the sequence begins with `cached` cached
@@ -196,6 +208,7 @@ impl Sequence {
     pub fn advance(&mut self, layout: &BlockLayout, pages: &mut Pages, states: &mut States) -> usize {
         self.sched.restoring_steps += u64::from(self.kv.computed < self.kv.reached);
         let rows = std::mem::take(&mut self.planned.rows);
+        self.planned.drafted = 0;
         self.kv.advance(rows, &self.tokens, layout, pages, states)
     }
 
@@ -205,6 +218,7 @@ impl Sequence {
         self.kv.release(layout, pages, states);
         self.prefix.load = Load::Untried;
         self.planned = PlannedRows::default();
+        self.tokens.clear_draft();
     }
 
     /// Creates branch `branch` as a separate sequence with the same pages and state.
@@ -233,6 +247,7 @@ impl Sequence {
             prefix: PrefixState { load: Load::Untried, ..self.prefix },
             sched: self.sched.fork(),
             planned: PlannedRows::default(),
+            drafts: Drafts::default(),
             finished: false,
         }
     }

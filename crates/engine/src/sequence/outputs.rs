@@ -117,7 +117,7 @@ impl Sequence {
     /// Returns the outputs of the planned rows.
     pub fn outputs(&self) -> SequenceOutputs {
         let end = self.kv.computed + self.planned.rows;
-        let samples = if self.samples() { end - 1..end } else { 0..0 };
+        let samples = if self.samples() { end - 1 - self.planned.drafted..end } else { 0..0 };
         SequenceOutputs {
             scores: self.scored_in(self.planned.rows),
             embeddings: self.embedded_in(self.planned.rows),
@@ -147,16 +147,22 @@ impl Sequence {
         }));
     }
 
-    /// Returns the sampling request of a branch for the token after `position`. If the token at `position` is not known to
-    /// the host, the history ends before it.
+    /// Returns the sampling request of a branch for the token after `position`, which may be that of a drafted token. If the
+    /// token at `position` is not known to the host, the history ends before it.
     pub fn sample_request(&self, branch: usize, position: usize) -> SampleRequest<'_> {
         let generated = position + 1 - self.tokens.prompt();
+        let tokens = self.tokens.with_draft();
+        let drafted = (position + 1).saturating_sub(self.tokens.len()).min(self.planned.drafted);
+        let mask = match drafted.checked_sub(1) {
+            Some(index) => self.drafts.mask(index, &self.sampler),
+            None => self.sampler.mask(&self.request, self.tokens.generated()),
+        };
         SampleRequest {
             params: &self.request.sampling[branch],
             draw: generated as u64,
-            history: &self.tokens[..self.tokens.len().min(position + 1)],
+            history: &tokens[..tokens.len().min(position + 1)],
             prompt_tokens: self.tokens.prompt(),
-            mask: self.sampler.mask(&self.request, self.tokens.generated()),
+            mask,
             logprobs: self.request.logprobs,
         }
     }
@@ -171,10 +177,11 @@ impl Sequence {
         self.samples() && self.outputs().len() == 1
     }
 
-    /// Returns true if the planned rows are the last missing ones and are followed by a sampled token.
+    /// Returns true if the planned rows are the last missing ones, perhaps with drafted ones, and are followed by a sampled
+    /// token.
     pub fn samples(&self) -> bool {
         self.planned.rows > 0
-            && self.planned.rows == self.remaining()
+            && self.planned.rows - self.planned.drafted == self.remaining()
             && self.tokens.generated() < self.request.max_tokens
     }
 

@@ -7,7 +7,7 @@ use paguro_backend::TokenMask;
 use super::Tokens;
 use crate::{
     checked_request::CheckedRequest,
-    constraint::{Guide, MaskWorkers},
+    constraint::{Drafted, Guide, MaskWorkers},
     thought::Thought,
 };
 
@@ -52,11 +52,12 @@ impl Sampler {
         }
     }
 
-    /// Starts computing the grammar's mask of the next token after `token`, the last one of the answer so far, if there
-    /// is a grammar.
+    /// Starts computing the grammar's mask of the next token after `new`, the last ones of the answer so far, and the masks
+    /// after the tokens of `draft`, if there is a grammar.
     pub fn compute_mask(
         &mut self,
-        token: Option<u32>,
+        new: Vec<u32>,
+        draft: Vec<Drafted>,
         request: &Arc<CheckedRequest>,
         tokens: &Tokens,
         workers: &mut MaskWorkers,
@@ -66,8 +67,26 @@ impl Sampler {
         if let Some(guide) = &mut self.guide
             && request.max_tokens > 0
         {
-            guide.compute(token, is_last, within, request, workers);
+            guide.compute(new, is_last, within, draft, request, workers);
         }
+    }
+
+    /// Returns the first tokens of a draft that may follow, each with the mask after it without the grammar. The draft ends
+    /// before a stop token. Without a grammar, it also ends before a token that is not allowed.
+    pub fn restrict(&self, draft: &[u32], request: &CheckedRequest, generated: usize) -> Vec<Drafted> {
+        let mut state = Self { guide: None, thought: self.thought.clone(), mask_rows: 0.0 };
+        let mut restricted = Vec::new();
+        for (index, &token) in draft.iter().enumerate() {
+            let mask = state.allowed(request, generated + index);
+            let is_allowed = self.guide.is_some() || mask.is_none_or(|mask| mask.allows(token));
+            if !is_allowed || request.stop_tokens.contains(&token) {
+                break;
+            }
+            state.push(token);
+            let within = state.allowed(request, generated + index + 1).cloned();
+            restricted.push(Drafted { token, within });
+        }
+        restricted
     }
 
     /// Returns true if no token can be sampled because the grammar's mask is not known yet.

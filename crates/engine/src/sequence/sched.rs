@@ -48,6 +48,8 @@ pub(crate) struct PlannedRows {
     pub granted: usize,
     /// Rows in the step that is being planned or run.
     pub rows: usize,
+    /// The last ones of these that check drafted tokens.
+    pub drafted: usize,
     /// Rows in the following step, if that is planned ahead.
     pub ahead: usize,
 }
