@@ -106,6 +106,8 @@ impl ServedModels {
             context,
             sequences: self.parallel,
             plan,
+            in_place: false,
+            pulled: false,
             problem,
         }
     }
