@@ -158,6 +158,9 @@ impl<'a> Chat<'a> {
         self.invocation
             .terminal
             .status(&format!("{}{what} · /help for help, Ctrl-D to leave", self.running.name));
+        if self.running.name == EMBEDDED && self.conversation.len() == 0 {
+            self.invocation.terminal.status("It tells short stories: try \"Tell me a story about a boat\".");
+        }
     }
 
     /// Returns the names that `/model` completes.

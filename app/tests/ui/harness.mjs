@@ -105,6 +105,7 @@ export async function open(browser, server, options = {}, prepare = async () => 
 export async function send(page, text) {
   await page.getByRole("textbox", { name: "Message" }).fill(text);
   await page.keyboard.press("Enter");
+  await page.locator(".bubble", { hasText: text.slice(0, 40).trim() }).last().waitFor();
 }
 
 /** Waits until no answer is on its way, and returns the last one's text. */
@@ -112,8 +113,8 @@ export async function answered(page) {
   const last = page.getByRole("article", { name: /^Answer of/ }).last();
   await last.waitFor();
   await page.waitForFunction(() => {
-    const answers = document.querySelectorAll("article.answer");
-    return answers[answers.length - 1]?.getAttribute("aria-busy") === "false";
+    const turns = document.querySelectorAll("article.turn");
+    return turns[turns.length - 1]?.getAttribute("aria-busy") === "false";
   });
   return last.locator(".markdown, .card").first().innerText();
 }

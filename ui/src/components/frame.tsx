@@ -3,7 +3,7 @@ import { type FormEvent, type ReactNode, useState } from "react";
 import { Link, useLocation } from "wouter";
 
 import { rate } from "../format.ts";
-import { useChat } from "../store/chat.ts";
+import { lastChat, useChat } from "../store/chat.ts";
 import { useDark, usePrefs } from "../store/prefs.ts";
 import { useServer } from "../store/server.ts";
 import { Tip } from "./tip.tsx";
@@ -33,7 +33,7 @@ export function Mark({ size = 24 }: { size?: number }) {
 export function Rail() {
   const [location] = useLocation();
   // Back to the chat that was left; the button above the chats begins another one.
-  const current = useChat((chat) => chat.current);
+  const current = useChat((chat) => chat.current) ?? lastChat();
   return (
     <nav className="rail" aria-label="Pages">
       <span className="mark">

@@ -124,7 +124,7 @@ export function UpdateNote() {
   if (!outdated) return null;
   return (
     <div className="banner" role="status">
-      <span>The server was updated. Its new page appears when this one is loaded again; chats and drafts are kept.</span>
+      <span>The server was updated. Reload this page for the new one; chats and drafts stay.</span>
       <button type="button" className="button small" onClick={() => location.reload()}>
         <RefreshCw size={14} aria-hidden />
         Reload

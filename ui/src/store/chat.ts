@@ -138,6 +138,7 @@ export const useChat = create<Chat>((set, get) => {
     },
 
     async open(id) {
+      rememberChat(id);
       if (id === null) {
         set({ current: null, messages: [] });
         return;
@@ -160,6 +161,7 @@ export const useChat = create<Chat>((set, get) => {
       await db.conversations.put({ id, title: "", created: now, updated: now, model, settings, leaf: null });
       await get().refresh();
       set({ current: id, messages: [] });
+      rememberChat(id);
       tell(id);
       return id;
     },
@@ -178,6 +180,7 @@ export const useChat = create<Chat>((set, get) => {
       await db.conversations.delete(id);
       dropDraft(id);
       tell(id);
+      if (lastChat() === id) rememberChat(null);
       if (get().current === id) set({ current: null, messages: [] });
       await get().refresh();
     },
@@ -308,6 +311,18 @@ const NO_MODEL = "There is no model here that can chat. Pull one on the page Mod
 async function firstModel(): Promise<string | null> {
   if (!useServer.getState().modelsKnown) await connect().catch(() => undefined);
   return defaultModel();
+}
+
+const LAST = "paguro.chat";
+
+/** The chat of this tab that was open last, also after a reload; `null` if that was a new one. */
+export function lastChat(): string | null {
+  return sessionStorage.getItem(LAST);
+}
+
+function rememberChat(id: string | null): void {
+  if (id === null) sessionStorage.removeItem(LAST);
+  else sessionStorage.setItem(LAST, id);
 }
 
 /** Tells other tabs with this page that a conversation has changed. */
