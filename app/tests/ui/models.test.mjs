@@ -110,7 +110,7 @@ test("a model is offered for what it can do, and an alias is no model of its own
   await model.getByRole("button", { name: /^Delete / }).click();
   assert.match(await page.getByRole("dialog").innerText(), /Its files stay where they are.*Its alias is removed as well/);
   await page.getByRole("button", { name: "Keep" }).click();
-  await model.getByRole("link", { name: "Continue a text" }).click();
+  await model.getByRole("link", { name: "Continue text" }).click();
   await page.getByLabel("Text to continue").waitFor();
   assert.equal(await page.getByRole("combobox", { name: "Model" }).inputValue(), "bare");
   await page.getByLabel("Tokens").fill("4");
@@ -119,7 +119,7 @@ test("a model is offered for what it can do, and an alias is no model of its own
   await go(page, "/chat");
   await page.getByRole("button", { name: /^Model: / }).click();
   const items = await page.getByRole("menuitem").allInnerTexts();
-  assert.ok(items.some((item) => /^bare\s+Continue a text/.test(item)) && items.some((item) => item.startsWith("tales")), items.join(" | "));
+  assert.ok(items.some((item) => /^bare\s+Continue text/.test(item)) && items.some((item) => item.startsWith("tales")), items.join(" | "));
   assert.deepEqual(problems, []);
   await context.close();
 });

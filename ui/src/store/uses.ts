@@ -17,7 +17,7 @@ export const chats = (model: ModelCard | undefined): boolean => uses(model, "cha
 /** A page that suits a model, besides the chat: base models continue texts, encoders compute vectors. */
 export function playgroundOf(model: ModelCard): { name: string; path: string } | null {
   const at = (tab: string) => `/playground/${tab}/${encodeURIComponent(model.name)}`;
-  if (uses(model, "text")) return { name: "Continue a text", path: at("completion") };
+  if (uses(model, "text")) return { name: "Continue text", path: at("completion") };
   if (uses(model, "embeddings")) return { name: "Embeddings", path: at("embeddings") };
   return null;
 }
