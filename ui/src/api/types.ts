@@ -41,7 +41,7 @@ export interface ModelCard {
     quantization: string;
     context: number | null;
     capabilities: string[];
-    /** What it is for. */
+    /** Purposes of the model. */
     uses: string[];
     template: string;
   };

@@ -1,4 +1,4 @@
-// What keeps the page usable when a part of it fails: a script that does not load because the server is away or has
+// Ways to keep the page usable when a part of it fails: a script that does not load because the server is away or has
 // another build, or an error of the page itself.
 
 import { RefreshCw, TriangleAlert } from "lucide-react";

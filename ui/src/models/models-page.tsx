@@ -106,7 +106,7 @@ function fit(model: ModelCard, limit: number, free: number): { bytes: number; st
   return { bytes: needs.total, state: "tight", text: `${whole} do not fit into ${bytes(limit)}; it is loaded with fewer` };
 }
 
-/** What deleting a model does. */
+/** Consequences of deleting a model, in words. */
 function farewell(model: ModelCard): string {
   const also = model.aliases.length > 0 ? ` ${model.aliases.length === 1 ? "Its alias is" : "Its aliases are"} removed as well.` : "";
   if (model.in_place) return `It is removed from the library. Its files stay where they are, and it can be imported again.${also}`;

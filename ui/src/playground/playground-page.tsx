@@ -26,7 +26,7 @@ const TABS = [
   ["structured", "Structured output"],
 ] as const;
 
-/** What the models of a tab are for, the most suitable first; other tabs are for all models. */
+/** Purposes of the models of a tab, the most suitable first; other tabs are for all models. */
 const SUITS: Record<string, Use[]> = {
   completion: ["text", "chat"],
   template: ["chat"],

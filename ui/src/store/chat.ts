@@ -108,6 +108,9 @@ export const useChat = create<Chat>((set, get) => {
       // Also if the browser's memory is full.
       set(({ streaming: { [of.id]: _, ...rest } }) => ({ streaming: rest }));
       tell(of.id);
+      // Other tabs may have added messages meanwhile.
+      const messages = await db.messages.where({ conversation: of.id }).toArray().catch(() => null);
+      if (messages && get().current === of.id && !get().streaming[of.id]) set({ messages });
     }
     if (done.state === "done" && done.toolCalls?.length) void runTrusted(of.id, done, path).catch((error: unknown) => toast(describe(error), { bad: true }));
     void useServer.getState().refreshModels().catch(() => undefined);

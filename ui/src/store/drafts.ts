@@ -11,7 +11,7 @@ export interface Draft {
 
 const PREFIX = "paguro.draft.";
 
-/** What this page has itself: the browser may refuse to keep long drafts, or all of them. */
+/** Drafts of this page: the browser may refuse to keep long drafts, or all of them. */
 const drafts = new Map<string, Draft>();
 
 export function draftOf(id: string): Draft {
@@ -22,7 +22,7 @@ export function draftOf(id: string): Draft {
     const kept = JSON.parse(localStorage.getItem(PREFIX + id) ?? "null") as Partial<Draft> | null;
     if (kept && typeof kept === "object") draft = { ...draft, ...kept };
   } catch {
-    // What is not a draft is none.
+    // Anything else is no draft.
   }
   drafts.set(id, draft);
   return draft;

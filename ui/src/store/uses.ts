@@ -1,4 +1,4 @@
-// What models are for, and finding them by any of their names.
+// Purposes of models, and finding them by any of their names.
 
 import type { ModelCard } from "../api/types.ts";
 
