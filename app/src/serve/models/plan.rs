@@ -107,6 +107,8 @@ impl ServedModels {
             context,
             sequences: self.parallel,
             plan,
+            in_place: false,
+            pulled: false,
             problem,
         }
     }
