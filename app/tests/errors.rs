@@ -291,11 +291,18 @@ fn variables_that_cannot_be_are_named() {
 #[test]
 fn words_of_other_programs_get_an_answer() {
     check(
-        &["stop", "tales"],
+        &["stop", "tales", "--url", "http://127.0.0.1:1"],
         expect![[r#"
-        error: `stop` is not a command of paguro
-        hint: a server unloads a model 5 minutes after its last use (--keep-alive); to unload it now, send {"model": "NAME", "keep_alive": 0} to /api/generate
-        exit 2"#]],
+            error: no server answers at http://127.0.0.1:1: io: Connection refused (os error 111)
+            hint: start one with `paguro serve`, or set its address with --url
+            exit 1"#]],
+    );
+    check(
+        &["rnu", "hi"],
+        expect![[r#"
+            error: `rnu` is not a command of paguro
+            hint: did you mean `run`?
+            exit 2"#]],
     );
     check(
         &["frob"],

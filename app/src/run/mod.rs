@@ -40,9 +40,6 @@ use chat::Chat;
 use prompt::{Conversation, Style};
 use session::{DigestThread, Session};
 
-/// Default context of `run`, limited by the trained context and by memory.
-const DEFAULT_CONTEXT: usize = 65_536;
-
 /// Arguments, settings and terminal of a run.
 #[derive(Clone, Copy)]
 pub struct Invocation<'a> {
@@ -140,7 +137,7 @@ impl Invocation<'_> {
             }
         };
         let source = match name {
-            Some(name) => self.find(name).map_err(as_prompt)?,
+            Some(name) => self.find(name, &as_prompt)?,
             None => Source::Embedded,
         };
         if words.as_ref().is_some_and(|prompt| prompt.trim().is_empty()) {
@@ -150,14 +147,14 @@ impl Invocation<'_> {
         Ok((source, words))
     }
 
-    /// Returns the model with this name. Offers to download it.
-    fn find(&self, name: &str) -> Outcome<Source> {
-        let missing = match Source::look_up(name, self.library)? {
+    /// Returns the model with this name. Offers to download it. `unknown` completes the error of an unknown name.
+    fn find(&self, name: &str, unknown: &dyn Fn(Failure) -> Failure) -> Outcome<Source> {
+        let missing = match Source::look_up(name, self.library).map_err(unknown)? {
             Found::Here(source) => return Ok(source),
             Found::Missing(missing) => missing,
         };
         let Some((reference, short)) = missing.download().filter(|_| self.wants_download(&missing)) else {
-            return Err(missing.failure());
+            return Err(unknown(missing.failure()));
         };
         library::download(&reference, short, self.library, self.terminal, self.interrupt)?;
         Source::find(Some(name), self.library)
@@ -166,7 +163,8 @@ impl Invocation<'_> {
     /// Asks for confirmation of a download, if there is a terminal.
     fn wants_download(&self, missing: &Missing) -> bool {
         let Some((title, bytes)) = missing.offer() else { return false };
-        if !self.terminal.interactive || !self.terminal.progress || self.args.json {
+        let is_here = missing.elsewhere.is_some();
+        if is_here || !self.terminal.interactive || !self.terminal.progress || self.args.json {
             return false;
         }
         let size = bytes.map(|bytes| format!(" {}", units::bytes(bytes))).unwrap_or_default();
@@ -187,7 +185,11 @@ impl Invocation<'_> {
             self.terminal
                 .note(&format!("`run` does not use what is recorded with {name} for servers: {defaults}"));
         }
-        let context = Some(self.args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0);
+        let context = match self.args.ctx {
+            None => load::Context::Default,
+            Some(0) => load::Context::Trained,
+            Some(tokens) => load::Context::Tokens(tokens),
+        };
         let weights = self.session.and_then(|session| session.weights(source));
         let model = load::writer(source, context)?;
         let style = Style::new(&model, self.args.raw, self.args.system.as_deref())?;
@@ -228,7 +230,7 @@ impl Invocation<'_> {
 
     /// Finds, opens and starts a model.
     fn open(&self, name: &str) -> Outcome<Running> {
-        let source = self.find(name)?;
+        let source = self.find(name, &|failure| failure)?;
         let opened = self.open_source(&source)?;
         self.start(&source, opened)
     }
@@ -262,13 +264,9 @@ fn start(
     let context = match args.ctx {
         Some(0) => model.context_length,
         Some(tokens) => tokens,
-        None => model.context_length.min(DEFAULT_CONTEXT),
+        None => model.context_length.min(load::DEFAULT_CONTEXT),
     };
-    if context > model.context_length {
-        let trained = model.context_length;
-        terminal
-            .note(&format!("the model was trained for {trained} tokens; past them its answers get worse"));
-    }
+    let trained = model.context_length;
     let defaults = EngineOptions::default();
     let options = EngineOptions {
         block_size: args.page_size.unwrap_or(defaults.block_size),
@@ -283,7 +281,17 @@ fn start(
         disk,
         ..defaults
     };
-    load::start(model, options, args.ctx.is_none(), args.threads.threads, (devices, &args.on), terminal)
+    let may_shrink = args.ctx.is_none();
+    let loaded =
+        load::start(model, options, may_shrink, args.threads.threads, (devices, &args.on), terminal)?;
+    if context > trained {
+        let memory = units::bytes(loaded.kv_bytes);
+        terminal.note(&format!(
+            "the model was trained for {trained} tokens; past them its answers get worse, and {context} tokens need {memory} for \
+             their K and V"
+        ));
+    }
+    Ok(loaded)
 }
 
 /// Converts a refused request to a failure, with a hint for the flag. Invalid values are usage errors.
