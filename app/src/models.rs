@@ -48,8 +48,6 @@ pub enum Source {
         name: String,
         /// Path of the file or folder.
         path: PathBuf,
-        /// Names of stored defaults for requests to a server: `system`, `options` ...
-        defaults: Vec<String>,
     },
 }
 
@@ -189,8 +187,7 @@ fn in_library(name: &str, settings: &LibrarySettings) -> Outcome<Found> {
     let Some(library) = settings.open_existing()? else { return missing(Vec::new()) };
     let found = |record: &ModelRecord| {
         let path = library.path(record).map_err(library::failure)?;
-        let defaults = record.defaults.keys().cloned().collect();
-        Ok(Found::Here(Source::Library { name: record.name.short(), path, defaults }))
+        Ok(Found::Here(Source::Library { name: record.name.short(), path }))
     };
     match library.find(name) {
         Ok(record) => found(&record),

@@ -197,7 +197,8 @@ pub struct CpArgs {
 #[command(after_long_help = "\
 A preset has the settings with which servers load a model, defaults of its requests, and its aliases. It is kept when \
 the model is pulled again. A running server applies it from the next request on, and reloads the model if necessary. \
-Options are those of Ollama's API; values in a request take precedence. `paguro run` uses only the aliases.
+Options are those of Ollama's API; values in a request take precedence. `paguro run` uses the context, the system message and \
+the options, unless a flag sets them.
 
 The settings file of a server can also have presets, even for models outside of the library; they take precedence:
 

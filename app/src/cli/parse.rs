@@ -53,7 +53,8 @@ pub fn parse(words: Vec<OsString>) -> Outcome<(Cli, Vec<String>)> {
 fn context(error: &Error, kind: ContextKind) -> Option<String> {
     match error.get(kind)? {
         ContextValue::String(text) => Some(text.clone()),
-        ContextValue::Strings(texts) => texts.first().cloned(),
+        // The nearest one is the last.
+        ContextValue::Strings(texts) => texts.last().cloned(),
         _ => None,
     }
 }
@@ -150,7 +151,7 @@ fn unknown_command(error: &Error, words: &[OsString]) -> Failure {
     } else if word.contains(char::is_whitespace) {
         failure.hint(format!("to ask the built-in model: paguro run {word:?}"))
     } else if let Some(near) =
-        context(error, ContextKind::SuggestedSubcommand).or_else(|| near_command(&word))
+        near_command(&word).or_else(|| context(error, ContextKind::SuggestedSubcommand))
     {
         failure.hint(format!("did you mean `{near}`?"))
     } else if is_model {

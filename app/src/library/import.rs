@@ -18,6 +18,7 @@ use crate::{
     cli::{ImportArgs, Placement},
     failure::{Failure, Outcome},
     interrupt::Interrupt,
+    models::EMBEDDED,
     output::Output,
     settings::{LibrarySettings, Terminal},
     units,
@@ -81,6 +82,7 @@ impl Importer<'_> {
             link: placement == Placement::Link,
             replace: self.args.replace,
             force: self.args.force,
+            reserved: vec![EMBEDDED.to_owned()],
             cancel: self.cancel.clone(),
             ..ImportOptions::default()
         }
@@ -116,7 +118,7 @@ impl Importer<'_> {
             ))
             .hint("`paguro list --found` lists them by name"));
         }
-        let mut failed = 0;
+        let (mut failed, mut forcible) = (0, false);
         for model in models {
             match self.import_found(model) {
                 Ok(()) => {}
@@ -128,18 +130,22 @@ impl Importer<'_> {
                 Err(error) if models.len() == 1 => return Err(taken(error)),
                 Err(error) => {
                     failed += 1;
+                    forcible |=
+                        matches!(error, LibraryError::CannotRun { .. } | LibraryError::NameTaken { .. });
                     self.terminal.note(&format!("not imported: {}", reason(model, error)));
                 }
             }
         }
-        match failed {
-            0 => Ok(()),
-            _ => Err(Failure::new(format!(
-                "{failed} of {} were not imported",
-                units::plural(models.len(), "model")
-            ))
-            .hint("--force imports models that cannot run, --replace replaces models of the same name")),
+        if failed == 0 {
+            return Ok(());
         }
+        let count = units::plural(models.len(), "model");
+        let failure = Failure::new(format!("{failed} of {count} were not imported"));
+        Err(match forcible {
+            true => failure
+                .hint("--force imports models that cannot run, --replace replaces models of the same name"),
+            false => failure,
+        })
     }
 
     /// Imports one model of another program.
@@ -207,6 +213,7 @@ fn taken(error: LibraryError) -> Failure {
             Failure::usage(format!("the library has a model `{name}` already"))
                 .hint("--name gives another name, --replace takes its place")
         }
+        error @ LibraryError::BadName { .. } => failure(error).hint("--name gives another name"),
         error => failure(error),
     }
 }
@@ -263,10 +270,12 @@ pub fn list_found(json: bool, settings: &LibrarySettings, terminal: Terminal) ->
     }
     for (model, same) in &rows {
         let name = model.reference();
-        let last = match (model.problem(), &same[..]) {
+        // Several models may have the same files.
+        let own = same.iter().find(|name| name.to_string().eq_ignore_ascii_case(&model.name));
+        let last = match (model.problem(), own.or(same.first())) {
             (Some(problem), _) => format!("cannot: {problem}"),
-            (None, [first, ..]) => format!("in the library as {}", first.short()),
-            (None, []) => format!("paguro import {name}"),
+            (None, Some(same)) => format!("in the library as {}", same.short()),
+            (None, None) => format!("paguro import {name}"),
         };
         out.line(format_args!("{name:width$}  {:>10}  {last}", units::bytes(model.bytes)))?;
     }

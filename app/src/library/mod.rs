@@ -174,8 +174,11 @@ pub fn failure(error: LibraryError) -> Failure {
 
 /// Returns the error for a program without models on this machine.
 fn empty_store(program: Program, problems: &[String]) -> Failure {
-    let problems: String = problems.iter().map(|problem| format!("; {problem}")).collect();
-    let failure = Failure::usage(format!("{program} has no models on this machine{problems}"));
+    if !problems.is_empty() {
+        return Failure::new(problems.join("; "))
+            .hint(format!("your user needs the permission to read the models of {program}"));
+    }
+    let failure = Failure::usage(format!("{program} has no models on this machine"));
     match program {
         Program::Ollama => {
             failure.hint("OLLAMA_MODELS is the folder of its models, if it is not the usual one")

@@ -6,6 +6,7 @@ mod commands;
 mod editor;
 mod grammar;
 mod once;
+mod preset;
 mod progress;
 mod prompt;
 mod sampling;
@@ -37,6 +38,7 @@ use crate::{
     units,
 };
 use chat::Chat;
+use preset::Recorded;
 use prompt::{Conversation, Style};
 use session::{DigestThread, Session};
 
@@ -88,8 +90,20 @@ pub fn run(
     let session = args.session.as_ref().map(|name| Session::open(name, library)).transpose()?;
     let invocation = Invocation { args, library, devices, terminal, interrupt, session: session.as_ref() };
     let (source, prompt) = invocation.model_and_prompt()?;
+    let mut recorded = Recorded::of(&source, library)?;
+    let mut completed = args.clone();
+    recorded.complete(&mut completed);
     // Errors of the model are reported before input is read.
-    let opened = invocation.open_source(&source)?;
+    let opened = Invocation { args: &completed, ..invocation }.open_source(&source)?;
+    let has_begun = session.as_ref().is_some_and(|session| session.conversation != Conversation::default());
+    if matches!(opened.style, Style::Chat) && !has_begun {
+        completed.system = completed.system.or(recorded.system);
+    }
+    if !recorded.unused.is_empty() {
+        let (name, unused) = (source.name(), recorded.unused.join(", "));
+        terminal.note(&format!("`run` does not use what is recorded with {name} for servers: {unused}"));
+    }
+    let (args, invocation) = (&completed, Invocation { args: &completed, ..invocation });
     let prompt = with_standard_input(prompt, terminal)?;
     if prompt.is_none() && (args.json || args.branches > 1) {
         let flag = if args.json { "--json" } else { "--branches" };
@@ -154,7 +168,9 @@ impl Invocation<'_> {
             Found::Missing(missing) => missing,
         };
         let Some((reference, short)) = missing.download().filter(|_| self.wants_download(&missing)) else {
-            return Err(unknown(missing.failure()));
+            // A model of another program is no prompt.
+            let is_here = missing.elsewhere.is_some();
+            return Err(if is_here { missing.failure() } else { unknown(missing.failure()) });
         };
         library::download(&reference, short, self.library, self.terminal, self.interrupt)?;
         Source::find(Some(name), self.library)
@@ -178,13 +194,6 @@ impl Invocation<'_> {
 
     /// Opens a model and selects the prompt style.
     fn open_source(&self, source: &Source) -> Outcome<Opened> {
-        if let Source::Library { name, defaults, .. } = source
-            && !defaults.is_empty()
-        {
-            let defaults = defaults.join(", ");
-            self.terminal
-                .note(&format!("`run` does not use what is recorded with {name} for servers: {defaults}"));
-        }
         let context = match self.args.ctx {
             None => load::Context::Default,
             Some(0) => load::Context::Trained,

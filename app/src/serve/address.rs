@@ -34,6 +34,11 @@ pub fn resolve(host: Option<&str>, port: u16) -> Outcome<SocketAddr> {
     all.first().copied().ok_or_else(|| wrong("it has no address"))
 }
 
+/// Returns the URL at which this machine reaches a server that may listen at all addresses.
+pub fn from_here(place: &str) -> String {
+    place.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+}
+
 /// Returns the URL at which other machines reach a server that listens at all addresses (`http://0.0.0.0:11434`);
 /// `None` for other servers and without a network.
 pub fn from_outside(place: &str) -> Option<String> {

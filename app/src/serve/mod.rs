@@ -170,6 +170,7 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
             }
         }
         if let Some(place) = bound.places().iter().find(|place| place.starts_with("http://")) {
+            let place = address::from_here(place);
             let page = if has_page { format!("   page {place}/") } else { String::new() };
             let _ = out.line(format_args!("OpenAI {place}/v1   Anthropic and Ollama {place}{page}"));
             let _ = out.line(format_args!("all requests and their fields {place}/docs"));
@@ -357,7 +358,7 @@ fn server_settings(
 /// Opens the page in the user's browser.
 fn open_page(places: &[String]) {
     let Some(place) = places.iter().find(|place| place.starts_with("http://")) else { return };
-    let address = place.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:");
+    let address = address::from_here(place);
     if let Err(error) = open::that_detached(&address) {
         tracing::warn!(%error, address, "no browser could be opened; open the address yourself");
     }

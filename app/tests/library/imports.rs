@@ -132,7 +132,6 @@ fn models_of_ollama_are_found_and_imported_without_a_copy() {
     expect![[r#"
         error: there is no model `fox:1b` in the library
         hint: it is on this machine; to use its file, without a copy: paguro import ollama:fox:1b
-        hint: to ask the built-in model: paguro run tales "fox:1b hi"
         exit 2"#]]
     .assert_eq(&f.words(&["run", "fox:1b", "hi"]));
     expect![[r#"
@@ -151,9 +150,18 @@ fn models_of_ollama_are_found_and_imported_without_a_copy() {
     let expected = json!({"ctx": 512, "system": "You are a fox.", "options": {"temperature": 0.25}});
     assert_eq!(preset, expected);
     assert_eq!(f.run(&["show", "fox:1b", "--json"]).json()["defaults"], json!({"license": ["MIT"]}));
+    // Runs have the system message and the context.
+    let prompt = |model: &str| {
+        f.run(&["run", "-q", "--json", "--max-tokens", "1", model, "Hello"]).json()["prompt_tokens"].clone()
+    };
+    assert!(prompt("fox:1b").as_u64() > prompt("tales").as_u64(), "{}", prompt("fox:1b"));
+    let long = "word ".repeat(600);
+    let ran = f.run(&["run", "-q", "fox:1b", &long]);
+    assert!(ran.err.contains("512"), "{ran:?}");
     // The rest: what is here stays, and what is broken has its reason.
     let all = f.run(&["import", "ollama:"]);
     assert_eq!(all.code, Some(1), "{all:?}");
+    assert!(f.run(&["list", "--found"]).ok().contains("  in the library as fox:1b\n"));
     for expected in [
         "fox:1b is in the library already",
         "not imported: ollama:half:latest: the blob",
@@ -220,6 +228,11 @@ fn files_stay_in_place_or_are_copied_as_told() {
         error: Ollama has no model `wolf` on this machine; its folders are `/.ollama/models`, `/usr/share/ollama/.ollama/models`
         exit 2"#]]
     .assert_eq(&f.words(&["import", "ollama:wolf"]));
+    // The name of the model inside the binary would hide the model.
+    f.manifest("library/tales/latest", &[f.layer("model", &fs::read(tales()).unwrap())]);
+    let refused = f.words(&["import", "ollama:tales"]);
+    assert!(refused.contains("`tales` cannot be a model's name") && refused.contains("--name"), "{refused}");
+    f.run(&["import", "ollama:tales", "--name", "mine"]).ok();
     expect![[r#"
         error: LM Studio has no models on this machine
         hint: to import another folder of models: paguro import FOLDER

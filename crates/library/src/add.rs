@@ -162,6 +162,11 @@ impl Library {
             Some(name) => name.clone(),
             None => name(&details)?,
         };
+        let short = name.short();
+        if options.reserved.iter().any(|other| other.eq_ignore_ascii_case(&short)) {
+            let problem = "a model inside the program has it, so another one is needed";
+            return Err(LibraryError::BadName { name: short, problem });
+        }
         match self.catalogue.get(&name)? {
             Some(old) if !options.replace && import::is_same_model(&self.store, &old, found) => {
                 return Ok(Taken::Same(old));

@@ -36,6 +36,8 @@ pub struct ImportOptions {
     pub replace: bool,
     /// Take in a model that the program cannot run.
     pub force: bool,
+    /// Names that the program gives to other models.
+    pub reserved: Vec<String>,
     /// Stops the import.
     pub cancel: Cancel,
 }

@@ -182,7 +182,7 @@ impl ServedModels {
         }
         let (library, record) = self.record(name)?;
         let path = library.path(&record).map_err(|error| LoadError::Failed(error.to_string()))?;
-        Ok(Source::Library { name: record.name.short(), path, defaults: Vec::new() })
+        Ok(Source::Library { name: record.name.short(), path })
     }
 
     /// Returns the preset of a model in the settings file.

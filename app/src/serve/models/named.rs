@@ -67,7 +67,7 @@ impl Named {
     }
 
     fn add_found(&mut self, model: &FoundModel) {
-        let warn = |problem: &str| tracing::warn!(model = model.name, "is not served: {problem}");
+        let warn = |problem: &str| tracing::warn!(model = model.name, "not served: {problem}");
         let path = match (model.path(), model.problem()) {
             (Some(path), _) => path.to_owned(),
             (None, problem) => return warn(problem.unwrap_or_default()),
