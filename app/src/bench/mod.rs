@@ -91,7 +91,9 @@ pub fn bench(
             let like = like.map_err(|error| Failure::from_error(&error))?;
             Arc::new(shape::model(name, args.format, like, context))
         }
-        None => load::writer(&Source::find(args.model.name.as_deref(), library)?, Some(context))?,
+        None => {
+            load::writer(&Source::find(args.model.name.as_deref(), library)?, load::Context::Tokens(context))?
+        }
     };
     if context > model.context_length {
         let trained = model.context_length;

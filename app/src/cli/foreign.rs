@@ -234,11 +234,6 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Both, &["--override-kv"], Refused("metadata comes from the model's file; `paguro inspect` shows it")),
     (
         Serve,
-        &["--models-dir"],
-        Refused("`paguro import FILE` adds a model to the library; all models of the library are served"),
-    ),
-    (
-        Serve,
         &[
             "--embedding",
             "--embeddings",
@@ -274,10 +269,6 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
 
 /// Commands of other programs, and their equivalents.
 const COMMANDS: &[(&[&str], &str)] = &[
-    (
-        &["stop", "unload"],
-        "a server unloads a model 5 minutes after its last use (--keep-alive); to unload it now, send {\"model\": \"NAME\", \"keep_alive\": 0} to /api/generate",
-    ),
     (
         &["create"],
         "`paguro import FILE --name NAME` takes a model file in; a running server makes models with other defaults by /api/create",

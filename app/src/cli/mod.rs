@@ -5,6 +5,7 @@ mod cache;
 mod choices;
 mod embed;
 pub mod foreign;
+mod groups;
 mod keys;
 mod library;
 mod model;
@@ -28,10 +29,10 @@ pub use choices::{
     Attention, BenchDrafts, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName, Speculate,
 };
 pub use embed::{CutAt, EmbedArgs, RerankArgs};
-pub use keys::{KeysArgs, KeysCommand, PsArgs};
+pub use keys::{KeysArgs, KeysCommand, PsArgs, ServerArgs, UnloadArgs};
 pub use library::{
-    CpArgs, ImportArgs, ListArgs, PresetArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, SearchArgs, ShowArgs,
-    VerifyArgs,
+    CpArgs, ImportArgs, ListArgs, Placement, PresetArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs,
+    SearchArgs, ShowArgs, VerifyArgs,
 };
 pub use model::ModelArg;
 pub use parse::parse;
@@ -94,6 +95,9 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// List the models that a running server has loaded
     Ps(PsArgs),
+    /// Unload models from the memory of a running server
+    #[command(visible_alias = "stop")]
+    Unload(UnloadArgs),
     /// Manage the keys that clients of the server need
     Keys(KeysArgs),
     /// Show, check or delete what servers keep of earlier prompts on disk
@@ -124,7 +128,7 @@ pub enum Command {
     Pull(PullArgs),
     /// Find models to pull: well-known ones, and those on Hugging Face
     Search(SearchArgs),
-    /// Import a model file or folder of this machine into the library
+    /// Import models of this machine: files, folders, those of Ollama, LM Studio and the Hugging Face cache
     Import(ImportArgs),
     /// List the models in the library
     #[command(visible_alias = "ls")]
@@ -137,7 +141,7 @@ pub enum Command {
     /// Give a model of the library a second name
     #[command(alias = "copy")]
     Cp(CpArgs),
-    /// Set how servers load and use a model of the library, and other names of it
+    /// Set how servers load and use a model of the library, and its aliases
     Preset(PresetArgs),
     /// Delete leftovers: unfinished downloads and files that no model uses
     Prune(PruneArgs),
