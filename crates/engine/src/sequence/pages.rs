@@ -3,7 +3,7 @@
 use paguro_backend::{PageId, PageMove};
 
 use super::{BlockTable, Sequence};
-use crate::{layout::BlockLayout, pages::Pages, states::States, tiers::Load};
+use crate::{events::ExtraKey, layout::BlockLayout, pages::Pages, states::States, tiers::Load};
 
 impl Sequence {
     /// Returns the maximum number of pages to allocate until all tokens are computed, if the sequence begins with
@@ -128,7 +128,9 @@ impl Sequence {
     pub fn publish_stored(&self, block: usize, group: usize, block_size: usize, pages: &mut Pages) {
         if let Some(events) = pages.events.as_mut().filter(|events| events.group == group) {
             let parent = block.checked_sub(1).map(|parent| &self.keys[parent]);
-            events.stored(parent, &self.keys[block], &self.tokens[block * block_size..][..block_size]);
+            let salt = Some(&self.request.prefix_salt).filter(|salt| block == 0 && !salt.is_empty());
+            let extra = salt.map(|salt| ExtraKey::Salt(salt.as_slice().into())).into_iter().collect();
+            events.stored(parent, &self.keys[block], &self.tokens[block * block_size..][..block_size], extra);
         }
     }
 
