@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
-use paguro_server::Alias;
+use paguro_server::{Alias, KvEncoding};
 use serde::{Deserialize, Deserializer};
 
 use super::{
@@ -323,9 +323,25 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_KV_EVENTS_REPLAY", value_name = "ENDPOINT", help_heading = "Models")]
     pub kv_events_replay: Option<String>,
 
-    /// First part of each of these messages; {model} in it is the model's name [default: empty]
+    /// First part of each of these messages; {model} in it is the model's name, {address} that of the socket [default:
+    /// kv@{address}@{model}]
     #[arg(long, env = "PAGURO_KV_EVENTS_TOPIC", value_name = "TEXT", help_heading = "Models")]
     pub kv_events_topic: Option<String>,
+
+    /// Form of these events: map, as in vLLM since 0.24, or array, as before [default: map]
+    #[arg(
+        long,
+        value_enum,
+        env = "PAGURO_KV_EVENTS_ENCODING",
+        hide_possible_values = true,
+        value_name = "map|array",
+        help_heading = "Models"
+    )]
+    pub kv_events_encoding: Option<KvEventsEncoding>,
+
+    /// `owned_by` of the models in /v1/models, by which some routers recognize a server: vllm [default: paguro]
+    #[arg(long, env = "PAGURO_OWNED_BY", value_name = "NAME", help_heading = "Listening")]
+    pub owned_by: Option<String>,
 
     /// Requests that share computed prefixes: those of one key, or all; without keys there is no difference [default:
     /// keys]
@@ -440,6 +456,8 @@ impl ServeOptions {
             kv_events: self.kv_events.or(weaker.kv_events),
             kv_events_replay: self.kv_events_replay.or(weaker.kv_events_replay),
             kv_events_topic: self.kv_events_topic.or(weaker.kv_events_topic),
+            kv_events_encoding: self.kv_events_encoding.or(weaker.kv_events_encoding),
+            owned_by: self.owned_by.or(weaker.owned_by),
             kv_host: self.kv_host.or(weaker.kv_host),
             kv_disk: self.kv_disk.or(weaker.kv_disk),
             kv_disk_dir: self.kv_disk_dir.or(weaker.kv_disk_dir),
@@ -494,6 +512,25 @@ pub enum LogFormat {
     Text,
     /// One JSON object per line.
     Json,
+}
+
+/// Values of `--kv-events-encoding`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum KvEventsEncoding {
+    /// Maps with names.
+    Map,
+    /// Arrays in the order of the fields.
+    Array,
+}
+
+impl From<KvEventsEncoding> for KvEncoding {
+    fn from(encoding: KvEventsEncoding) -> Self {
+        match encoding {
+            KvEventsEncoding::Map => Self::Map,
+            KvEventsEncoding::Array => Self::Array,
+        }
+    }
 }
 
 /// Values of `--share-prefixes`.

@@ -147,6 +147,8 @@ fn server(home: &Path) -> Router {
         ui: false,
         shown: Vec::new(),
         devices: Vec::new(),
+        kv_events: None,
+        owned_by: "paguro".to_owned(),
     };
     let library = LibraryService::new(library.into(), hub.into(), inspect);
     Server::new(settings, Arc::new(Tales), Some(library)).router()

@@ -54,7 +54,7 @@ use axum::{Router, middleware, routing::get};
 pub use extract::Json;
 pub use generate::stage_times;
 pub use keys::{ApiKey, KeyError, KeyFile, Scope};
-pub use kv_events::{KvEvents, KvEventsSettings, KvPublisher, KvReceiver};
+pub use kv_events::{KvEncoding, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher, KvReceiver};
 pub use library::LibraryService;
 pub use listen::{Arrival, BindError, Bound, Listening};
 pub use mcp::{McpServer, McpTransport, Trust};

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::Deserialize;
 
-use crate::{mcp::McpServer, models::Residency, ui::Setting};
+use crate::{KvEventsPlaces, mcp::McpServer, models::Residency, ui::Setting};
 
 /// Settings of the server.
 #[derive(Clone, Debug)]
@@ -46,6 +46,10 @@ pub struct ServerSettings {
     pub shown: Vec<Setting>,
     /// Devices for display on the page.
     pub devices: Vec<String>,
+    /// Sockets of KV events, for routers that ask for them.
+    pub kv_events: Option<KvEventsPlaces>,
+    /// `owned_by` of models in `/v1/models`.
+    pub owned_by: String,
 }
 
 #[cfg(test)]
@@ -71,6 +75,8 @@ impl ServerSettings {
             mcp: Vec::new(),
             shown: Vec::new(),
             devices: Vec::new(),
+            kv_events: None,
+            owned_by: "paguro".to_owned(),
         }
     }
 }

@@ -241,6 +241,7 @@ impl Scheduler {
             states_used: self.states.total() - self.states.free(),
             checkpoints: self.pages.checkpoints(),
             evictions: self.pages.evictions,
+            blocks: self.blocks(),
             host: self.host_stats(),
             disk: self.disk_stats(),
             masks: self.mask_workers.masks(),

@@ -24,7 +24,7 @@ use paguro_model::Model;
 
 use crate::{AppState, count::ClientCount, error::ApiError, models::Lease, prepare::Size};
 
-pub use caller::Caller;
+pub use caller::{Caller, salt_parts};
 pub use classify::{ClassifyInput, ClassifyRequest, classify};
 use constraint::Compiler;
 pub use defaults::Defaults;
