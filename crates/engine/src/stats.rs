@@ -28,6 +28,8 @@ pub struct Stats {
     pub blocks: [BlockSet; 3],
     /// Steps so far.
     pub steps: u64,
+    /// Steps that were planned and submitted while the device computed the one before.
+    pub steps_ahead: u64,
     /// Steps that failed.
     pub failed_steps: u64,
     /// Rows computed: prompt tokens and generated ones, some of them again after a preemption.

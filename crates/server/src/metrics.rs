@@ -288,8 +288,11 @@ impl Collector for EngineCollector {
         for (name, help, value) in gauges {
             family(&mut encoder, name, help, &of(value), |value| ConstGauge::new(*value))?;
         }
-        let counters: [StatsMetric; 25] = [
+        let counters: [StatsMetric; 26] = [
             ("paguro_steps", "Steps", |s| s.steps as f64),
+            ("paguro_steps_ahead", "Steps submitted while the device computed the one before", |s| {
+                s.steps_ahead as f64
+            }),
             ("paguro_failed_steps", "Steps that failed", |s| s.failed_steps as f64),
             ("paguro_rows", "Rows computed", |s| s.rows as f64),
             ("paguro_prefix_hit_tokens", "Tokens found in the prefix cache", |s| s.prefix_hit_tokens as f64),

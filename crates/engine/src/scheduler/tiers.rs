@@ -16,7 +16,7 @@ use crate::{
     host::Host,
     layout::BlockLayout,
     pages::Pages,
-    sequence::Sequence,
+    sequence::{Rank, Sequence},
     tiers::{Evicted, Found, Load, LoadRequest, Part, Tiers, Unit},
 };
 
@@ -91,11 +91,7 @@ impl Scheduler {
         if self.pages.tiers.is_none() {
             return;
         }
-        let untried = self
-            .waiting
-            .iter()
-            .take(LOOK_AHEAD)
-            .filter(|(_, sequence)| sequence.prefix.load == Load::Untried);
+        let untried = self.soon().filter(|(_, sequence)| sequence.prefix.load == Load::Untried);
         let ranks: Vec<_> = untried.map(|(rank, _)| *rank).collect();
         for rank in ranks {
             // Blocks of the host alone may be worth a load where the disk is too slow.
@@ -129,6 +125,11 @@ impl Scheduler {
                 }
             };
         }
+    }
+
+    /// Returns the sequences whose prefixes are looked for.
+    pub(super) fn soon(&self) -> impl Iterator<Item = (&Rank, &Sequence)> {
+        self.waiting.iter().take(LOOK_AHEAD)
     }
 
     /// Decides what to load for a sequence, from the host and, if `all` is true, from the disk. An error if computing is faster;

@@ -160,6 +160,12 @@ impl KvState {
         true
     }
 
+    /// Returns true if the next row would write a page or a state that another sequence shares.
+    pub fn needs_copies(&self, layout: &BlockLayout, pages: &Pages, states: &States) -> bool {
+        let is_shared = |block: usize| self.tables.iter().any(|table| pages.is_shared(table.pages[block]));
+        self.state.is_some_and(|state| states.is_shared(state)) || self.tail(layout).is_some_and(is_shared)
+    }
+
     /// Returns the block that is partly filled, if there is one: the next row writes it.
     fn tail(&self, layout: &BlockLayout) -> Option<usize> {
         (!self.computed.is_multiple_of(layout.block_size)).then_some(self.computed / layout.block_size)

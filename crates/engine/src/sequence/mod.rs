@@ -125,6 +125,26 @@ impl Sequence {
         self.remaining() - usize::from(self.sampler.awaits_mask())
     }
 
+    /// Returns the position after the computed and the planned tokens.
+    pub fn next_position(&self) -> usize {
+        self.kv.computed + self.planned.rows
+    }
+
+    /// Returns the number of known tokens without planned rows.
+    pub fn unplanned(&self) -> usize {
+        self.tokens.len() - self.next_position()
+    }
+
+    /// Returns the number of rows that can be planned now; see [`Sequence::computable`].
+    pub fn plannable(&self) -> usize {
+        self.unplanned().saturating_sub(usize::from(self.sampler.awaits_mask()))
+    }
+
+    /// Returns true if the next rows to plan belong to the [prefill](Sequence::prefills).
+    pub fn prefills_next(&self) -> bool {
+        self.unplanned() > 1 || !self.unembedded().is_empty()
+    }
+
     /// Returns true during the prefill, or its repetition. The last row of a prompt with a requested embedding belongs
     /// to the prefill.
     pub fn prefills(&self) -> bool {
@@ -201,6 +221,28 @@ impl Sequence {
             self.planned.rows = rows;
         }
         has_state
+    }
+
+    /// Reserves the pages and the state of the `rows` rows after the planned ones, for a step that is planned ahead. Returns
+    /// false if no state is free.
+    pub fn reserve_ahead(
+        &mut self,
+        rows: usize,
+        layout: &BlockLayout,
+        pages: &mut Pages,
+        states: &mut States,
+    ) -> bool {
+        if self.planned.rows > 0 {
+            self.kv.extend(self.next_position() + rows, layout, pages);
+        } else {
+            let mut copies = Vec::new();
+            if !self.kv.reserve(rows, layout, pages, states, &mut copies) {
+                return false;
+            }
+            assert!(copies.is_empty(), "a sequence that needs copies is not planned ahead");
+        }
+        self.planned.ahead = rows;
+        true
     }
 
     /// Marks the planned rows as computed; see [`KvState::advance`]. Returns the number of rows that had not been computed
