@@ -1,5 +1,8 @@
 //! The position of an answer in its grammar, and the computation of the mask of its next token.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     fmt,
     panic::AssertUnwindSafe,
