@@ -256,7 +256,7 @@ impl Collector for EngineCollector {
             let labelled = |(model, stats): (&ResidentInfo, &Stats)| (label(model), value(stats));
             resident.iter().zip(&stats).map(labelled).collect()
         };
-        let gauges: [StatsMetric; 18] = [
+        let gauges: [StatsMetric; 19] = [
             ("paguro_requests_waiting", "Sequences that wait", |s| s.waiting as f64),
             ("paguro_requests_running", "Sequences that run", |s| s.running as f64),
             ("paguro_kv_pages", "Pages that sequences can use", |s| s.pages_total as f64),
@@ -276,6 +276,11 @@ impl Collector for EngineCollector {
             ("paguro_host_store_bytes_per_second", "Speed of copies to the host", |s| {
                 s.host.store_speed as f64
             }),
+            (
+                "paguro_draft_saved_seconds",
+                "Estimated time that drafts saved, less that of rejected ones",
+                |s| s.draft_nanoseconds as f64 / 1e9,
+            ),
             ("paguro_batch_rows", "Rows of the last step", |s| s.last_rows as f64),
             ("paguro_batch_sequences", "Sequences of the last step", |s| s.last_sequences as f64),
             // Names that the Gateway API Inference Extension and llm-d read.
@@ -288,7 +293,7 @@ impl Collector for EngineCollector {
         for (name, help, value) in gauges {
             family(&mut encoder, name, help, &of(value), |value| ConstGauge::new(*value))?;
         }
-        let counters: [StatsMetric; 26] = [
+        let counters: [StatsMetric; 25] = [
             ("paguro_steps", "Steps", |s| s.steps as f64),
             ("paguro_steps_ahead", "Steps submitted while the device computed the one before", |s| {
                 s.steps_ahead as f64
@@ -330,10 +335,6 @@ impl Collector for EngineCollector {
             }),
             ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted", |s| {
                 s.accepted_tokens as f64
-            }),
-            // A counter never falls.
-            ("paguro_draft_saved_seconds", "Time that drafts saved, less that of rejected ones", |s| {
-                s.draft_nanoseconds.max(0) as f64 / 1e9
             }),
             ("paguro_evictions", "Cached pages evicted", |s| s.evictions as f64),
             ("paguro_preemptions", "Preempted sequences", |s| s.preemptions as f64),

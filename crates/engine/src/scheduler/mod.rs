@@ -70,7 +70,7 @@ pub(crate) struct Scheduler {
     speculation: Option<Speculation>,
     /// Work of the last step, until its time is known.
     last_work: Option<Work>,
-    /// What the last step has shown about the times of steps with drafts.
+    /// The last step, until its time shows how long such steps take.
     last_check: Option<drafts::Check>,
     /// Number of the step that is planned next.
     step: u64,
