@@ -60,6 +60,10 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 
+    /// An image for the prompt, for models that see: PNG, JPEG, WebP or GIF; repeatable
+    #[arg(long = "image", value_name = "FILE", conflicts_with = "raw")]
+    pub images: Vec<String>,
+
     /// The system message, for models with a chat template
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,

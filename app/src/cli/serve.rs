@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
-use paguro_server::Alias;
+use paguro_server::{Alias, HostPattern};
 use serde::Deserialize;
 
 use super::{
@@ -146,6 +146,24 @@ pub struct ServeOptions {
     )]
     #[serde(rename = "cors-origin")]
     pub cors_origins: Vec<String>,
+
+    /// A host from which images at URLs are fetched, *.example.org for several, * for all public ones; repeatable [default: none]
+    #[arg(
+        long = "image-urls",
+        env = "PAGURO_IMAGE_URLS",
+        value_name = "HOST",
+        value_delimiter = ',',
+        help_heading = "Images"
+    )]
+    pub image_urls: Vec<HostPattern>,
+
+    /// Maximum tokens of an image; its level of detail cannot exceed this [default: the model's, at most 4096]
+    #[arg(long, env = "PAGURO_IMAGE_MAX_TOKENS", value_name = "TOKENS", help_heading = "Images", value_parser = choices::image_tokens)]
+    pub image_max_tokens: Option<u32>,
+
+    /// Minimum tokens of an image, to which small ones are enlarged [default: the model's]
+    #[arg(long, env = "PAGURO_IMAGE_MIN_TOKENS", value_name = "TOKENS", help_heading = "Images", value_parser = choices::image_tokens)]
+    pub image_min_tokens: Option<u32>,
 
     /// Refuse every field that has no effect, instead of naming it in the answer's `X-Paguro-Ignored`
     #[arg(
@@ -394,6 +412,9 @@ impl ServeOptions {
             socket: self.socket.or(weaker.socket),
             allow_hosts: or_list(self.allow_hosts, weaker.allow_hosts),
             cors_origins: or_list(self.cors_origins, weaker.cors_origins),
+            image_urls: or_list(self.image_urls, weaker.image_urls),
+            image_max_tokens: self.image_max_tokens.or(weaker.image_max_tokens),
+            image_min_tokens: self.image_min_tokens.or(weaker.image_min_tokens),
             strict: self.strict.or(weaker.strict),
             refuse_token_ids: self.refuse_token_ids.or(weaker.refuse_token_ids),
             aliases: or_list(self.aliases, weaker.aliases),

@@ -5,6 +5,7 @@ mod chat;
 mod commands;
 mod editor;
 mod grammar;
+mod images;
 mod once;
 mod progress;
 mod prompt;
@@ -93,6 +94,9 @@ pub fn run(
     let (source, prompt) = invocation.model_and_prompt()?;
     // Errors of the model are reported before input is read.
     let opened = invocation.open_source(&source)?;
+    if !args.images.is_empty() {
+        images::check(&opened.model, &source.short_name())?;
+    }
     let prompt = with_standard_input(prompt, terminal)?;
     if prompt.is_none() && (args.json || args.branches > 1) {
         let flag = if args.json { "--json" } else { "--branches" };

@@ -19,8 +19,8 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use paguro_engine::HostMemory;
 use paguro_server::{
-    HttpLimits, KeyFile, KvEvents, KvEventsSettings, LibraryService, Listen, ModelSource, Residency, Server,
-    ServerSettings,
+    HttpLimits, ImageSettings, KeyFile, KvEvents, KvEventsSettings, LibraryService, Listen, ModelSource,
+    Residency, Server, ServerSettings,
 };
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -313,6 +313,12 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcom
             request_time: options.request_timeout.map(|time| time.0),
             connections,
             connections_per_client: options.max_connections_per_client.unwrap_or((connections / 4).max(1)),
+        },
+        images: ImageSettings {
+            hosts: options.image_urls.clone(),
+            min_tokens: options.image_min_tokens,
+            max_tokens: options.image_max_tokens,
+            ..ImageSettings::default()
         },
         keys,
         api_keys: options.api_keys.clone(),

@@ -105,6 +105,7 @@ impl ServedModels {
             quantization: description.quantization,
             context,
             sequences: self.parallel,
+            projector: None,
             plan,
             problem,
         }

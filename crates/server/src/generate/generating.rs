@@ -10,7 +10,7 @@ use paguro_engine::{Event, FinishReason, Generation, Score, StopMatcher};
 use paguro_model::tokenizer::Tokenizer;
 
 use super::{
-    Caller, ReadyRequest,
+    Caller, DecodedImage, ReadyRequest,
     piece::{Delta, Finish, Piece, Progress, PromptLogprobs, Sampling, Timing, TokenLogprob, Usage},
     reading::{Reader, Reading},
 };
@@ -90,6 +90,7 @@ impl Generating {
         lease: Lease,
         caller: Caller,
         ready: ReadyRequest,
+        images: Vec<DecodedImage>,
         received: Instant,
     ) -> Result<Self, ApiError> {
         let ReadyRequest {
@@ -107,6 +108,7 @@ impl Generating {
         let prefix_salt = caller.prefix_salt(&state.settings, &options.cache_salt);
         let mut request = options.request(prompt, &counts, &lease.model.defaults);
         request.lasting_tokens = lasting_tokens;
+        let _ = images;
         request.constraint = constraint;
         request.prefix_salt = prefix_salt;
         request.tenant = caller.tenant;

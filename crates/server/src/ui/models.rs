@@ -192,8 +192,8 @@ impl FileCards {
         }
         let file = state.models.open(entry).await?;
         // Opening creates a tokenizer, which takes long.
-        let (name, template) = (entry.name.clone(), entry.chat_template.clone());
-        let card = spawn_blocking(move || FileCard::of(&file, &name, template.as_deref())).await;
+        let of = entry.clone();
+        let card = spawn_blocking(move || FileCard::of(&file, &of)).await;
         let card = Arc::new(card.map_err(|error| ApiError::Internal(format!("opening ended: {error}")))?);
         let mut known = known();
         // A name has one version at a time.
@@ -212,12 +212,12 @@ impl FileCards {
 }
 
 impl FileCard {
-    fn of(file: &ModelFile, name: &str, template: Option<&str>) -> Self {
+    fn of(file: &ModelFile, entry: &ModelEntry) -> Self {
         let (description, metadata) = (file.description(), file.metadata());
         let templates = file.chat_templates().unwrap_or_default();
         let named = |name: &str| templates.iter().find(|template| template.0 == name).map(|it| it.1.clone());
         let own = || named("default").unwrap_or_default();
-        let (template, tool_template) = match template {
+        let (template, tool_template) = match entry.chat_template.as_deref() {
             Some(other) => (other.to_owned(), other.to_owned()),
             None => (own(), named("tool_use").unwrap_or_else(own)),
         };
@@ -232,7 +232,7 @@ impl FileCard {
             parameters: description.parameters,
             quantization: description.quantization,
             context: context.and_then(|tokens| tokens.parse().ok()),
-            capabilities: capabilities(file, name, &template, &tool_template),
+            capabilities: capabilities(file, entry, &template, &tool_template),
             template,
         }
     }
