@@ -60,7 +60,7 @@ fn main() -> ExitCode {
 
 /// Prints a failure.
 fn end(failure: &Failure, color: bool) -> ExitCode {
-    if let Some(report) = failure.report(color) {
+    if let Some(report) = failure.report_within(color, terminal::columns()) {
         // Standard error may be closed; the exit code also reports the failure.
         let _ = stderr().write_all(report.as_bytes());
     }

@@ -16,7 +16,10 @@ mod session;
 use std::{
     io::{Write, stderr, stdin},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -230,11 +233,20 @@ impl Invocation<'_> {
         Ok(Running { reference: source.reference(), _digest: digest, name, loaded, style, constraint })
     }
 
-    /// Finds, opens and starts a model.
+    /// Finds, opens and starts another model of a chat. Ctrl-C meanwhile keeps the present one, not ends the program.
     fn open(&self, name: &str) -> Outcome<Running> {
         let source = self.find(name)?;
-        let opened = self.open_source(&source)?;
-        self.start(&source, opened)
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let (pressed, terminal) = (is_stopped.clone(), self.terminal);
+        let _armed = self.interrupt.on_press(move || {
+            pressed.store(true, Ordering::Relaxed);
+            terminal.note("the model is dropped when it is loaded; Ctrl-C again ends the program");
+        });
+        let running = self.open_source(&source).and_then(|opened| self.start(&source, opened))?;
+        match is_stopped.load(Ordering::Relaxed) {
+            true => Err(Failure::new(format!("{name} is not used: Ctrl-C was pressed"))),
+            false => Ok(running),
+        }
     }
 }
 

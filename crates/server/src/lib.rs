@@ -15,6 +15,7 @@ mod connections;
 mod count;
 mod dialect;
 mod error;
+mod examples;
 mod extract;
 mod generate;
 mod held;

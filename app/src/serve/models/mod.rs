@@ -298,6 +298,8 @@ impl ServedModels {
         details.architecture = record.details.architecture.clone();
         details.parameters = record.details.parameters;
         details.quantization = record.details.quantization.clone();
+        details.in_place = record.files.iter().any(|file| file.location.is_some());
+        details.pulled = matches!(record.source, paguro_library::Source::Hub { .. });
         entry.details = details;
         entry
     }

@@ -107,6 +107,8 @@ impl ServedModels {
             sequences: self.parallel,
             projector: None,
             plan,
+            in_place: false,
+            pulled: false,
             problem,
         }
     }
