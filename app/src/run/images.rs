@@ -7,7 +7,7 @@ use paguro_model::{
     chat::{ChatInput, ChatPrompt, PICTURE, PictureLayout, content_parts},
 };
 use paguro_server::Sight;
-use paguro_vision::{Budget, Limits, Plan, decode, probe};
+use paguro_vision::{Budget, Limits, Plan, probe};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
