@@ -95,6 +95,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Run(args) => run::run(args, library, devices, terminal, settings.history.as_deref()),
         Command::Serve(args) => serve::serve(args, settings, devices),
         Command::Ps(args) => ps::ps(args, terminal),
+        Command::Unload(args) => ps::unload(args, terminal),
         Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?), terminal),
         Command::Cache(args) => cache::cache(args, library, terminal),
         Command::Sessions(args) => sessions::sessions(args, library, terminal),

@@ -272,7 +272,7 @@ fn a_full_context_forgets_the_oldest_turns() {
     let count = shown[shown.len() - 10..].trim_start_matches(|c: char| !c.is_ascii_digit()).to_owned();
     chat.say(&format!("\"\"\"{}\"\"\"", "long ".repeat(100)));
     // Lines are broken between words.
-    chat.wait_for("and answer together can have 96");
+    chat.wait_for("answer together can\r\n       have 96");
     chat.say("/show");
     chat.wait_for(&count);
     chat.wait_for("> ");

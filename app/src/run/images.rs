@@ -72,6 +72,7 @@ pub fn content(text: &str, images: &[Attachment]) -> Value {
 
 /// Images of a prompt, with the sight of the model.
 pub struct Images<'c> {
+    #[expect(dead_code, reason = "engines do not read images yet")]
     sight: Sight,
     layout: PictureLayout,
     images: Vec<(&'c Attachment, Plan)>,

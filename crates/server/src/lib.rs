@@ -58,7 +58,7 @@ pub use images::{HostPattern, ImageSettings, Sight};
 pub use keys::{ApiKey, KeyError, KeyFile, Scope};
 pub use kv_events::{KvEvents, KvEventsSettings, KvPublisher, KvReceiver};
 pub use library::LibraryService;
-pub use listen::{Arrival, BindError, Bound};
+pub use listen::{Arrival, BindError, Bound, Listening};
 pub use mcp::{McpServer, McpTransport, Trust};
 pub use models::Residency;
 pub use settings::{Alias, HttpLimits, Listen, ServerSettings};

@@ -235,6 +235,9 @@ export interface ModelTick {
     disk?: TierTick;
     evictions: number;
     preemptions: number;
+    draft_tokens: number;
+    accepted_tokens: number;
+    draft_saved_seconds: number;
     page_copies: number;
     last_rows: number;
     last_sequences: number;

@@ -5,6 +5,7 @@ mod caller;
 mod classify;
 mod constraint;
 mod defaults;
+mod drafts;
 mod dry;
 mod embed;
 mod generating;
@@ -38,6 +39,7 @@ pub use caller::Caller;
 pub use classify::{ClassifyInput, ClassifyRequest, classify};
 use constraint::Compiler;
 pub use defaults::Defaults;
+pub use drafts::DraftParams;
 pub use dry::DryOptions;
 pub use embed::{EmbedRequest, Embedded, Field, MAX_INPUTS, PromptChoice, Truncation, VectorKinds, embed};
 pub use generating::Generating;
@@ -78,6 +80,7 @@ pub async fn chat(
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         request.options.dry.find_breakers(&model.tokenizer);
         request.plan_images(model, &image_settings)?;
+        request.options.drafts.read_prediction(model, handle.max_context());
         let request::TokenizedChat { tokens, lasting_tokens, reading, images } =
             request.fit(model, handle.max_context(), limit)?;
         check_room(&tokens, &images, limit)?;
@@ -165,6 +168,7 @@ async fn decode_images(
 
 /// An image of a prompt that is ready for the engine.
 #[derive(Debug)]
+#[expect(dead_code, reason = "engines do not read images yet")]
 struct DecodedImage {
     /// Hash of everything that determines the rows.
     key: [u8; 32],
@@ -205,6 +209,7 @@ pub async fn text(
     let image_settings = state.settings.images.clone();
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         options.dry.find_breakers(&model.tokenizer);
+        options.drafts.read_prediction(model, handle.max_context());
         if let Prompt::Gap { .. } = prompt {
             options.stop_tokens.extend(model.tokenizer.fill_ends());
         }
