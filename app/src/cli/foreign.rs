@@ -42,7 +42,8 @@ use Becomes::{CacheType, Format, GpuLayers, Nothing, NothingWithSwitch, NothingW
 use On::{Both, Measure, Run, Serve};
 
 const ADAPTERS: &str = "adapters (LoRA) are not supported by this version";
-const PROJECTOR: &str = "`paguro pull` downloads a projector with its model";
+const PROJECTOR: &str =
+    "`paguro pull` downloads a projector with its model; --mmproj FILE names one on the disk";
 const DRAFTS: &str =
     "drafting with a second model is not supported by this version; --speculate auto drafts without one";
 const SPECULATION: &str =

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    AttentionArg, BatchTokensArg, GrammarArgs, KvDtypeArg, RunOnArgs, SamplingArgs, SpeculateArg, ThreadsArg,
-    choices,
+    AttentionArg, BatchTokensArg, GrammarArgs, KvDtypeArg, ProjectorArgs, RunOnArgs, SamplingArgs,
+    SpeculateArg, ThreadsArg, choices,
 };
 
 /// `paguro run`.
@@ -64,6 +64,10 @@ pub struct RunArgs {
     /// An image for the prompt, for models that see: PNG, JPEG, WebP or GIF; repeatable
     #[arg(long = "image", value_name = "FILE", conflicts_with = "raw")]
     pub images: Vec<String>,
+
+    /// See [`ProjectorArgs`].
+    #[command(flatten)]
+    pub projector: ProjectorArgs,
 
     /// The system message, for models with a chat template
     #[arg(long, value_name = "TEXT")]

@@ -164,6 +164,22 @@ pub struct ServeOptions {
     )]
     pub image_urls: Vec<HostPattern>,
 
+    /// The vision tower of the MODEL, a projector [default: the mmproj file beside a model]
+    #[arg(long, env = "PAGURO_MMPROJ", value_name = "FILE", help_heading = "Images")]
+    pub mmproj: Option<PathBuf>,
+
+    /// Load no vision towers: all models read text only
+    #[arg(
+        long,
+        env = "PAGURO_NO_MMPROJ",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+        help_heading = "Images"
+    )]
+    pub no_mmproj: Option<bool>,
+
     /// Maximum tokens of an image; its level of detail cannot exceed this [default: the model's, at most 4096]
     #[arg(long, env = "PAGURO_IMAGE_MAX_TOKENS", value_name = "TOKENS", help_heading = "Images", value_parser = choices::image_tokens)]
     pub image_max_tokens: Option<u32>,
@@ -433,6 +449,8 @@ impl ServeOptions {
             allow_hosts: or_list(self.allow_hosts, weaker.allow_hosts),
             cors_origins: or_list(self.cors_origins, weaker.cors_origins),
             image_urls: or_list(self.image_urls, weaker.image_urls),
+            mmproj: self.mmproj.or(weaker.mmproj),
+            no_mmproj: self.no_mmproj.or(weaker.no_mmproj),
             image_max_tokens: self.image_max_tokens.or(weaker.image_max_tokens),
             image_min_tokens: self.image_min_tokens.or(weaker.image_min_tokens),
             strict: self.strict.or(weaker.strict),

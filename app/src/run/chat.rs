@@ -258,6 +258,13 @@ impl<'a> Chat<'a> {
             self.conversation.lasting_tokens(&loaded.model, self.running.style, tokens.len());
         let mut request = sampling::request(tokens, &self.sampling, &loaded.model);
         request.lasting_tokens = lasting_tokens;
+        request.pictures = match self.conversation.pictures(&loaded.model, &request.prompt) {
+            Ok(pictures) => pictures,
+            Err(failure) => {
+                self.say(&failure);
+                return Ok(false);
+            }
+        };
         request.constraint = self.running.constraint.clone();
         let seed = (request.sampling.temperature > 0.0).then_some(request.sampling.seed);
         let mut reading = progress::reading(&self.invocation.terminal, &loaded.handle, request.prompt.len());

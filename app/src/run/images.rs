@@ -2,12 +2,13 @@
 
 use std::{fs, path::Path, sync::Arc};
 
+use paguro_engine::Picture;
 use paguro_model::{
     Model,
     chat::{ChatInput, ChatPrompt, PICTURE, PictureLayout, content_parts},
 };
 use paguro_server::Sight;
-use paguro_vision::{Budget, Limits, Plan, probe};
+use paguro_vision::{Budget, Limits, Plan, decode, probe};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
@@ -53,8 +54,12 @@ impl Attachment {
 /// # Errors
 /// The model has no vision tower.
 pub fn check(model: &Model, name: &str) -> Outcome<()> {
-    if Sight::of(model).is_some() {
+    if model.vision.is_some() {
         return Ok(());
+    }
+    if let Some(problem) = &model.vision_problem {
+        let message = format!("the model `{name}` cannot be asked about images: {problem}");
+        return Err(Failure::usage(message).hint("use another model that sees"));
     }
     let message = format!("the model `{name}` reads text only, and cannot be asked about images");
     Err(Failure::usage(message).hint(
@@ -72,7 +77,6 @@ pub fn content(text: &str, images: &[Attachment]) -> Value {
 
 /// Images of a prompt, with the sight of the model.
 pub struct Images<'c> {
-    #[expect(dead_code, reason = "engines do not read images yet")]
     sight: Sight,
     layout: PictureLayout,
     images: Vec<(&'c Attachment, Plan)>,
@@ -111,6 +115,23 @@ impl<'c> Images<'c> {
             let count = self.images.len();
             Failure::new(format!("the model's chat template has places for {places} of {count} images"))
         })
+    }
+
+    /// Decodes the images for a prompt of these tokens.
+    ///
+    /// # Errors
+    /// An image is damaged, or the prompt has other image tokens.
+    pub fn pictures(&self, tokens: &[u32]) -> Outcome<Vec<Picture>> {
+        let rows = self.layout.find(tokens).map_err(|error| Failure::from_error(&error))?;
+        let picture = |((image, plan), rows): (&(&Attachment, Plan), _)| {
+            let picture = decode(&image.bytes, &Limits::default());
+            let picture = picture.map_err(|error| Failure::usage(format!("`{}` {error}", image.path)))?;
+            let pixels = Arc::new(self.sight.processor.prepare(&picture, plan));
+            let key = self.sight.key(&image.bytes, plan);
+            let grid = plan.parts.first().map_or([0; 2], |part| [part.rows, part.columns]);
+            Ok(Picture { key, rows, grid, pixels: Arc::new(pixels) })
+        };
+        self.images.iter().zip(rows).map(picture).collect()
     }
 
     /// Returns the prompt with the image tokens.

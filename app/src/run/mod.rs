@@ -207,7 +207,8 @@ impl Invocation<'_> {
             Some(tokens) => load::Context::Tokens(tokens),
         };
         let weights = self.session.and_then(|session| session.weights(source));
-        let model = load::writer(source, context)?;
+        let file = self.args.projector.choice().open(source, |line| self.terminal.note(line))?;
+        let model = load::writer_of(&file, source, context)?;
         let style = Style::new(&model, self.args.raw, self.args.system.as_deref())?;
         if self.session.is_some() && matches!(style, Style::Raw(_)) {
             let failure = Failure::usage("the model has no chat template, so it has no conversations");

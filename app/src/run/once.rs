@@ -32,6 +32,7 @@ pub fn answer(invocation: Invocation<'_>, running: &Running, prompt: String) -> 
     conversation.ask(prompt);
     let mut request = sampling::request(conversation.tokens(model, *style)?, &args.sampling, model);
     request.lasting_tokens = conversation.lasting_tokens(model, *style, request.prompt.len());
+    request.pictures = conversation.pictures(model, &request.prompt)?;
     request.branches = args.branches;
     request.logprobs = args.logprobs;
     request.constraint = constraint.clone();

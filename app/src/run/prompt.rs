@@ -1,5 +1,6 @@
 //! Prompts: a conversation through its chat template, or plain text.
 
+use paguro_engine::Picture;
 use paguro_model::{
     Model,
     chat::{ChatInput, ChatPrompt},
@@ -170,6 +171,14 @@ impl Conversation {
         });
         let (input, prompt) = prompt.ok()?;
         Some(template.lasting_tokens(&input, &prompt, tokens, &model.tokenizer))
+    }
+
+    /// Returns the images of a prompt of these tokens.
+    ///
+    /// # Errors
+    /// An image is damaged.
+    pub fn pictures(&self, model: &Model, tokens: &[u32]) -> Outcome<Vec<Picture>> {
+        self.images(model)?.map_or(Ok(Vec::new()), |images| images.pictures(tokens))
     }
 
     /// Renders the conversation, and returns the form that the template supports.

@@ -6,11 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Event, FinishReason, Generation, Score, StopMatcher};
+use paguro_engine::{Event, FinishReason, Generation, Picture, Score, StopMatcher};
 use paguro_model::tokenizer::Tokenizer;
 
 use super::{
-    Caller, DecodedImage, ReadyRequest,
+    Caller, ReadyRequest,
     piece::{Delta, Finish, Piece, Progress, PromptLogprobs, Sampling, Timing, TokenLogprob, Usage},
     reading::{Reader, Reading},
 };
@@ -90,7 +90,7 @@ impl Generating {
         lease: Lease,
         caller: Caller,
         ready: ReadyRequest,
-        images: Vec<DecodedImage>,
+        pictures: Vec<Picture>,
         received: Instant,
     ) -> Result<Self, ApiError> {
         let ReadyRequest {
@@ -108,7 +108,7 @@ impl Generating {
         let prefix_salt = caller.prefix_salt(&state.settings, &options.cache_salt);
         let mut request = options.request(prompt, &counts, &lease.model.defaults);
         request.lasting_tokens = lasting_tokens;
-        let _ = images;
+        request.pictures = pictures;
         request.constraint = constraint;
         request.prefix_salt = prefix_salt;
         request.tenant = caller.tenant;

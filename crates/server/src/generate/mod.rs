@@ -18,9 +18,9 @@ mod reading;
 mod reasoning;
 mod request;
 
-use std::{ops::Range, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
-use paguro_engine::Constraint;
+use paguro_engine::{Constraint, Picture, PixelSource};
 use paguro_model::Model;
 use paguro_vision::Pixels;
 
@@ -130,9 +130,8 @@ async fn fetch_images(
     lease: &Lease,
     request: &mut ChatRequest,
 ) -> Result<(), ApiError> {
-    let sees = Sight::of(&lease.model).is_some();
     let settings = &state.settings.images;
-    settle(&mut request.messages, &lease.entry.name, sees, settings, &caller.tolerance)?;
+    settle(&mut request.messages, &lease.entry.name, &lease.model, settings, &caller.tolerance)?;
     let images = request.messages.iter_mut().flat_map(|message| &mut message.images).collect();
     state.image_fetcher.fetch_all(&caller.client, images).await
 }
@@ -151,7 +150,7 @@ async fn decode_images(
     caller: &Caller,
     lease: &Lease,
     images: Vec<PlacedImage>,
-) -> Result<Vec<DecodedImage>, ApiError> {
+) -> Result<Vec<Picture>, ApiError> {
     let Some(sight) = Sight::of(&lease.model).filter(|_| !images.is_empty()) else { return Ok(Vec::new()) };
     let share = BodyShare::of(caller.client.clone());
     let mut decoded = Vec::with_capacity(images.len());
@@ -161,22 +160,24 @@ async fn decode_images(
         // More than the client's part takes all of it, as a large answer does.
         share.grow(&state.body_memory, bytes.min(state.body_memory.each()), 0).await?;
         let pixels = state.image_decoder.pixels(&caller.client, &image, &sight.processor).await?;
-        decoded.push(DecodedImage { key: image.key, rows, pixels, share: share.clone() });
+        let grid = pixels.parts.first().map_or([0; 2], |part| [part.rows, part.columns]);
+        let pixels = Arc::new(HeldPixels { pixels, _share: share.clone() });
+        decoded.push(Picture { key: image.key, rows, grid, pixels });
     }
     Ok(decoded)
 }
 
-/// An image of a prompt that is ready for the engine.
+/// Pixels that count as memory of their client until the engine has read them.
 #[derive(Debug)]
-#[expect(dead_code, reason = "engines do not read images yet")]
-struct DecodedImage {
-    /// Hash of everything that determines the rows.
-    key: [u8; 32],
-    /// Tokens of the prompt in whose place the rows are.
-    rows: Vec<Range<usize>>,
+struct HeldPixels {
     pixels: Arc<Pixels>,
-    /// Memory of the pixels.
-    share: BodyShare,
+    _share: BodyShare,
+}
+
+impl PixelSource for HeldPixels {
+    fn pixels(&self) -> Result<Arc<Pixels>, String> {
+        Ok(self.pixels.clone())
+    }
 }
 
 /// Starts the continuation of a text.
@@ -199,9 +200,8 @@ pub async fn text(
     let handle = lease.handle.clone();
     let counts = options.check(&handle)?;
     if let Prompt::Images { images, .. } = &mut prompt {
-        let sees = Sight::of(&lease.model).is_some();
-        if let Some(image) = images.first().filter(|_| !sees) {
-            return Err(image.refuse(text_only(&lease.entry.name)));
+        if let Some(image) = images.first().filter(|_| lease.model.vision.is_none()) {
+            return Err(image.refuse(text_only(&lease.entry.name, &lease.model)));
         }
         let images = images.iter_mut().collect();
         caller.in_time(state.image_fetcher.fetch_all(&caller.client, images)).await?;

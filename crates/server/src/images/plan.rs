@@ -46,8 +46,26 @@ pub struct PlannedImage {
 impl Sight {
     /// Returns the properties of a model; `None` if it reads text only.
     pub fn of(model: &Model) -> Option<Self> {
-        let _ = model;
-        None
+        let vision = model.vision.as_deref()?;
+        Some(Self {
+            family: vision.family,
+            processor: vision.processor.clone(),
+            image_token: vision.image_token,
+            marker: vision.marker.clone(),
+            digest: vision.digest,
+        })
+    }
+}
+
+impl Sight {
+    /// Returns the hash of everything that determines the rows of an image.
+    pub fn key(&self, file: &[u8], plan: &Plan) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        hash.update((file.len() as u64).to_le_bytes());
+        hash.update(file);
+        hash.update(plan.fingerprint());
+        hash.update(self.digest);
+        hash.finalize().into()
     }
 }
 
@@ -89,12 +107,7 @@ impl Image {
             Budget { detail: self.detail, min_tokens: settings.min_tokens, max_tokens: settings.max_tokens };
         let plan = sight.processor.plan(header.width, header.height, budget);
         let plan = plan.map_err(|error| self.refuse(format_args!("cannot be used: {error}")))?;
-        let mut hash = Sha256::new();
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(&bytes);
-        hash.update(plan.fingerprint());
-        hash.update(sight.digest);
-        let key = hash.finalize().into();
+        let key = sight.key(&bytes, &plan);
         self.planned = Some(Arc::new(PlannedImage { path: self.path.clone(), bytes, header, plan, key }));
         Ok(())
     }
@@ -107,8 +120,8 @@ impl Image {
 /// Too many images, or images for a model without a vision tower.
 pub fn settle(
     messages: &mut [Message],
-    model: &str,
-    sees: bool,
+    name: &str,
+    model: &Model,
     settings: &ImageSettings,
     tolerance: &Tolerance,
 ) -> Result<(), ApiError> {
@@ -122,16 +135,17 @@ pub fn settle(
         );
         return Err(image.refuse(problem));
     }
-    if sees {
+    if model.vision.is_some() {
         return Ok(());
     }
+    let text_only = || text_only(name, model);
     let last_user = messages.iter().rposition(|message| message.role == Role::User);
     for (at, message) in messages.iter_mut().enumerate() {
         let Some(image) = message.images.first() else { continue };
         if Some(at) == last_user || tolerance.is_strict() {
-            return Err(image.refuse(text_only(model)));
+            return Err(image.refuse(text_only()));
         }
-        tolerance.note(&image.path, text_only(model));
+        tolerance.note(&image.path, text_only());
         message.content = message.content.replace(PICTURE, "[image left out: this model reads text]");
         message.images.clear();
     }
@@ -139,10 +153,16 @@ pub fn settle(
 }
 
 /// Returns the end of an error about an image for a model that reads text only.
-pub fn text_only(model: &str) -> String {
-    format!(
-        "is an image, but the model `{model}` reads text only: it has no vision tower, and no projector (mmproj) was \
-         loaded with it. Use a model that sees, or add the projector of this one: put its mmproj file beside the model's \
-         file, or start the server with --mmproj FILE"
-    )
+pub fn text_only(name: &str, model: &Model) -> String {
+    match &model.vision_problem {
+        Some(problem) => format!(
+            "is an image, but the model `{name}` reads text only: its vision tower cannot be used, because {problem}. \
+             Use another model that sees"
+        ),
+        None => format!(
+            "is an image, but the model `{name}` reads text only: it has no vision tower, and no projector (mmproj) was \
+             loaded with it. Use a model that sees, or add the projector of this one: put its mmproj file beside the \
+             model's file, or start the server with --mmproj FILE"
+        ),
+    }
 }
