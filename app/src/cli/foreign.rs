@@ -140,7 +140,8 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
             "`run` shows all that the model writes; models have their own words for this, such as /no_think in a message to Qwen 3",
         ),
     ),
-    (Both, &["--mmproj", "-mm", "--mmproj-url", "-mmu"], Refused(PROJECTOR)),
+    (Both, &["-mm"], Ours("--mmproj")),
+    (Both, &["--mmproj-url", "-mmu"], Refused(PROJECTOR)),
     // The model.
     (Both, &["-hf", "-hfr", "--hf-repo"], Ours("--model")),
     (
