@@ -15,13 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("paguro-library", &[]),
     (
         "paguro-engine",
-        &[
-            "paguro-model",
-            "paguro-backend",
-            "paguro-backend-conformance",
-            "paguro-kv-store",
-            "paguro-vision",
-        ],
+        &["paguro-model", "paguro-backend", "paguro-backend-conformance", "paguro-kv-store", "paguro-vision"],
     ),
     ("paguro-kv-store", &[]),
     ("paguro-model", &["paguro-backend", "paguro-vision"]),
@@ -96,7 +90,7 @@ mod tests {
             ("paguro", &["clap", "paguro-engine", "paguro-backend-cpu"]),
             ("paguro-engine", &["paguro-model", "paguro-backend", "tokio"]),
             ("paguro-model", &["paguro-backend", "paguro-vision"]),
-    ("paguro-vision", &[]),
+            ("paguro-vision", &[]),
             ("paguro-quantize", &["paguro-model", "paguro-backend"]),
             ("paguro-backend-cpu", &["paguro-backend"]),
             ("paguro-backend", &["half"]),

@@ -49,7 +49,7 @@ impl Scheduler {
                 next_plan.carried.push(Carried { row, output });
                 let state = sequence.state.map(|state| StateUse::in_place(state.write));
                 let outputs = SequenceOutputs::sample(sequence.branches.start);
-                next_plan.add(sequence, sequence.computed + sequence.rows, &[0], state, outputs);
+                next_plan.add(sequence, sequence.computed + sequence.rows, &[0], state, outputs, layout);
             }
         }
         self.step += 1;
@@ -68,6 +68,6 @@ impl Scheduler {
 
     /// Returns the step that was planned ahead, with these outputs.
     pub fn step_ahead<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
-        self.next_plan.step(outputs)
+        self.next_plan.step(&[], outputs)
     }
 }

@@ -22,6 +22,7 @@ mod ahead;
 mod buffers;
 mod masks;
 mod outputs;
+mod pictures;
 mod queue;
 mod rows;
 mod tiers;
@@ -31,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::{Limits, Output, PageId, PageMove, Step};
+use paguro_backend::{GivenRows, Limits, Output, PageId, PageMove, Step};
 
 use self::{
     buffers::{PlannedStep, Saves},
@@ -42,6 +43,7 @@ use crate::{
     checked_request::CheckedRequest,
     constraint::MaskWorkers,
     cost::{StepCost, Work},
+    encoder::EncoderCache,
     fair::Ledger,
     layout::BlockLayout,
     pages::Pages,
@@ -79,6 +81,8 @@ pub(crate) struct Scheduler {
     is_ahead: bool,
     saves: Saves,
     mask_workers: MaskWorkers,
+    /// Rows of pictures.
+    pub encoder_cache: EncoderCache,
     /// Events that are not published yet, with their requests. Their texts are empty: the reader decodes tokens.
     pub events: Vec<(u64, Event)>,
     stats: Stats,
@@ -111,6 +115,7 @@ impl Scheduler {
             is_ahead: false,
             saves: Saves::default(),
             mask_workers: MaskWorkers::default(),
+            encoder_cache: EncoderCache::default(),
             events: Vec::new(),
             stats: Stats::default(),
         }
@@ -171,6 +176,7 @@ impl Scheduler {
         self.step += 1;
         self.start_loads();
         while self.admit_next(now) {}
+        self.take_encoded();
         loop {
             let running = self.running.len();
             self.share_rows();
@@ -183,7 +189,8 @@ impl Scheduler {
         }
         self.write_plan();
         if self.plan.tokens.is_empty() {
-            let can_wait = !self.has_work() || self.running.iter().any(Sequence::awaits_mask);
+            let waits = |sequence: &Sequence| sequence.awaits_mask() || sequence.awaits_picture();
+            let can_wait = !self.has_work() || self.running.iter().any(waits);
             assert!(can_wait, "one sequence can always go on");
             // It is no step, and the time of the wait does not count as steps.
             self.step -= 1;
@@ -209,9 +216,14 @@ impl Scheduler {
         }
     }
 
-    /// Returns the planned step with these outputs.
-    pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
-        self.plan.step(outputs)
+    /// Returns the rows of pictures in the planned step.
+    pub fn given(&self) -> Vec<GivenRows<'_>> {
+        self.plan.given()
+    }
+
+    /// Returns the planned step with these rows of pictures and these outputs.
+    pub fn step<'a>(&'a self, given: &'a [GivenRows<'a>], outputs: &'a [Output<'a>]) -> Step<'a> {
+        self.plan.step(given, outputs)
     }
 
     pub fn stats(&self) -> Stats {
@@ -252,6 +264,7 @@ impl Scheduler {
 
     /// Evicts every cached block that no sequence uses.
     pub fn clear_cache(&mut self) {
+        self.encoder_cache.clear();
         self.pages.clear_cache();
     }
 
@@ -296,7 +309,8 @@ impl Scheduler {
         self.stats.page_copies += copies.count() as u64;
         for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
             let tokens = &sequence.tokens[sequence.computed..][..sequence.rows];
-            self.plan.add(sequence, sequence.computed, tokens, sequence.state, sequence.outputs());
+            let (start, state, outputs) = (sequence.computed, sequence.state, sequence.outputs());
+            self.plan.add(sequence, start, tokens, state, outputs, &self.layout);
         }
     }
 

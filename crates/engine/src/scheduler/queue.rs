@@ -144,6 +144,7 @@ impl Scheduler {
         self.stats.prefix_hit_tokens += sequence.computed as u64;
         if first_time {
             self.stats.prompt_tokens += sequence.request.prompt_tokens as u64;
+            self.stats.pictures += sequence.request.pictures.len() as u64;
             let started = Event::Started { cached_tokens: sequence.computed, at: now };
             self.events.push((sequence.request.id, started));
         }

@@ -18,6 +18,7 @@ use self::outputs::Pool;
 use crate::{
     checked_request::CheckedRequest,
     constraint::{Guide, MaskWorkers},
+    encoder::Encoded,
     layout::BlockLayout,
     pages::Pages,
     prefix::BlockKey,
@@ -77,6 +78,8 @@ pub(crate) struct Sequence {
     pub mask_rows: f64,
     /// Position in the reasoning, if that has a limit.
     pub thought: Option<Thought>,
+    /// Rows of pictures that are not computed yet, by picture, as far as they are encoded.
+    pub encoded: Vec<Option<Arc<Encoded>>>,
     /// Number of tokens whose K and V are in the pages.
     pub computed: usize,
     /// The largest value that `computed` has had.
@@ -129,8 +132,10 @@ impl Sequence {
     pub fn new(mut request: CheckedRequest, prompt: Vec<u32>, layout: &BlockLayout, pages: &Pages) -> Self {
         let root = pages.root(&request.prefix_salt);
         let mut keys = Vec::new();
-        for block in prompt.chunks_exact(layout.block_size) {
-            let Some(key) = pages.key(keys.last().or(root.as_ref()), block) else { break };
+        for (index, block) in prompt.chunks_exact(layout.block_size).enumerate() {
+            let first = index * layout.block_size;
+            let pictures = request.pictures.extras(first..first + block.len());
+            let Some(key) = pages.key(keys.last().or(root.as_ref()), block, &pictures) else { break };
             keys.push(key);
         }
         Self {
@@ -145,6 +150,7 @@ impl Sequence {
             mask_rows: 0.0,
             thought: request.thought.take(),
             pool: request.embedded.is_some().then(Default::default),
+            encoded: vec![None; request.pictures.len()],
             request: Arc::new(request),
             tokens: prompt,
             computed: 0,
@@ -196,8 +202,51 @@ impl Sequence {
     }
 
     /// Returns the number of rows that can be computed now. A row that samples waits for the mask of the grammar.
+    /// A row of a picture waits for the encoder.
     pub fn computable(&self) -> usize {
-        self.remaining() - usize::from(self.awaits_mask())
+        let rows = self.remaining() - usize::from(self.awaits_mask());
+        self.first_picture().map_or(rows, |(_, at)| rows.min(at - self.computed))
+    }
+
+    /// Returns the first picture whose rows are needed and not encoded, and the position of the first of these rows.
+    pub fn first_picture(&self) -> Option<(usize, usize)> {
+        let pictures = &self.request.pictures;
+        let mut missing = pictures.places_in(self.computed..self.tokens.len());
+        let place = missing.find(|place| self.encoded[place.picture].is_none())?;
+        Some((place.picture, place.rows.start.max(self.computed)))
+    }
+
+    /// Returns true if the sequence has no rows because its next one is that of a picture that is not encoded.
+    pub fn awaits_picture(&self) -> bool {
+        self.first_picture().is_some_and(|(_, at)| at == self.computed)
+    }
+
+    /// Lets go of the rows of pictures that are computed.
+    pub fn drop_computed_pictures(&mut self) {
+        if self.encoded.iter().all(Option::is_none) {
+            return;
+        }
+        let mut needed = vec![false; self.encoded.len()];
+        let places = self.request.pictures.places_in(self.computed..self.tokens.len());
+        places.for_each(|place| needed[place.picture] = true);
+        self.encoded.iter_mut().zip(needed).filter(|(_, needed)| !needed).for_each(|(rows, _)| *rows = None);
+    }
+
+    /// Returns the number of rows, of `rows` that may be computed and `most` at all, with which no span is cut: rows of a picture that
+    /// see each other. A span that is first is complete or not there.
+    pub fn uncut(&self, rows: usize, most: usize) -> usize {
+        let end = self.computed + rows;
+        let pictures = &self.request.pictures;
+        let first = pictures.places_in(self.computed..self.computed + 1).next();
+        match (first, pictures.across(end)) {
+            // Also if it would take longer than a step should.
+            (Some(place), _) if end < place.rows.end => {
+                let all = place.rows.end - self.computed;
+                if all <= most { all } else { 0 }
+            }
+            (_, Some(place)) => place.rows.start - self.computed,
+            (_, None) => rows,
+        }
     }
 
     /// Returns true during the prefill, or its repetition. The last row of a prompt with a requested embedding belongs
@@ -306,6 +355,7 @@ impl Sequence {
             guide: self.guide.as_ref().map(Guide::fork),
             mask_rows: 0.0,
             thought: self.thought.clone(),
+            encoded: vec![None; self.encoded.len()],
             computed: 0,
             reached: self.tokens.len(),
             tables: vec![BlockTable::default(); self.tables.len()],

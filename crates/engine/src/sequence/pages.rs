@@ -103,7 +103,8 @@ impl Sequence {
         for block in complete {
             if self.keys.len() == block {
                 let parent = self.keys.last().or(self.root.as_ref());
-                self.keys.extend(pages.key(parent, &self.tokens[block * size..][..size]));
+                let pictures = self.request.pictures.extras(block * size..(block + 1) * size);
+                self.keys.extend(pages.key(parent, &self.tokens[block * size..][..size], &pictures));
             }
             let Some(&key) = self.keys.get(block) else { break };
             for (group, table) in self.tables.iter().enumerate() {
@@ -119,6 +120,7 @@ impl Sequence {
             }
             table.released = table.released.max(visible);
         }
+        self.drop_computed_pictures();
         let new = self.computed.saturating_sub(self.reached);
         self.reached += new;
         new
@@ -151,6 +153,7 @@ impl Sequence {
         self.newest_checkpoint = None;
         self.tables.iter_mut().for_each(|table| *table = BlockTable::default());
         self.computed = 0;
+        self.encoded.iter_mut().for_each(|rows| *rows = None);
         self.granted = 0;
         self.rows = 0;
         self.ahead = false;
