@@ -243,6 +243,11 @@ impl Vision {
                 text.hidden
             )));
         }
+        // Templates write the image token itself, whatever it is called, or a token of its own that stands for all of them.
+        let marker = match family.marker == family.image_token {
+            true => tokenizer.token_name(image_token).into_owned(),
+            false => family.marker.to_owned(),
+        };
         let mut digest = paguro_backend::Digest::default();
         digest.bytes(&program.digest());
         digest.bytes(format!("{processor:?}").as_bytes());
@@ -251,7 +256,7 @@ impl Vision {
             family: family.family,
             processor,
             image_token,
-            marker: family.marker.to_owned(),
+            marker,
             digest: digest.finish(),
             tower,
             projector: family.projector,

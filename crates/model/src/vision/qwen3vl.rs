@@ -159,7 +159,10 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let merged = Merged { rows: merge * merge, width: text, taps };
     let ropes = vec![rope_of_halves(blocks.head_dim, 10_000.0)];
     let program = blocks.program(&[false], layers, ropes, patches, merged);
-    let processor = processor(file, patch, merge, [65_536, 16_777_216], ([0.5; 3], [0.5; 3]))?;
+    // mmproj files lack the limits of the published models, whose least picture is a ninth of the one that their embeddings of places are
+    // for.
+    let least = ((side * patch).pow(2) as u64 / 9).min(65_536);
+    let processor = processor(file, patch, merge, [least, 16_777_216], ([0.5; 3], [0.5; 3]))?;
     let values = Arrangement::values(processor.mean, processor.std);
     let places = Places::Resized { table, side };
     Ok(Lowered {
