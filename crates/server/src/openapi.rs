@@ -14,7 +14,7 @@ use utoipa::{
 };
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::{AppState, anthropic, ollama, openai, retrieval, status, ui};
+use crate::{AppState, anthropic, examples, ollama, openai, retrieval, status, ui};
 
 /// The OpenAPI document.
 #[derive(Debug, OpenApi)]
@@ -88,6 +88,7 @@ fn paths() -> (Router<AppState>, Value) {
     anthropic::describe(&mut document);
     ollama::describe(&mut document);
     retrieval::describe(&mut document);
+    examples::describe(&mut document);
     (router, exact(document))
 }
 
@@ -152,8 +153,8 @@ fn tighten(schema: &mut Value) {
 
 /// Serves the page. Its content security policy permits no other origin.
 async fn docs() -> Response {
-    let policy =
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'";
+    let policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+        img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
     let policy = HeaderValue::from_static(policy);
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(include_str!("docs.html"))).into_response()
 }

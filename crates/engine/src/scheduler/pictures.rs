@@ -28,7 +28,7 @@ impl Scheduler {
         let waiting = self.running.iter().enumerate().filter_map(|(index, sequence)| {
             let (picture, _) = sequence.first_picture()?;
             let tokens = self.ledger.of(&sequence.request.tenant);
-            Some(((Reverse(sequence.priority), tokens, index), sequence, picture))
+            Some(((Reverse(sequence.sched.priority), tokens, index), sequence, picture))
         });
         let (_, sequence, picture) = waiting.min_by(|one, other| one.0.cmp(&other.0))?;
         let pictures = &sequence.request.pictures;
@@ -78,6 +78,6 @@ impl Scheduler {
 /// Returns true if a sequence cannot go on to its end without the picture with this key.
 fn needs(sequence: &Sequence, key: &[u8; 32]) -> bool {
     let pictures = &sequence.request.pictures;
-    let mut places = pictures.places_in(sequence.computed..sequence.tokens.len());
+    let mut places = pictures.places_in(sequence.kv.computed..sequence.tokens.len());
     places.any(|place| sequence.encoded[place.picture].is_none() && pictures.key(place.picture) == *key)
 }

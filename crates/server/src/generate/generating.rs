@@ -314,6 +314,8 @@ impl Generating {
                     from_disk: usage.disk_tokens,
                     completion: usage.generated_tokens,
                     reasoning: self.choices[branch].reasoning_tokens,
+                    drafted: usage.drafted_tokens,
+                    accepted: usage.accepted_tokens,
                 };
                 self.metrics.finished(usage);
                 self.completion_tokens += usage.completion;

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use paguro_engine::{Handle, Request};
 use paguro_model::GenerationDefaults;
 
-use super::DryOptions;
+use super::{DraftParams, DryOptions};
 use crate::{
     count::{ClientCount, check_length},
     error::ApiError,
@@ -48,6 +48,7 @@ pub struct Options {
     pub report_prefill: bool,
     pub priority: i32,
     pub cache_salt: String,
+    pub drafts: DraftParams,
 }
 
 /// Checked counts of [`Options`].
@@ -137,6 +138,7 @@ impl Options {
             cache_salt: if self.cache_salt.is_empty() { other.cache_salt } else { self.cache_salt },
             report_prefill: self.report_prefill || other.report_prefill,
             priority: self.priority,
+            drafts: self.drafts.or(other.drafts),
         }
     }
 
@@ -176,6 +178,7 @@ impl Options {
             return Err(ApiError::invalid("stop", message));
         }
         self.dry.check()?;
+        self.drafts.check()?;
         check_length(self.stop_tokens.len(), vocab, "stop_token_ids")?;
         check_length(self.logit_bias.len(), vocab, "logit_bias")
     }
@@ -213,6 +216,7 @@ impl Options {
             score_prompt_from: self.score_prompt.then_some(0),
             report_prefill: self.report_prefill,
             priority: self.priority,
+            drafts: self.drafts.options(),
             ..Request::default()
         }
     }
