@@ -189,7 +189,14 @@ fn fit_memory(
     options: EngineOptions,
     may_shrink: bool,
 ) -> Outcome<(EngineOptions, u64)> {
-    let plan = Engine::plan(backend, &model.program, &model.weights, model.max_context, &options);
+    let plan = Engine::plan(
+        backend,
+        &model.program,
+        &model.weights,
+        model.vision.as_deref(),
+        model.max_context,
+        &options,
+    );
     let plan = plan.map_err(|error| Failure::from_error(&error))?;
     let MemoryPlan { weights, kv, states, buffers } = plan.memory;
     let free = backend.capacity().bytes_free;

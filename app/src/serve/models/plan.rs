@@ -52,14 +52,15 @@ impl ServedModels {
         pages: PageBudget,
     ) -> Result<EnginePlan, LoadError> {
         let shape = file.shape(&LoadOptions { max_context: Some(context) });
-        let ModelShape { program, weights, .. } = shape.map_err(|error| unusable(&error))?;
+        let ModelShape { program, weights, vision, .. } = shape.map_err(|error| unusable(&error))?;
         let options = self.engine_options(preset, context, pages);
         let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
         let device = match &mut *planner {
             Some(device) => device,
             none => none.insert(self.devices.open(&self.on, self.threads, &|_| ()).map_err(failed)?),
         };
-        let plan = Engine::plan(device.backend.as_ref(), &program, &weights, context, &options);
+        let plan =
+            Engine::plan(device.backend.as_ref(), &program, &weights, vision.as_deref(), context, &options);
         plan.map_err(|error| failed(Failure::from_error(&error)))
     }
 

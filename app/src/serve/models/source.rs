@@ -92,7 +92,14 @@ impl ModelSource for ServedModels {
         let notice = |line: &str| tracing::warn!(model = wanted.name, "{line}");
         let start = |device: Chosen| {
             let backend = device.backend.as_ref();
-            let plan = Engine::plan(backend, &model.program, &model.weights, context, &options);
+            let plan = Engine::plan(
+                backend,
+                &model.program,
+                &model.weights,
+                model.vision.as_deref(),
+                context,
+                &options,
+            );
             let memory = plan.map_err(|error| Failure::from_error(&error))?.memory;
             let (needed, free) = (memory.total(), backend.capacity().bytes_free);
             // The memory limit was computed at the start, and other programs use the device's memory.

@@ -49,7 +49,7 @@ impl Scheduler {
                 next_plan.carried.push(Carried { row: next_plan.tokens.len(), output: output.start });
                 let state = sequence.kv.state.map(|state| StateUse::in_place(state.write));
                 let outputs = SequenceOutputs::samples(position..position + 1, sequence.branches.clone());
-                next_plan.add(sequence, position, &[0], state, outputs);
+                next_plan.add(sequence, position, &[0], state, outputs, layout);
             }
         }
         self.step += 1;
@@ -64,7 +64,7 @@ impl Scheduler {
 
     /// Returns the step that was planned ahead, with these outputs.
     pub fn step_ahead<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
-        self.next_plan.step(outputs)
+        self.next_plan.step(&[], outputs)
     }
 }
 
