@@ -180,7 +180,7 @@ pub struct ServeOptions {
     )]
     pub no_mmproj: Option<bool>,
 
-    /// Maximum tokens of an image; its level of detail cannot exceed this [default: the model's, at most 4096]
+    /// Maximum tokens of an image; its level of detail cannot exceed this [default: the model's, at most 1024]
     #[arg(long, env = "PAGURO_IMAGE_MAX_TOKENS", value_name = "TOKENS", help_heading = "Images", value_parser = choices::image_tokens)]
     pub image_max_tokens: Option<u32>,
 

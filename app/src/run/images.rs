@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
 
+/// Maximum tokens of a part of an image. On processors, larger ones take minutes.
+pub const MOST_TOKENS: usize = 1024;
+
 /// An image that belongs to a message of the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
@@ -44,7 +47,8 @@ impl Attachment {
 
     fn plan(&self, sight: &Sight) -> Outcome<Plan> {
         let [width, height] = self.size;
-        let plan = sight.processor.plan(width, height, Budget::default());
+        let budget = sight.processor.within(Budget::default(), Some(MOST_TOKENS));
+        let plan = sight.processor.plan(width, height, budget);
         plan.map_err(|error| Failure::usage(format!("`{}` cannot be used: {error}", self.path)))
     }
 }

@@ -302,6 +302,7 @@ fn start(
         max_batch_tokens: args.batch.or_default(args.branches),
         // No reader waits for steps.
         step_time: Duration::MAX,
+        max_image_tokens: Some(images::MOST_TOKENS),
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
         speculate: args.speculate.speculate == Speculate::Auto,

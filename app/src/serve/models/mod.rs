@@ -77,6 +77,8 @@ pub struct ServedModels {
     projector: Option<(String, PathBuf)>,
     /// `--no-mmproj`.
     text_only: bool,
+    /// `--image-max-tokens`.
+    image_tokens: Option<usize>,
 }
 
 /// Places for K and V besides the device, which all models share.
@@ -151,6 +153,7 @@ impl ServedModels {
             presets: options.presets.clone(),
             projector,
             text_only: options.no_mmproj == Some(true),
+            image_tokens: options.image_max_tokens.map(|tokens| tokens as usize),
             known: Mutex::default(),
             planner: Mutex::default(),
             tiers,

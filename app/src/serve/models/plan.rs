@@ -39,6 +39,7 @@ impl ServedModels {
             queue_tokens: self.queue_tokens,
             kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
             speculate: self.speculate,
+            max_image_tokens: self.image_tokens,
             ..EngineOptions::default()
         }
     }

@@ -76,7 +76,7 @@ pub async fn chat(
     let counts = request.options.check(&handle)?;
     caller.in_time(fetch_images(state, &caller, &lease, &mut request)).await?;
     let limit = counts.context.map_or(handle.max_context(), |context| context.min(handle.max_context()));
-    let image_settings = state.settings.images.clone();
+    let image_settings = state.settings.images.within(handle.max_image_tokens());
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         request.options.dry.find_breakers(&model.tokenizer);
         request.plan_images(model, &image_settings)?;
@@ -115,7 +115,8 @@ pub async fn prompt(
     mut request: ChatRequest,
 ) -> Result<Vec<u32>, ApiError> {
     fetch_images(state, caller, lease, &mut request).await?;
-    let (max_context, settings) = (lease.handle.max_context(), state.settings.images.clone());
+    let settings = state.settings.images.within(lease.handle.max_image_tokens());
+    let max_context = lease.handle.max_context();
     let work = move |model: &Model, _: &dyn Fn() -> bool| {
         request.plan_images(model, &settings)?;
         request.prompt(model, max_context)
@@ -206,7 +207,7 @@ pub async fn text(
         let images = images.iter_mut().collect();
         caller.in_time(state.image_fetcher.fetch_all(&caller.client, images)).await?;
     }
-    let image_settings = state.settings.images.clone();
+    let image_settings = state.settings.images.within(handle.max_image_tokens());
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         options.dry.find_breakers(&model.tokenizer);
         options.drafts.read_prediction(model, handle.max_context());

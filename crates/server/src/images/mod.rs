@@ -33,8 +33,18 @@ pub struct ImageSettings {
     pub min_tokens: Option<u32>,
     /// Maximum tokens of an image; `None` for the model's.
     pub max_tokens: Option<u32>,
+    /// Maximum tokens of a part of an image, which the engine of a model sets.
+    pub part_tokens: Option<usize>,
     /// Hosts from which images at URLs are fetched.
     pub hosts: Vec<HostPattern>,
+}
+
+impl ImageSettings {
+    /// Returns the settings for an engine that reads parts of images of at most this many tokens.
+    #[must_use]
+    pub fn within(&self, most: Option<usize>) -> Self {
+        Self { part_tokens: most, ..self.clone() }
+    }
 }
 
 impl Default for ImageSettings {
@@ -45,6 +55,7 @@ impl Default for ImageSettings {
             memory: 512 << 20,
             min_tokens: None,
             max_tokens: None,
+            part_tokens: None,
             hosts: Vec::new(),
         }
     }

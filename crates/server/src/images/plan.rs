@@ -105,6 +105,7 @@ impl Image {
         }
         let budget =
             Budget { detail: self.detail, min_tokens: settings.min_tokens, max_tokens: settings.max_tokens };
+        let budget = sight.processor.within(budget, settings.part_tokens);
         let plan = sight.processor.plan(header.width, header.height, budget);
         let plan = plan.map_err(|error| self.refuse(format_args!("cannot be used: {error}")))?;
         let key = sight.key(&bytes, &plan);
