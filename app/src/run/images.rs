@@ -47,7 +47,7 @@ impl Attachment {
 
     fn plan(&self, sight: &Sight) -> Outcome<Plan> {
         let [width, height] = self.size;
-        let budget = sight.processor.within(Budget::default(), Some(MOST_TOKENS));
+        let budget = sight.within(Budget::default(), Some(MOST_TOKENS));
         let plan = sight.processor.plan(width, height, budget);
         plan.map_err(|error| Failure::usage(format!("`{}` cannot be used: {error}", self.path)))
     }

@@ -222,16 +222,6 @@ impl Processor {
         self.patch.saturating_mul(self.merge)
     }
 
-    /// Returns the budget for an encoder that reads parts of at most `most` tokens. Tiles have a fixed number.
-    #[must_use]
-    pub fn within(&self, budget: Budget, most: Option<usize>) -> Budget {
-        let most = most.and_then(|most| u32::try_from(most).ok());
-        match self.rule {
-            SizeRule::Tiles { .. } => budget,
-            _ => Budget { max_tokens: budget.max_tokens.into_iter().chain(most).min(), ..budget },
-        }
-    }
-
     /// Computes the parts of a picture of this size.
     ///
     /// # Errors

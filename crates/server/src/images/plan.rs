@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use paguro_model::{Model, chat::PICTURE};
-use paguro_vision::{Budget, Family, Header, Plan, Processor, from_base64, from_data_url, probe};
+use paguro_vision::{Budget, Family, Header, Plan, Processor, SizeRule, from_base64, from_data_url, probe};
 use sha2::{Digest, Sha256};
 
 use super::{Image, ImageSettings, ImageSource};
@@ -58,6 +58,16 @@ impl Sight {
 }
 
 impl Sight {
+    /// Returns the budget for an engine that reads parts of at most `most` tokens. Tiles have a fixed number.
+    #[must_use]
+    pub fn within(&self, budget: Budget, most: Option<usize>) -> Budget {
+        let most = most.and_then(|most| u32::try_from(most).ok());
+        match self.processor.rule {
+            SizeRule::Tiles { .. } => budget,
+            _ => Budget { max_tokens: budget.max_tokens.into_iter().chain(most).min(), ..budget },
+        }
+    }
+
     /// Returns the hash of everything that determines the rows of an image.
     pub fn key(&self, file: &[u8], plan: &Plan) -> [u8; 32] {
         let mut hash = Sha256::new();
@@ -105,7 +115,7 @@ impl Image {
         }
         let budget =
             Budget { detail: self.detail, min_tokens: settings.min_tokens, max_tokens: settings.max_tokens };
-        let budget = sight.processor.within(budget, settings.part_tokens);
+        let budget = sight.within(budget, settings.part_tokens);
         let plan = sight.processor.plan(header.width, header.height, budget);
         let plan = plan.map_err(|error| self.refuse(format_args!("cannot be used: {error}")))?;
         let key = sight.key(&bytes, &plan);
