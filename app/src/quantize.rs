@@ -1,7 +1,9 @@
 //! `paguro quantize` and `paguro convert`: one model file from another.
 
 use std::{
-    path::Path,
+    fs::File,
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,7 +12,7 @@ use std::{
     time::Instant,
 };
 
-use paguro_model::gguf::Contents;
+use paguro_model::{ModelFile, gguf::Contents};
 use paguro_quantize::{Importance, Job, Mixture, QuantizeError, Report, quantize as write_model};
 use serde_json::{Map, json};
 
@@ -72,12 +74,14 @@ fn write(
     }
     let started = Instant::now();
     let report = run(&contents, mixture, importance, out, args, terminal)?;
+    let projector = write_projector(&file, out, args.replace, terminal)?;
     let seconds = started.elapsed().as_secs_f64();
     warn(&report, terminal);
     let bits = report.bytes as f64 * 8.0 / report.elements.max(1) as f64;
     if args.json {
         return Output::new().json(&json!({
             "file": out,
+            "projector": projector,
             "format": mixture.map(Mixture::name),
             "tensors": report.tensors,
             "formats": report.formats.iter().map(|(name, count)| (name.clone(), json!(count))).collect::<Map<_, _>>(),
@@ -102,6 +106,34 @@ fn write(
     ));
     terminal.status(&format!("formats: {}", formats.join(", ")));
     Ok(())
+}
+
+/// Writes the vision tower of a folder beside the model, in the formats that it has. Returns its file.
+fn write_projector(
+    file: &ModelFile,
+    out: &Path,
+    replace: bool,
+    terminal: Terminal,
+) -> Outcome<Option<PathBuf>> {
+    let contents = match file.projector_contents() {
+        Ok(None) => return Ok(None),
+        Ok(Some(contents)) => contents,
+        Err(error) => {
+            terminal.note(&format!("note: the vision tower is not written: {error}"));
+            return Ok(None);
+        }
+    };
+    let name = out.file_name().unwrap_or_default().to_string_lossy();
+    let path = out.with_file_name(format!("mmproj-{name}"));
+    check_output(&path, replace)?;
+    let failed = |error: std::io::Error| {
+        Failure::from_error(&error).hint(format!("the projector was to be written to `{}`", path.display()))
+    };
+    let mut written =
+        File::create(&path).and_then(|file| contents.write(BufWriter::new(file))).map_err(failed)?;
+    written.flush().map_err(failed)?;
+    terminal.status(&format!("{}: the vision tower", path.display()));
+    Ok(Some(path))
 }
 
 /// Checks that a file may be written there.

@@ -15,3 +15,4 @@ mod run;
 mod schema_keywords;
 mod schemas;
 mod tools;
+mod vision;

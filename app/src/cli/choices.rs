@@ -244,6 +244,15 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Parses a number of tokens of an image.
+pub fn image_tokens(text: &str) -> Result<u32, String> {
+    match whole(text)? {
+        0 => Err("must be at least 1".into()),
+        n @ 16_385.. => Err(format!("{n} tokens are more than 16384, which no model has for one image")),
+        n => u32::try_from(n).map_err(|_| format!("{n} is too large")),
+    }
+}
+
 /// Parses the number of answers to one prompt.
 pub fn answers(text: &str) -> Result<usize, String> {
     match positive(text)? {

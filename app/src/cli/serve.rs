@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
-use paguro_server::{Alias, KvEncoding};
+use paguro_server::{Alias, HostPattern, KvEncoding};
 use serde::{Deserialize, Deserializer};
 
 use super::{
@@ -153,6 +153,40 @@ pub struct ServeOptions {
     )]
     #[serde(rename = "cors-origin")]
     pub cors_origins: Vec<String>,
+
+    /// A host from which images at URLs are fetched, *.example.org for several, * for all public ones; repeatable [default: none]
+    #[arg(
+        long = "image-urls",
+        env = "PAGURO_IMAGE_URLS",
+        value_name = "HOST",
+        value_delimiter = ',',
+        help_heading = "Images"
+    )]
+    pub image_urls: Vec<HostPattern>,
+
+    /// The vision tower of the MODEL, a projector [default: the mmproj file beside a model]
+    #[arg(long, env = "PAGURO_MMPROJ", value_name = "FILE", help_heading = "Images")]
+    pub mmproj: Option<PathBuf>,
+
+    /// Load no vision towers: all models read text only
+    #[arg(
+        long,
+        env = "PAGURO_NO_MMPROJ",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+        help_heading = "Images"
+    )]
+    pub no_mmproj: Option<bool>,
+
+    /// Maximum tokens of an image; its level of detail cannot exceed this [default: the model's, at most 1024]
+    #[arg(long, env = "PAGURO_IMAGE_MAX_TOKENS", value_name = "TOKENS", help_heading = "Images", value_parser = choices::image_tokens)]
+    pub image_max_tokens: Option<u32>,
+
+    /// Minimum tokens of an image, to which small ones are enlarged [default: the model's]
+    #[arg(long, env = "PAGURO_IMAGE_MIN_TOKENS", value_name = "TOKENS", help_heading = "Images", value_parser = choices::image_tokens)]
+    pub image_min_tokens: Option<u32>,
 
     /// Refuse every field that has no effect, instead of naming it in the answer's `X-Paguro-Ignored`
     #[arg(
@@ -430,6 +464,11 @@ impl ServeOptions {
             socket: self.socket.or(weaker.socket),
             allow_hosts: or_list(self.allow_hosts, weaker.allow_hosts),
             cors_origins: or_list(self.cors_origins, weaker.cors_origins),
+            image_urls: or_list(self.image_urls, weaker.image_urls),
+            mmproj: self.mmproj.or(weaker.mmproj),
+            no_mmproj: self.no_mmproj.or(weaker.no_mmproj),
+            image_max_tokens: self.image_max_tokens.or(weaker.image_max_tokens),
+            image_min_tokens: self.image_min_tokens.or(weaker.image_min_tokens),
             strict: self.strict.or(weaker.strict),
             refuse_token_ids: self.refuse_token_ids.or(weaker.refuse_token_ids),
             aliases: or_list(self.aliases, weaker.aliases),

@@ -8,7 +8,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights, excerpt,
+    Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, PacedRunner, Program, Runner,
+    Weights, excerpt,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_backend_wgpu::{Gpu, GpuInfo, GpuOptions, NUMERICS, Progress, gpus};
@@ -229,5 +230,18 @@ impl Backend for Checked {
     ) -> Result<Box<dyn Runner>, LoadError> {
         self.check(program, &weights, limits)?;
         self.gpu.load(program, weights, limits)
+    }
+
+    fn runs_towers(&self) -> bool {
+        self.gpu.runs_towers()
+    }
+
+    fn load_tower(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<PacedRunner, LoadError> {
+        self.gpu.load_tower(program, weights, limits)
     }
 }

@@ -56,8 +56,14 @@ impl Memory {
         let pages = pages(&model.program.kv, context, options.block_size, options.max_batch_tokens);
         let block_size = options.block_size;
         let options = EngineOptions { pages: PageBudget::Pages(pages as usize), ..options };
-        let plan =
-            Engine::plan(backend.as_ref(), &model.program, &model.weights, model.max_context, &options);
+        let plan = Engine::plan(
+            backend.as_ref(),
+            &model.program,
+            &model.weights,
+            model.vision.as_deref(),
+            model.max_context,
+            &options,
+        );
         let plan = plan.map_err(|error| Failure::from_error(&error))?;
         let EnginePlan { page_bytes, checkpoint_bytes: checkpoint, checkpoint_interval, .. } = plan;
         let MemoryPlan { weights, states, buffers, .. } = plan.memory;

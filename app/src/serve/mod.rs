@@ -19,8 +19,8 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use paguro_engine::HostMemory;
 use paguro_server::{
-    BindError, HttpLimits, KeyFile, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher, KvReceiver, LibraryService,
-    Listen, Listening, ModelSource, Residency, Server, ServerSettings,
+    BindError, HttpLimits, ImageSettings, KeyFile, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher, KvReceiver,
+    LibraryService, Listen, Listening, ModelSource, Residency, Server, ServerSettings,
 };
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -351,6 +351,12 @@ fn server_settings(
             request_time: options.request_timeout.map(|time| time.0),
             connections,
             connections_per_client: options.max_connections_per_client.unwrap_or((connections / 4).max(1)),
+        },
+        images: ImageSettings {
+            hosts: options.image_urls.clone(),
+            min_tokens: options.image_min_tokens,
+            max_tokens: options.image_max_tokens,
+            ..ImageSettings::default()
         },
         keys,
         api_keys: options.api_keys.clone(),

@@ -102,7 +102,7 @@ impl ModelSource for Tales {
             ..EngineOptions::default()
         };
         let block_size = options.block_size;
-        let plan = Engine::plan(&backend, &model.program, &model.weights, 256, &options);
+        let plan = Engine::plan(&backend, &model.program, &model.weights, None, 256, &options);
         let memory = plan.map_err(|error| failed(&error))?.memory;
         let engine = Engine::start(&backend, &model, options).map_err(|error| failed(&error))?;
         Ok(Loaded { model: model.into(), engine, device: "cpu".into(), memory, block_size })

@@ -303,13 +303,15 @@ impl Driver {
         }
         let kind = self.output;
         let width = match kind {
-            OutputKind::Embedding | OutputKind::Residual => self.program.hidden,
+            OutputKind::Embedding => self.program.hidden,
+            OutputKind::Residual => self.program.residual_width(),
             OutputKind::Logits | OutputKind::Sample(_) | OutputKind::Score { .. } => self.program.vocab,
         };
         let given = content.given.iter().map(|(rows, values)| GivenRows { rows: rows.clone(), values });
         let given: Vec<_> = given.collect();
         let sparse = self.sparse;
-        let has_output = |row: &usize| !sparse || row % 5 == 2;
+        let merged = self.program.merged().map_or(1, |merged| merged.rows);
+        let has_output = |row: &usize| row.is_multiple_of(merged) && (!sparse || (row / merged) % 5 == 2);
         let rows = (0..tokens.len()).filter(has_output);
         let outputs: Vec<Output<'_>> = rows.map(|row| Output { row, kind }).collect();
         let step = Step {

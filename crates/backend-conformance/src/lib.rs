@@ -54,6 +54,7 @@ mod rng;
 mod rows;
 mod sampling;
 mod scans;
+mod towers;
 mod without_pages;
 
 pub use draw::Draw;
@@ -231,6 +232,7 @@ pub const CASES: &[Case] = &[
     Case { name: "spans_of_encoders", run: rows::spans_of_encoders },
     Case { name: "residuals", run: rows::residuals },
     Case { name: "stages", run: rows::stages },
+    Case { name: "towers", run: towers::towers },
     Case { name: "latent_attention", run: latent::latent_attention },
     Case { name: "expert_groups", run: latent::expert_groups },
     Case { name: "everything", run: numbers::everything },
@@ -293,7 +295,7 @@ macro_rules! conformance {
             shared_kv keys_as_values layer_embeds experts_beside unreadable_tables
             experts routers expert_formats short_convolutions delta_rules hybrids attention_gates
             scans mixer_sums bare_layers ungated_experts
-            given_rows rope_axes spans spans_of_encoders residuals stages latent_attention expert_groups everything pages lengths many_rows embeddings
+            given_rows rope_axes spans spans_of_encoders residuals stages towers latent_attention expert_groups everything pages lengths many_rows embeddings
             limits long_context gather
             batch_invariance exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads

@@ -6,8 +6,8 @@ mod ssd;
 mod tensors;
 
 use paguro_backend::{
-    Activation, DeltaShape, ExpertGroups, KeySharing, LatentShape, NormKind, PositionScale, Program,
-    QkNormKind, Residual, RopeStyle, Scores, StateLayout, StateShape, WeightFormat, Weights,
+    Activation, DeltaShape, Exit, ExpertGroups, Input, KeySharing, LatentShape, NormKind, PositionScale,
+    Program, QkNormKind, Residual, RopeStyle, Scores, StateLayout, StateShape, WeightFormat, Weights,
 };
 
 use self::builder::Builder;
@@ -333,6 +333,19 @@ impl ModelShape {
             32 => Self { hidden: 96, ffn: 160, ..small },
             _ => Self { hidden: 256, ffn: 512, ..small },
         }
+    }
+
+    /// Returns a model of this shape with other ends.
+    pub(crate) fn build_with(
+        &self,
+        seed: u64,
+        ends: impl FnOnce(&mut Builder<'_>) -> (Input, Exit),
+    ) -> RandomModel {
+        let mut builder = Builder { shape: self, rng: Rng::new(seed), weights: Weights::default() };
+        let mut program = builder.program();
+        (program.input, program.exit) = ends(&mut builder);
+        program.vocab = 0;
+        RandomModel { program, weights: builder.weights }
     }
 
     /// Returns a model of this shape; the same one for the same seed.

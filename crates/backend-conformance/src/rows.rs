@@ -119,7 +119,7 @@ fn alone(
 }
 
 /// Passes if the check does, or if the backend refuses one of these by name, at load or in a step.
-fn unless_refused(names: &[&str], check: impl FnOnce() -> Verdict) -> Verdict {
+pub(super) fn unless_refused(names: &[&str], check: impl FnOnce() -> Verdict) -> Verdict {
     check().or_else(|problem| {
         let refuses = problem.contains("does not support") || problem.contains("cannot run");
         match refuses && names.iter().any(|name| problem.contains(name)) {

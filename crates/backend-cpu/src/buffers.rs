@@ -13,6 +13,7 @@ use crate::{
     plan::{Heads, StepPlan},
     quantize::{QuantBlock, row_blocks},
     recurrent::{RecurrentBuffers, RecurrentSizes},
+    row_ops::{RowOpBuffers, RowOpSizes},
     shared::Shared,
     support::heads,
 };
@@ -58,6 +59,8 @@ pub struct Buffers {
     pub layer_embeds: Shared<f32>,
     /// Buffers of latent attention.
     pub latent: LatentBuffers,
+    /// Buffers of the ends of towers.
+    pub row_ops: RowOpBuffers,
 }
 
 /// Rows that matmuls read.
@@ -102,6 +105,8 @@ pub struct BufferSizes {
     pub head_dim: usize,
     /// Largest dimensions of latent attention.
     latent: LatentSizes,
+    /// Sizes of the ends of towers.
+    pub row_ops: RowOpSizes,
     /// Elements of a row's embeddings for all layers.
     pub layer_embeds: usize,
     /// Cosines and sines of a rope and row, at most.
@@ -160,6 +165,7 @@ impl BufferSizes {
         Self {
             head_dim,
             latent,
+            row_ops: RowOpSizes::of(program, rows),
             layer_embeds,
             rope_stride,
             experts,
@@ -223,6 +229,7 @@ impl BufferSizes {
             rope_table: floats(self.rope_table, "rotations")?,
             partials: floats(self.partials, "partial attention")?,
             logits: floats(self.logits, "logits")?,
+            row_ops: self.row_ops.allocate()?,
             recurrent: self.recurrent.allocate(self.rows)?,
             layer_embeds: floats(self.rows * self.layer_embeds, "embeddings for layers")?,
             latent: LatentBuffers {
@@ -267,12 +274,13 @@ impl BufferSizes {
             + self.attention_gate
             + self.rows * self.layer_embeds
             + self.rows * self.latent.floats()
+            + self.row_ops.floats()
             + self.rope_table
             + self.partials
             + self.logits;
         let (key_dim, value_dim) = self.recurrent.head();
         let per_thread = 2 * self.tile_partial
-            + self.widest
+            + self.widest.max(self.row_ops.widest)
             + self.experts.sum
             + self.layer_embeds
             + self.recurrent.conv()
@@ -280,7 +288,8 @@ impl BufferSizes {
         let floats = (shared + threads * per_thread) * size_of::<f32>();
         let blocks = self.rows * row_blocks(self.widest)
             + slots * row_blocks(self.widest_expert)
-            + self.rows * self.latent.heads * row_blocks(self.latent.input);
+            + self.rows * self.latent.heads * row_blocks(self.latent.input)
+            + self.row_ops.blocks();
         (floats + blocks * size_of::<QuantBlock>() + threads * THREAD) as u64
     }
 }

@@ -116,7 +116,7 @@ impl Pass<'_> {
         if let Some(op) = model.program.layer_embeds() {
             self.layer_embeds(op)?;
         }
-        let mut pending = AllPending::NONE;
+        let mut pending = self.taps(0, AllPending::NONE, answers);
         for (index, layer) in model.program.layers.iter().enumerate() {
             if let Some((_, tail)) = self.tail.filter(|(first, _)| *first == index) {
                 if tail.rows.is_empty() {
@@ -129,10 +129,12 @@ impl Pass<'_> {
             if index + 1 < model.program.given_parts && !self.step.given.is_empty() {
                 pending = self.add_given(index + 1, pending);
             }
+            pending = self.taps(index + 1, pending, answers);
         }
         match &model.program.exit {
             Exit::Logits(head) => self.head(head, pending, answers),
             Exit::Rows => self.end(pending, answers),
+            Exit::Merged(_) => {} // its taps are all
         }
         Ok(())
     }
@@ -230,15 +232,21 @@ impl Pass<'_> {
     /// Phase: the residual stream before the first layer, and the rotations of all rows.
     fn begin(&mut self) {
         let rows = self.rows();
+        if let Input::Patches(patches) = &self.model.program.input {
+            self.patches(patches);
+        }
         self.phase(Kernel::Embed, rows, Chunking::Guided(4), |worker, range| {
             let (model, buffers) = (worker.model, worker.buffers);
             for row in range {
                 // SAFETY: the phase is shared by row; see the table at the head of this file.
                 let x = unsafe { worker.write(&buffers.x, row, model.program.hidden) };
-                match (worker.given(row, 0), &model.program.input) {
-                    (Some(given), _) => x.copy_from_slice(given),
-                    (None, Input::Tokens(embed)) => worker.embed(embed, row, x),
-                    (None, Input::Rows) => unreachable!("a valid step gives all rows"),
+                match &model.program.input {
+                    Input::Patches(_) => {} // made before
+                    input => match (worker.given(row, 0), input) {
+                        (Some(given), _) => x.copy_from_slice(given),
+                        (None, Input::Tokens(embed)) => worker.embed(embed, row, x),
+                        (None, _) => unreachable!("a valid step gives all rows"),
+                    },
                 }
                 let position = worker.plan.positions[row];
                 let coordinates = worker.step.coordinates_of(row, position);
@@ -282,8 +290,18 @@ impl Pass<'_> {
     /// Phase: multiplies `count` rows of the input with several matrices, whose groups of outputs are shared as one
     /// list.
     pub fn multiply<const N: usize>(&mut self, count: usize, linears: [(MatrixId, &Shared<f32>); N]) {
+        self.multiply_rows(&self.buffers.input, count, linears);
+    }
+
+    /// Phase: multiplies `count` rows of any input.
+    pub fn multiply_rows<const N: usize>(
+        &mut self,
+        input: &MatmulInput,
+        count: usize,
+        linears: [(MatrixId, &Shared<f32>); N],
+    ) {
         let model = self.model;
-        self.add_squares(&linears.map(|(id, _)| id), 0, &self.buffers.input, 0..count);
+        self.add_squares(&linears.map(|(id, _)| id), 0, input, 0..count);
         let groups: usize = linears.iter().map(|(id, _)| model.matrix(*id).groups()).sum();
         let ids = linears.map(|(id, _)| id);
         let floats = ids.iter().any(|&id| model.matrix(id).row_kind() == RowKind::Float);
@@ -295,7 +313,6 @@ impl Pass<'_> {
             (false, _) => (groups / (4 * self.pool.threads())).clamp(2, 8),
         };
         self.phase(Kernel::Matmul(&ids), groups, Chunking::Guided(unit), |worker, range| {
-            let buffers = worker.buffers;
             let mut offset = 0;
             for (id, out) in linears {
                 let matrix = model.matrix(id);
@@ -305,7 +322,7 @@ impl Pass<'_> {
                 // SAFETY: the buffer is written by group of outputs in this phase, and read by nobody.
                 let out = unsafe { Destination::from_raw(out.as_ptr(), out.len(), width) };
                 // SAFETY: inputs are only read in this phase.
-                let rows = unsafe { buffers.input.rows(matrix.row_kind(), 0..count) };
+                let rows = unsafe { input.rows(matrix.row_kind(), 0..count) };
                 matrix.multiply(&model.matmul, 0, rows, count, part, &out, &mut worker.scratch.matmul);
             }
         });

@@ -25,6 +25,7 @@ mod plan;
 mod probe;
 pub mod quantize;
 mod recurrent;
+mod row_ops;
 mod runner;
 mod shared;
 pub mod simd;
@@ -37,8 +38,8 @@ mod worker;
 use std::sync::Arc;
 
 use paguro_backend::{
-    Backend, Capacity, DeviceLayout, InputSquares, KvDtype, Limits, LoadError, Matrix, Program, Runner,
-    Weights,
+    Backend, Capacity, DeviceLayout, InputSquares, KvDtype, Limits, LoadError, Matrix, Pace, PacedRunner,
+    Program, Runner, Weights,
 };
 
 pub use self::{isa::Isa, probe::read_bandwidth};
@@ -136,7 +137,25 @@ impl Backend for Cpu {
     ) -> Result<Box<dyn Runner>, LoadError> {
         let CpuOptions { threads: _, isa: _, poison, squares } = &self.options;
         let (isa, threads, squares) = (self.isa(), self.threads(), squares.clone());
-        let runner = CpuRunner::load(isa, threads, program, weights, limits, *poison, squares)?;
+        let runner = CpuRunner::load(isa, threads, program, weights, limits, *poison, squares, None)?;
         Ok(Box::new(runner))
+    }
+
+    fn runs_towers(&self) -> bool {
+        true
+    }
+
+    fn load_tower(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<PacedRunner, LoadError> {
+        let CpuOptions { threads: _, isa: _, poison, squares } = &self.options;
+        let (isa, threads, squares) = (self.isa(), self.threads(), squares.clone());
+        let pace = Arc::<Pace>::default();
+        let paced = Some(Arc::clone(&pace));
+        let runner = CpuRunner::load(isa, threads, program, weights, limits, *poison, squares, paced)?;
+        Ok(PacedRunner { runner: Box::new(runner), pace })
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use paguro_backend::{
-    AttentionMode, InputSquares, KernelCount, Limits, LoadError, OutputKind, OutputValue, PageContent,
+    AttentionMode, InputSquares, KernelCount, Limits, LoadError, OutputKind, OutputValue, Pace, PageContent,
     PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, WeightFormat,
     Weights,
 };
@@ -57,6 +57,7 @@ impl CpuRunner {
     ///
     /// # Errors
     /// [`LoadError`]
+    #[allow(clippy::too_many_arguments)] // two callers
     pub fn load(
         isa: Isa,
         threads: usize,
@@ -65,6 +66,7 @@ impl CpuRunner {
         limits: Limits,
         poison: bool,
         squares: Option<Arc<InputSquares>>,
+        pace: Option<Arc<Pace>>,
     ) -> Result<Self, LoadError> {
         program.check(&weights)?;
         support::check(program)?;
@@ -79,6 +81,7 @@ impl CpuRunner {
         let mut pool = ThreadPool::new(threads).map_err(|error| {
             LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
         })?;
+        pool.pace = pace;
         let activations = activations_of(program, &weights);
         let mut matrices = Vec::with_capacity(weights.matrices.len());
         // One after the other, so that beside the packed weights, memory holds only the rows that threads are packing.
@@ -112,7 +115,7 @@ impl CpuRunner {
             scores: Scores::new(limits.kv_dtype, sizes.head_dim),
             partial: vec![0.0; sizes.tile_partial],
             sums: vec![0.0; sizes.tile_partial],
-            row: vec![0.0; sizes.widest],
+            row: vec![0.0; sizes.widest.max(sizes.row_ops.widest)],
             stored: StoredHead::new(limits.kv_dtype, sizes.head_dim),
             sampler: paguro_backend::sampling::Scratch::default(),
             delta: DeltaScratch::new(sizes.recurrent.head().0, sizes.recurrent.head().1),
@@ -213,6 +216,9 @@ impl Runner for CpuRunner {
             });
         Pass { model, buffers, arena, states, step, plan, counters, pool, scratch, by_expert, tail }
             .run(answers)?;
+        if pool.pace.as_ref().is_some_and(|pace| pace.is_abandoned()) {
+            return Err(StepError::Device("the step was abandoned".into()));
+        }
         self.outputs = step.outputs.len();
         self.submitted += 1;
         Ok(Ticket(self.submitted))

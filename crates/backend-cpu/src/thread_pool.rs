@@ -21,8 +21,10 @@ use std::{
     io,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::PoisonError,
+    sync::{Arc as StdArc, PoisonError},
 };
+
+use paguro_backend::Pace;
 
 use self::sync::{
     Arc, AtomicBool, AtomicUsize, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, UnsafeCell, thread,
@@ -51,7 +53,12 @@ pub enum Chunking {
 pub struct ThreadPool {
     shared: Arc<Shared>,
     started: Vec<JoinHandle<()>>,
+    /// Pauses phases: threads ask before each portion of the items.
+    pub pace: Option<StdArc<Pace>>,
 }
+
+/// Portions that each thread has of a phase that may pause, at least: they bound the time until the pause.
+const PACED_PORTIONS: usize = 16;
 
 /// The type of a phase's work: thread, items.
 type Work = dyn Fn(usize, Range<usize>) + Sync;
@@ -124,7 +131,7 @@ impl ThreadPool {
             work: Condvar::new(),
             finished: Condvar::new(),
         });
-        let mut pool = Self { shared, started: Vec::new() };
+        let mut pool = Self { shared, started: Vec::new(), pace: None };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let thread = thread::Builder::new().name(format!("paguro-cpu-{index}"));
@@ -145,15 +152,26 @@ impl ThreadPool {
     /// # Panics
     /// If `work` panics on any thread, after all threads have left the phase. Some items may then not be done.
     pub fn run(&mut self, items: usize, chunking: Chunking, work: impl Fn(usize, Range<usize>) + Sync) {
+        let Some(pace) = self.pace.clone() else { return self.run_phase(items, chunking, work) };
+        self.run_phase(items, chunking, |thread, items| {
+            if let Some(_piece) = pace.piece() {
+                work(thread, items);
+            }
+        });
+    }
+
+    fn run_phase(&mut self, items: usize, chunking: Chunking, work: impl Fn(usize, Range<usize>) + Sync) {
         let threads = self.threads();
+        let is_paced = self.pace.is_some();
         let (smallest, fraction) = match chunking {
+            Chunking::Guided(smallest) if is_paced => (smallest.max(1), PACED_PORTIONS * threads),
             Chunking::Guided(smallest) => (smallest.max(1), 2 * threads),
             Chunking::Single => (1, usize::MAX),
         };
         if items == 0 {
             return;
         }
-        if threads == 1 || items <= smallest {
+        if threads == 1 && !is_paced || items <= smallest {
             return work(0, 0..items);
         }
         let shared = &*self.shared;

@@ -37,7 +37,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights,
+    Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, PacedRunner, Program, Runner,
+    Weights,
 };
 
 use self::{
@@ -287,5 +288,17 @@ impl Backend for Gpu {
     ) -> Result<Box<dyn Runner>, LoadError> {
         let runner = GpuRunner::load(self.device.clone(), program, weights, limits, self.options.clone())?;
         Ok(Box::new(runner))
+    }
+
+    fn runs_towers(&self) -> bool {
+        false
+    }
+
+    fn load_tower(&self, _: &Program, _: Weights, _: Limits) -> Result<PacedRunner, LoadError> {
+        Err(LoadError::Unsupported {
+            device: self.device.name.clone(),
+            what: "towers for images".into(),
+            supported: "--device cpu does".into(),
+        })
     }
 }

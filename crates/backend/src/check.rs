@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use crate::{
     AXES, Activation, Attention, Beside, Convolution, DeltaRule, Dense, DistanceBias, Embed, Exit,
     ExpertGroups, Experts, FeedForward, Head, Input, KvSlot, Latent, LatentQuery, LatentShape, LayerEmbeds,
-    LayerInput, Linear, LoadError, Matrix, MatrixId, Mixer, Norm, NormKind, Program, QkNormKind, Residual,
-    Role, SharedExpert, ShortConv, Ssd, StateShape, TableId, VectorId, Visitor, Weights,
+    LayerInput, Linear, LoadError, Matrix, MatrixId, Merged, Mixer, Norm, NormKind, Patches, Program,
+    QkNormKind, Residual, Role, RowOp, SharedExpert, ShortConv, Ssd, StateShape, TableId, VectorId, Visitor,
+    Weights,
 };
 
 impl Program {
@@ -19,7 +20,10 @@ impl Program {
         let Self { hidden, vocab, bidirectional, kv: _, state: _, ropes, input, given_parts, layers, exit } =
             self;
         let (hidden, vocab) = (*hidden, *vocab);
-        nonzero("a width of the program", &[hidden, layers.len(), self.kv.groups.len()])?;
+        nonzero("a width of the program", &[hidden, self.kv.groups.len()])?;
+        // A tower may consist of its ends.
+        let has_ends = matches!(exit, Exit::Merged(_));
+        require(has_ends || !layers.is_empty(), || "there are no layers".to_owned())?;
         let has_vocab = matches!(input, Input::Tokens(_)) || matches!(exit, Exit::Logits(_));
         require(!has_vocab || vocab > 0, || "there are no tokens".to_owned())?;
         require(*given_parts <= layers.len() + 1, || {
@@ -27,6 +31,8 @@ impl Program {
         })?;
         let is_given = matches!(input, Input::Rows);
         require(!is_given || *given_parts > 0, || "neither tokens nor given rows".to_owned())?;
+        let is_tower = matches!(input, Input::Patches(_));
+        require(!is_tower || *given_parts == 1, || format!("{given_parts} parts of given patches"))?;
         for (index, rope) in ropes.iter().enumerate() {
             let pairs = rope.frequencies.len();
             let fits = rope.axes.is_empty() || rope.axes.len() == pairs;
@@ -45,6 +51,7 @@ impl Program {
         match input {
             Input::Tokens(embed) => self.check_embed(embed, &weights)?,
             Input::Rows => {}
+            Input::Patches(patches) => weights.patches(patches)?,
         }
         let mut stored = HashSet::new();
         for layer in layers {
@@ -83,6 +90,7 @@ impl Program {
                 weights.linear(linear, vocab, hidden)
             }
             Exit::Rows => Ok(()),
+            Exit::Merged(merged) => weights.merged(merged, layers.len()),
         }
     }
 
@@ -409,6 +417,63 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
+    fn patches(&self, patches: &Patches) -> Result<(), LoadError> {
+        let Patches { width, ops } = patches;
+        nonzero("the width of patches", &[*width])?;
+        let end = self.row_ops(ops, 1, *width, true)?;
+        require(end == (1, self.hidden), || {
+            format!("patches become {end:?} rows of a stream of {}", self.hidden)
+        })
+    }
+
+    fn merged(&self, merged: &Merged, layers: usize) -> Result<(), LoadError> {
+        let Merged { rows, width, taps } = merged;
+        nonzero("a dimension of merged rows", &[*rows, *width, taps.len()])?;
+        for tap in taps {
+            require(tap.layers <= layers, || format!("rows after layer {} of {layers}", tap.layers))?;
+            let end = self.row_ops(&tap.ops, *rows, self.hidden, false)?;
+            require(end == (1, *width), || format!("{rows} rows become {end:?}, not one of {width}"))?;
+        }
+        Ok(())
+    }
+
+    /// Checks operations on `rows` rows of `width` elements. Returns the number of rows and their width at the end.
+    fn row_ops(
+        &self,
+        ops: &[RowOp],
+        mut rows: usize,
+        mut width: usize,
+        is_beginning: bool,
+    ) -> Result<(usize, usize), LoadError> {
+        for op in ops {
+            match op {
+                RowOp::Norm(norm) => self.norm(norm, width)?,
+                RowOp::Linear { linear, width: out, activation } => {
+                    nonzero("the width of rows", &[*out])?;
+                    self.linear(linear, *out, width)?;
+                    let clamped = matches!(activation, Some(Activation::ClampedSwiglu { .. }));
+                    require(!clamped, || "clamped SwiGLU of rows".to_owned())?;
+                }
+                RowOp::Add => require(is_beginning && width == self.hidden, || {
+                    format!("something is added to rows of {width} elements")
+                })?,
+                RowOp::Join(joined) | RowOp::Mean { rows: joined, .. } => {
+                    let fits = *joined > 0 && rows.is_multiple_of(*joined);
+                    require(fits && !is_beginning, || format!("{joined} of {rows} rows become one"))?;
+                }
+                RowOp::Affine { scale, bias } => {
+                    self.vector(*scale, width)?;
+                    self.vector(*bias, width)?;
+                }
+            }
+            if let RowOp::Mean { scale, .. } = op {
+                finite("the scale of a mean", *scale)?;
+            }
+            (rows, width) = op.shape(rows, width);
+        }
+        Ok((rows, width))
+    }
+
     fn dense(&self, dense: &Dense) -> Result<(), LoadError> {
         let Dense { norm, width, gate, up, activation, down, post_norm } = dense;
         nonzero("the width of a feed-forward network", &[*width])?;

@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::{
-    Digest, Experts, FeedForward, KvLayout, KvSlot, Layer, Matrix, MatrixId, Mixer, Program, Role, TableId,
-    VectorId, Visitor, Weights,
+    Digest, Exit, Experts, FeedForward, KvLayout, KvSlot, Layer, Matrix, MatrixId, Mixer, Program, Role,
+    TableId, VectorId, Visitor, Weights,
 };
 
 /// Returns the excerpt of a program, with the weights that it refers to.
@@ -21,6 +21,9 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
     let layers = program.layers.iter().filter(|layer| kinds.insert(kind(layer, weights)));
     let mut short = Program { layers: layers.cloned().collect(), ..program.clone() };
     short.given_parts = program.given_parts.min(short.layers.len() + 1);
+    if let Exit::Merged(merged) = &mut short.exit {
+        merged.taps.iter_mut().for_each(|tap| tap.layers = tap.layers.min(short.layers.len()));
+    }
     let mut chosen = Vec::new();
     short.state.layers.clear();
     for layer in &mut short.layers {

@@ -14,6 +14,7 @@ pub mod format;
 pub mod kv;
 pub mod latent;
 pub mod output_rows;
+pub mod pace;
 pub mod page_io;
 pub mod program;
 pub mod recurrent;
@@ -31,13 +32,14 @@ pub use format::WeightFormat;
 pub use kv::{HADAMARD, KV_BLOCK, KvDtype, hadamard, hadamard_parts, quantize_kv};
 pub use latent::{Latent, LatentQuery, LatentShape};
 pub use output_rows::OutputRows;
+pub use pace::{Pace, PacedRunner, Piece};
 pub use page_io::{PageContent, PageFormat};
 pub use program::{
     Activation, Attention, Beside, Branch, Dense, Digest, DistanceBias, Embed, Exit, ExpertGroups,
     ExpertLatent, Experts, FeedForward, Head, Input, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
-    LayerInput, Linear, MatrixId, Mixer, Norm, NormKind, PositionScale, Positions, Program, QkNorm,
-    QkNormKind, Residual, Role, Rope, RopeStyle, Router, Scores, SharedExpert, TableId, TokenTypes, VectorId,
-    Visitor, visible,
+    LayerInput, Linear, MatrixId, Merged, Mixer, Norm, NormKind, Patches, PositionScale, Positions, Program,
+    QkNorm, QkNormKind, Residual, Role, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert, TableId, Tap,
+    TokenTypes, VectorId, Visitor, visible,
 };
 pub use recurrent::{
     Convolution, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, STATE_CHUNK, ShortConv, Ssd,

@@ -6,6 +6,7 @@
 
 mod attention;
 mod digest;
+mod ends;
 mod ffn;
 mod visit;
 
@@ -15,6 +16,7 @@ pub use self::{
         RopeStyle, visible,
     },
     digest::Digest,
+    ends::{Merged, Patches, RowOp, Tap},
     ffn::{Activation, Beside, Dense, ExpertGroups, ExpertLatent, Experts, Router, Scores, SharedExpert},
     visit::{Role, Visitor},
 };
@@ -64,8 +66,10 @@ pub struct Program {
 pub enum Input {
     /// Embeddings of tokens, except for rows that a step [gives](crate::GivenRows).
     Tokens(Embed),
-    /// Every row is given: the program is a later stage of a model, or an encoder of other data than text.
+    /// Every row is given: the program is a later stage of a model.
     Rows,
+    /// Every row is given in another width: the program is an encoder of other data than text.
+    Patches(Patches),
 }
 
 /// End of the residual stream.
@@ -75,6 +79,8 @@ pub enum Exit {
     Logits(Head),
     /// The rows themselves, which only [`OutputKind::Residual`](crate::OutputKind::Residual) returns.
     Rows,
+    /// Rows that are made of several rows each, which only [`OutputKind::Residual`](crate::OutputKind::Residual) returns.
+    Merged(Merged),
 }
 
 /// `x = norm(table[token] * scale + positions[position] + types[type])`
@@ -320,7 +326,7 @@ impl Program {
     pub fn embed(&self) -> Option<&Embed> {
         match &self.input {
             Input::Tokens(embed) => Some(embed),
-            Input::Rows => None,
+            Input::Rows | Input::Patches(_) => None,
         }
     }
 
@@ -328,7 +334,7 @@ impl Program {
     pub fn embed_mut(&mut self) -> Option<&mut Embed> {
         match &mut self.input {
             Input::Tokens(embed) => Some(embed),
-            Input::Rows => None,
+            Input::Rows | Input::Patches(_) => None,
         }
     }
 
@@ -341,7 +347,7 @@ impl Program {
     pub fn head(&self) -> Option<&Head> {
         match &self.exit {
             Exit::Logits(head) => Some(head),
-            Exit::Rows => None,
+            Exit::Rows | Exit::Merged(_) => None,
         }
     }
 
@@ -349,7 +355,7 @@ impl Program {
     pub fn head_mut(&mut self) -> Option<&mut Head> {
         match &mut self.exit {
             Exit::Logits(head) => Some(head),
-            Exit::Rows => None,
+            Exit::Rows | Exit::Merged(_) => None,
         }
     }
 
@@ -358,8 +364,29 @@ impl Program {
     pub fn token_ids(&self) -> usize {
         match &self.input {
             Input::Tokens(embed) => self.vocab.saturating_mul(embed.types.map_or(1, |types| types.count)),
-            Input::Rows => 1,
+            Input::Rows | Input::Patches(_) => 1,
         }
+    }
+
+    /// Returns the number of elements of a [given row](crate::GivenRows).
+    pub fn given_width(&self) -> usize {
+        match &self.input {
+            Input::Tokens(_) | Input::Rows => self.given_parts * self.hidden,
+            Input::Patches(patches) => patches.given_width(self.hidden),
+        }
+    }
+
+    /// Returns the end of a tower.
+    pub fn merged(&self) -> Option<&Merged> {
+        match &self.exit {
+            Exit::Merged(merged) => Some(merged),
+            Exit::Logits(_) | Exit::Rows => None,
+        }
+    }
+
+    /// Returns the number of elements of a row as [`OutputKind::Residual`](crate::OutputKind::Residual) returns it.
+    pub fn residual_width(&self) -> usize {
+        self.merged().map_or(self.hidden, |merged| merged.taps.len() * merged.width)
     }
 
     /// Returns true if attention of some layers sees [spans](crate::Step::spans).

@@ -1,8 +1,8 @@
 //! The two traits that a device implements.
 
 use crate::{
-    KernelCount, KvDtype, Matrix, OutputKind, PageContent, PageFormat, PageId, Program, StateId, Step,
-    StepOutput, WeightFormat, Weights,
+    KernelCount, KvDtype, Matrix, OutputKind, PacedRunner, PageContent, PageFormat, PageId, Program, StateId,
+    Step, StepOutput, WeightFormat, Weights,
 };
 
 /// A device that can load programs. Stays alive to load more than one model.
@@ -36,6 +36,20 @@ pub trait Backend: Send {
     /// [`LoadError`].
     fn load(&self, program: &Program, weights: Weights, limits: Limits)
     -> Result<Box<dyn Runner>, LoadError>;
+
+    /// Returns true if the device runs towers for images, and text models with given rows, coordinates and spans.
+    fn runs_towers(&self) -> bool;
+
+    /// Loads a tower for images like [`Backend::load`]: a program whose steps take long and pause for others.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    fn load_tower(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<PacedRunner, LoadError>;
 }
 
 /// Sums of a backend's answers. They are no methods of the trait, so that no backend has others.

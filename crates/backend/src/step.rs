@@ -24,8 +24,8 @@ pub struct Step<'a> {
     /// Rows whose tokens only the device knows, in order; their entries in `tokens` are arbitrary. Empty for runners
     /// that do not [carry](crate::Runner::carries) tokens from step to step.
     pub carried: &'a [Carried],
-    /// Rows whose residual stream is given instead of embedded, in order and disjoint: all rows of a program with
-    /// [`Input::Rows`](crate::Input::Rows), some rows of another one with [`given_parts`](crate::Program::given_parts). None of
+    /// Rows whose residual stream is given instead of embedded, in order and disjoint: all rows of a program without
+    /// [tokens](crate::Input::Tokens), some rows of another one with [`given_parts`](crate::Program::given_parts). None of
     /// them is carried. Their entries in `tokens` are ids all the same, and choose rows of
     /// [`LayerEmbeds::table`](crate::LayerEmbeds::table) only; they are 0 in a program without tokens.
     pub given: &'a [GivenRows<'a>],
@@ -54,7 +54,8 @@ pub const AXES: usize = 3;
 pub struct GivenRows<'a> {
     /// Rows of [`Step::tokens`].
     pub rows: Range<usize>,
-    /// `[rows, parts, hidden]`, see [`Program::given_parts`](crate::Program::given_parts).
+    /// `[rows, parts, hidden]`, see [`Program::given_parts`](crate::Program::given_parts); or rows of
+    /// [`Patches`](crate::Patches) with what is added to them.
     pub values: &'a [f32],
 }
 
@@ -151,7 +152,8 @@ pub enum OutputKind<'a> {
     /// The input of the head: the row of the residual stream after the last norm, `[hidden]`. It needs no matmul with
     /// the head.
     Embedding,
-    /// The row of the residual stream after the last layer, `[hidden]`: the input of another program that continues this one.
+    /// The row of the residual stream after the last layer, `[hidden]`: the input of another program that continues this one. Of a
+    /// program that [merges](crate::Merged) rows, the merged row that begins with this one.
     Residual,
 }
 

@@ -68,6 +68,7 @@ impl Step<'_> {
             }
         }
         rule!(next == rows, "rows {next}..{rows} belong to no sequence");
+        self.validate_merged(program)?;
         self.validate_spans()?;
         self.validate_writes(&program.kv, limits)?;
         self.validate_states(program, limits)?;
@@ -101,7 +102,7 @@ impl Step<'_> {
 
     /// Given rows exist, are in order, have all values, and are no carried ones. All rows are given if no row has a token.
     fn validate_given(&self, program: &Program) -> Result<(), StepError> {
-        let (rows, width) = (self.tokens.len(), program.given_parts * program.hidden);
+        let (rows, width) = (self.tokens.len(), program.given_width());
         rule!(self.given.is_empty() || width > 0, "given rows, but all rows of the model are tokens");
         let mut next = 0;
         for (index, GivenRows { rows: own, values }) in self.given.iter().enumerate() {
@@ -120,9 +121,27 @@ impl Step<'_> {
             rule!(carried.is_none(), "given rows {index}: {own:?} have a carried token");
             next = own.end;
         }
-        if matches!(program.input, Input::Rows) {
+        if !matches!(program.input, Input::Tokens(_)) {
             let given: usize = self.given.iter().map(|given| given.rows.len()).sum();
             rule!(given == rows, "{given} of {rows} rows are given, but the model has no tokens");
+        }
+        Ok(())
+    }
+
+    /// Sequences have whole merged rows, and outputs are those of their first rows.
+    fn validate_merged(&self, program: &Program) -> Result<(), StepError> {
+        let Some(merged) = program.merged() else { return Ok(()) };
+        let rows = merged.rows;
+        for (index, sequence) in self.sequences.iter().enumerate() {
+            let count = sequence.rows.len();
+            rule!(count.is_multiple_of(rows), "sequence {index}: {count} rows, of which {rows} become one");
+        }
+        for (index, output) in self.outputs.iter().enumerate() {
+            let row = output.row;
+            rule!(
+                row.is_multiple_of(rows),
+                "output {index}: row {row} is not the first of {rows} that become one"
+            );
         }
         Ok(())
     }

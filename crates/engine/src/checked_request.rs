@@ -9,6 +9,7 @@ use crate::{
     Constraint, DraftOptions, SubmitError,
     constraint::MaskBudget,
     fair::Tenant,
+    pictures::Pictures,
     request::{FinishReason, Request, RequestLimits},
     thought::Thought,
 };
@@ -49,6 +50,8 @@ pub(crate) struct CheckedRequest {
     pub keeps_rows: bool,
     /// True if steps that compute a part of the prompt are reported.
     pub report_prefill: bool,
+    /// Pictures of the prompt.
+    pub pictures: Pictures,
     /// Number of prompt tokens with which prompts of later turns probably begin.
     pub lasting_tokens: usize,
     /// See [`Request::prefix_salt`].
@@ -106,6 +109,7 @@ impl CheckedRequest {
             thought: None,
             score_from: request.score_prompt_from,
             report_prefill: request.report_prefill,
+            pictures: Pictures::new(request.pictures.clone(), &request.prefix_salt),
             lasting_tokens: request.lasting_tokens.unwrap_or(usize::MAX),
             prefix_salt: request.prefix_salt.clone(),
             embedded: request.embedding.map(|pooling| match pooling {

@@ -11,23 +11,24 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Limits, Output, OutputKind, OutputValue, PageId, Program, Runner, StateId, Step, StepOutput,
-    StepSequence, Weights,
+    Backend, Input, Limits, Output, OutputKind, OutputValue, PageId, Program, Runner, StateId, Step,
+    StepOutput, StepSequence, Weights,
 };
 use paguro_kv_store::ModelInfo;
-use paguro_model::{Model, tokenizer::Tokenizer};
+use paguro_model::{Model, Vision, tokenizer::Tokenizer};
 
 use self::worker::Worker;
 use crate::{
     EngineError, EngineOptions, EnginePlan, Handle,
     disk::{Disk, Identity},
+    encoder::{self, Encoder, EncoderCache},
     events::Events,
     handle::{Command, Queue, Shared},
     host::Host,
     layout::BlockLayout,
     options::Resolved,
     pages::Pages,
-    request::RequestLimits,
+    request::{PictureLimits, RequestLimits},
     scheduler::Scheduler,
     tiers::Tiers,
 };
@@ -45,6 +46,8 @@ pub struct ModelParts {
     pub stop_tokens: Vec<u32>,
     /// Most tokens that the program was made for in one sequence.
     pub max_context: usize,
+    /// Its vision tower, if it sees.
+    pub vision: Option<Arc<Vision>>,
 }
 
 impl From<&Model> for ModelParts {
@@ -55,6 +58,7 @@ impl From<&Model> for ModelParts {
             tokenizer: Some(model.tokenizer.clone()),
             stop_tokens: model.stop_tokens.clone(),
             max_context: model.max_context,
+            vision: model.vision.clone(),
         }
     }
 }
@@ -82,10 +86,20 @@ impl Engine {
         backend: &dyn Backend,
         program: &Program,
         weights: &Weights,
+        vision: Option<&Vision>,
         max_context: usize,
         options: &EngineOptions,
     ) -> Result<EnginePlan, EngineError> {
-        Ok(options.resolve(backend, program, weights, max_context)?.plan(backend, program, weights))
+        let vision = vision.filter(|_| backend.runs_towers());
+        let program = &for_device(program.clone(), vision);
+        let resolved = options.resolve(backend, program, weights, vision, max_context)?;
+        let mut plan = resolved.plan(backend, program, weights);
+        if let Some(vision) = vision {
+            let tower = encoder::plan(backend, vision, options.max_image_tokens, options.encoder_cache);
+            plan.memory.weights = plan.memory.weights.saturating_add(tower.weights);
+            plan.memory.buffers = plan.memory.buffers.saturating_add(tower.buffers);
+        }
+        Ok(plan)
     }
 
     /// Loads the model into the backend and starts the engine thread.
@@ -97,8 +111,22 @@ impl Engine {
         model: impl Into<ModelParts>,
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
-        let ModelParts { program, weights, tokenizer, stop_tokens, max_context } = model.into();
-        let Resolved { limits, layout } = options.resolve(backend, &program, &weights, max_context)?;
+        let ModelParts { program, weights, tokenizer, stop_tokens, max_context, vision } = model.into();
+        let tower = vision.as_ref().filter(|_| backend.runs_towers());
+        let program = for_device(program, tower.map(Arc::as_ref));
+        let resolved = options.resolve(backend, &program, &weights, tower.map(Arc::as_ref), max_context)?;
+        let Resolved { limits, layout } = resolved;
+        let pictures = match (&vision, tower) {
+            (None, _) => PictureLimits::TextOnly,
+            (Some(_), None) => PictureLimits::Device,
+            // Every decoding sequence has a row beside a span.
+            (_, Some(_)) if layout.has_spans => {
+                PictureLimits::Rows(limits.max_rows - limits.max_sequences + 1)
+            }
+            (_, Some(_)) => PictureLimits::Rows(usize::MAX),
+        };
+        let start = |vision| Encoder::start(backend, vision, options.max_image_tokens);
+        let encoder = tower.map(start).transpose()?;
         let mut pages = Pages::new(limits.pages, options.page_order);
         // K and V of encoders depend on what follows them.
         let has_prefixes = options.prefix_cache && !program.bidirectional;
@@ -110,6 +138,7 @@ impl Engine {
             pages = pages.with_cache(&salt, options.cache_low_water, options.cache_high_water);
         }
         let request_limits = RequestLimits {
+            pictures,
             vocab: program.vocab,
             token_ids: program.token_ids(),
             max_context: limits.max_context,
@@ -133,12 +162,14 @@ impl Engine {
         }
         let mut scheduler = Scheduler::new(limits, options.step_time, options.max_wait_steps, layout, pages);
         scheduler.record_probe(rows, duration);
+        scheduler.encoder_cache = EncoderCache::new(options.encoder_cache);
         if options.speculate {
             scheduler.speculate();
         }
         let queue = Queue::new(options.queue_capacity, options.queue_tokens);
         let space = scheduler.disk().and_then(|disk| disk.space().cloned());
-        let shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
+        let mut shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
+        shared.max_image_tokens = tower.map(|vision| encoder::most_rows(vision, options.max_image_tokens));
         if let Some(space) = space {
             let _ = shared.disk.set(space);
         }
@@ -154,6 +185,7 @@ impl Engine {
             answer: StepOutput::default(),
             loaded: channel(),
             in_flight: None,
+            encoder,
             stopping: false,
         };
         let thread =
@@ -190,6 +222,17 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.stop(false);
     }
+}
+
+/// Returns the program of a text model for a device with or without a tower: without one, it has text only, for which given rows,
+/// coordinates and spans have no meaning.
+fn for_device(mut program: Program, vision: Option<&Vision>) -> Program {
+    if vision.is_none() && matches!(program.input, Input::Tokens(_)) {
+        program.given_parts = 0;
+        program.ropes.iter_mut().for_each(|rope| rope.axes.clear());
+        program.kv.groups.iter_mut().for_each(|group| group.spans = false);
+    }
+    program
 }
 
 /// Computes a few tokens to check that the logits are finite, and to measure a step. Returns their number. The pages

@@ -126,6 +126,9 @@ pub enum RequestError {
         "the model computed no finite logit for the next token: its weights are damaged (`paguro verify` checks what is in the library), or `logit_bias` rules every token out"
     )]
     NotFinite,
+    /// A picture of [`Request::pictures`](crate::Request::pictures) cannot be read.
+    #[error("a picture cannot be read: {0}")]
+    Picture(String),
     /// [`Request::deadline`](crate::Request::deadline) passed before the request could start.
     #[error("the deadline passed before the request could start")]
     DeadlineExceeded,

@@ -14,6 +14,10 @@ pub(crate) struct BlockLayout {
     pub max_chunk: usize,
     /// True if a step has all rows of a sequence or none, because its rows attend in both directions.
     pub is_whole: bool,
+    /// True if rotations have coordinates, see [`Program::has_axes`].
+    pub has_axes: bool,
+    /// True if rows of a picture see each other, see [`Program::has_spans`].
+    pub has_spans: bool,
     /// Checkpoints for the prefix cache, if sequences have states and there is a cache.
     pub checkpoints: Option<Checkpoints>,
 }
@@ -43,7 +47,8 @@ impl BlockLayout {
         // A window leaves nothing behind before the only step of a sequence ends.
         let window = |group: &KvGroup| group.window.filter(|_| !is_whole).map(|window| window as usize);
         let windows = program.kv.groups.iter().map(window).collect();
-        Self { block_size, windows, max_chunk, is_whole, checkpoints: None }
+        let (has_axes, has_spans) = (program.has_axes(), program.has_spans());
+        Self { block_size, windows, max_chunk, is_whole, has_axes, has_spans, checkpoints: None }
     }
 
     /// Returns checkpoints of `pages` pages. The interval is chosen such that a checkpoint has about as many pages as
@@ -113,7 +118,15 @@ mod tests {
     use super::*;
 
     fn layout(block_size: usize, windows: &[Option<usize>], max_chunk: usize) -> BlockLayout {
-        BlockLayout { block_size, windows: windows.to_vec(), max_chunk, is_whole: false, checkpoints: None }
+        BlockLayout {
+            block_size,
+            windows: windows.to_vec(),
+            max_chunk,
+            is_whole: false,
+            has_axes: false,
+            has_spans: false,
+            checkpoints: None,
+        }
     }
 
     #[test]

@@ -3,9 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, MemoryPlan, Program, Weights};
+use paguro_model::Vision;
 
 use crate::{
     DiskCache, EngineError, EventSink, HostMemory,
+    encoder::most_rows,
     layout::{BlockLayout, Checkpoints},
     states::States,
 };
@@ -63,6 +65,10 @@ pub struct EngineOptions {
     pub attention: AttentionMode,
     /// Order in which free pages are allocated.
     pub page_order: PageOrder,
+    /// Bytes of rows of pictures that are kept for later turns and for sequences that were preempted.
+    pub encoder_cache: u64,
+    /// Most rows of a picture, for models whose pictures have different numbers; `None` for the model's. Memory is planned for it.
+    pub max_image_tokens: Option<usize>,
 }
 
 impl Default for EngineOptions {
@@ -88,6 +94,8 @@ impl Default for EngineOptions {
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
             page_order: PageOrder::InOrder,
+            encoder_cache: 256 << 20,
+            max_image_tokens: None,
         }
     }
 }
@@ -131,6 +139,7 @@ impl EngineOptions {
         backend: &dyn Backend,
         program: &Program,
         weights: &Weights,
+        vision: Option<&Vision>,
         model_context: usize,
     ) -> Result<Resolved, EngineError> {
         self.check()?;
@@ -145,6 +154,10 @@ impl EngineOptions {
             true => self.max_batch_tokens.max(max_context),
             false => self.max_batch_tokens,
         };
+        // A picture whose rows see each other is in one step, beside all that decode.
+        let span =
+            vision.filter(|_| program.has_spans()).map(|vision| most_rows(vision, self.max_image_tokens));
+        let max_rows = max_rows.max(span.map_or(0, |span| span.saturating_add(self.max_sequences)));
         let mut layout = BlockLayout::new(program, self.block_size, max_rows);
         let checkpoint_pages = backend.checkpoint_pages(program, self.block_size, self.kv_dtype);
         if checkpoint_pages > 0 && self.prefix_cache {

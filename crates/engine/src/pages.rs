@@ -92,10 +92,15 @@ impl Pages {
         self.cache.as_ref().filter(|_| !salt.is_empty()).map(|cache| cache.salted(salt))
     }
 
-    /// Returns the key of the block with these tokens after the block `parent`, or of a first block; `None` without a
+    /// Returns the key of the block with these tokens and pictures after the block `parent`, or of a first block; `None` without a
     /// prefix cache.
-    pub fn key(&self, parent: Option<&BlockKey>, tokens: &[u32]) -> Option<BlockKey> {
-        Some(self.cache.as_ref()?.key(parent, tokens))
+    pub fn key(
+        &self,
+        parent: Option<&BlockKey>,
+        tokens: &[u32],
+        pictures: &[([u8; 32], i64)],
+    ) -> Option<BlockKey> {
+        Some(self.cache.as_ref()?.key(parent, tokens, pictures))
     }
 
     /// Allocates a page for one block table.
@@ -332,7 +337,7 @@ mod tests {
 
     fn published(pages: &mut Pages, name: u32) -> PageId {
         let page = pages.allocate();
-        pages.publish(0, BlockKey::root(b"").child(&[name]), page);
+        pages.publish(0, BlockKey::root(b"").child(&[name], &[]), page);
         page
     }
 
@@ -345,7 +350,7 @@ mod tests {
         assert_eq!(pages.counts(), PageCounts { total: 3, free: 0, cached: 1 });
         assert_eq!(pages.allocate(), all[1]);
         assert_eq!(pages.evictions, 1);
-        assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1])), None);
+        assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1], &[])), None);
         assert_eq!(pages.check(all.into_iter()), Ok(()));
     }
 
@@ -358,7 +363,7 @@ mod tests {
         pages.clear_cache();
         assert_eq!(pages.counts(), PageCounts { total: 3, free: 2, cached: 0 });
         // The one in use stays findable.
-        assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1])), Some(all[1]));
+        assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1], &[])), Some(all[1]));
         assert_eq!([pages.allocate(), pages.allocate()], [all[0], all[2]]);
     }
 
@@ -385,6 +390,6 @@ mod tests {
         let page = published(&mut pages, 1);
         pages.release(page);
         assert_eq!(pages.counts(), PageCounts { total: 2, free: 2, cached: 0 });
-        assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1])), None);
+        assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1], &[])), None);
     }
 }

@@ -29,12 +29,18 @@ impl BlockKey {
         self.0
     }
 
-    /// Returns the key of the block with these tokens after this one.
-    pub fn child(&self, tokens: &[u32]) -> Self {
+    /// Returns the key of the block with these tokens and [pictures](crate::pictures::Pictures::extras) after this one. The key of a
+    /// block without pictures depends on its tokens only; what follows the tokens of others has another length than tokens.
+    pub fn child(&self, tokens: &[u32], pictures: &[([u8; 32], i64)]) -> Self {
         let mut hash = Sha256::new();
         hash.update(self.0);
         for token in tokens {
             hash.update(token.to_le_bytes());
+        }
+        for (key, offset) in pictures {
+            hash.update([1]);
+            hash.update(key);
+            hash.update(offset.to_le_bytes());
         }
         Self(hash.finalize().into())
     }
@@ -112,8 +118,8 @@ impl PrefixCache {
     }
 
     /// Returns the key of the block with these tokens after the block `parent`, or of a first block.
-    pub fn key(&self, parent: Option<&BlockKey>, tokens: &[u32]) -> BlockKey {
-        parent.unwrap_or(&self.root).child(tokens)
+    pub fn key(&self, parent: Option<&BlockKey>, tokens: &[u32], pictures: &[([u8; 32], i64)]) -> BlockKey {
+        parent.unwrap_or(&self.root).child(tokens, pictures)
     }
 
     pub fn find(&self, group: usize, key: &BlockKey) -> Option<PageId> {
@@ -308,11 +314,16 @@ mod tests {
     #[test]
     fn a_key_names_the_whole_text_up_to_its_block() {
         let root = BlockKey::root(b"model");
-        let ab = root.child(&[1, 2]).child(&[3, 4]);
-        assert_eq!(ab, root.child(&[1, 2]).child(&[3, 4]));
-        assert_ne!(ab, root.child(&[9, 2]).child(&[3, 4]));
-        assert_ne!(ab, root.child(&[3, 4]).child(&[1, 2]));
-        assert_ne!(ab, BlockKey::root(b"other").child(&[1, 2]).child(&[3, 4]));
+        let ab = root.child(&[1, 2], &[]).child(&[3, 4], &[]);
+        assert_eq!(ab, root.child(&[1, 2], &[]).child(&[3, 4], &[]));
+        assert_ne!(ab, root.child(&[9, 2], &[]).child(&[3, 4], &[]));
+        assert_ne!(ab, root.child(&[3, 4], &[]).child(&[1, 2], &[]));
+        let picture = [([7; 32], 0)];
+        assert_ne!(ab, root.child(&[1, 2], &[]).child(&[3, 4], &picture));
+        assert_ne!(ab, root.child(&[1, 2], &picture).child(&[3, 4], &[]));
+        assert_ne!(root.child(&[1, 2], &picture), root.child(&[1, 2], &[([8; 32], 0)]));
+        assert_ne!(root.child(&[1, 2], &picture), root.child(&[1, 2], &[([7; 32], -1)]));
+        assert_ne!(ab, BlockKey::root(b"other").child(&[1, 2], &[]).child(&[3, 4], &[]));
     }
 
     #[test]
@@ -320,7 +331,7 @@ mod tests {
         let root = BlockKey::root(b"");
         let mut cache = PrefixCache::new(5, b"");
         for page in 1..5 {
-            cache.publish(0, root.child(&[page]), PageId(page));
+            cache.publish(0, root.child(&[page], &[]), PageId(page));
         }
         for page in [2, 1, 3].map(PageId) {
             assert!(cache.unused(page));
@@ -331,15 +342,15 @@ mod tests {
         let mut order = Vec::new();
         while cache.evict(|_, page| order.push(page)) {}
         assert_eq!(order, [1, 3, 2].map(PageId));
-        assert_eq!(cache.find(0, &root.child(&[1])), None);
-        assert_eq!(cache.find(0, &root.child(&[4])), Some(PageId(4)), "page 4 is in use");
+        assert_eq!(cache.find(0, &root.child(&[1], &[])), None);
+        assert_eq!(cache.find(0, &root.child(&[4], &[])), Some(PageId(4)), "page 4 is in use");
         assert_eq!(cache.check(), Ok(()));
     }
 
     #[test]
     fn a_checkpoint_goes_with_its_block_or_before() {
         let root = BlockKey::root(b"");
-        let keys: Vec<_> = (1..5).map(|block| root.child(&[block])).collect();
+        let keys: Vec<_> = (1..5).map(|block| root.child(&[block], &[])).collect();
         let mut cache = PrefixCache::new(12, b"");
         for (&key, page) in keys.iter().zip(1..) {
             cache.publish(0, key, PageId(page));
@@ -371,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_block_computed_twice_keeps_its_first_page() {
-        let key = BlockKey::root(b"").child(&[1]);
+        let key = BlockKey::root(b"").child(&[1], &[]);
         let mut cache = PrefixCache::new(4, b"");
         cache.publish(0, key, PageId(1));
         cache.publish(0, key, PageId(2));

@@ -5,13 +5,15 @@ use std::{sync::Arc, time::Instant};
 use paguro_backend::{SamplingParams, Score};
 use paguro_model::Pooling;
 
-use crate::{Constraint, DraftOptions, MOST_DRAFTED, RequestError, SubmitError, ThoughtLimit};
+use crate::{Constraint, DraftOptions, MOST_DRAFTED, Picture, RequestError, SubmitError, ThoughtLimit};
 
 /// A prompt with the options of its answers.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Tokens of the prompt, at least one.
     pub prompt: Vec<u32>,
+    /// Pictures in the prompt, in order. The tokens in whose place their rows are have no other effect than penalties.
+    pub pictures: Vec<Picture>,
     /// Number of answers. The prompt is computed once and its pages are shared. Branch `i` samples with the seed
     /// `sampling.seed + i` (wrapping), so it equals the answer of a single request with this seed.
     pub branches: usize,
@@ -74,6 +76,7 @@ impl Default for Request {
     fn default() -> Self {
         Self {
             prompt: Vec::new(),
+            pictures: Vec::new(),
             branches: 1,
             max_tokens: None,
             min_tokens: 0,
@@ -215,6 +218,8 @@ pub struct Usage {
 /// Limits that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
+    /// Pictures that requests may have.
+    pub pictures: PictureLimits,
     pub vocab: usize,
     /// See [`Program::token_ids`](paguro_backend::Program::token_ids).
     pub token_ids: usize,
@@ -224,10 +229,63 @@ pub(crate) struct RequestLimits {
     pub is_encoder: bool,
 }
 
+/// Pictures that requests may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PictureLimits {
+    /// None: the model reads text only.
+    TextOnly,
+    /// None: the device does not run the vision tower.
+    Device,
+    /// Ranges of at most this many rows.
+    Rows(usize),
+}
+
 impl Request {
+    /// Refuses pictures that cannot be read, or that are not in the prompt.
+    fn check_pictures(&self, limits: PictureLimits) -> Result<(), SubmitError> {
+        let most = match limits {
+            _ if self.pictures.is_empty() => return Ok(()),
+            PictureLimits::Rows(most) => most,
+            PictureLimits::TextOnly => {
+                return refuse("pictures", "cannot be read: the model reads text only");
+            }
+            PictureLimits::Device => {
+                return refuse("pictures", "cannot be read on this device; --device cpu reads them");
+            }
+        };
+        let mut next = 0;
+        for (index, picture) in self.pictures.iter().enumerate() {
+            for rows in &picture.rows {
+                if rows.start < next || rows.end <= rows.start || rows.end > self.prompt.len() {
+                    let tokens = self.prompt.len();
+                    let problem =
+                        format!("has picture {index} at {rows:?} of {tokens} tokens, after token {next}");
+                    return refuse("pictures", problem);
+                }
+                if rows.len() > most {
+                    let problem = format!(
+                        "has picture {index} of {} rows, but a step has {most}; send a smaller picture or raise --max-batch-tokens",
+                        rows.len()
+                    );
+                    return refuse("pictures", problem);
+                }
+                next = rows.end;
+            }
+            let (all, [rows, columns]) =
+                (picture.rows.iter().map(ExactSizeIterator::len).sum::<usize>(), picture.grid);
+            if all == 0 || picture.rows.len() == 1 && all != rows as usize * columns as usize {
+                let problem =
+                    format!("has picture {index} of {rows}×{columns} rows in {all} places of the prompt");
+                return refuse("pictures", problem);
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses, by name, every field that cannot be honoured.
     pub(crate) fn check(&self, limits: RequestLimits) -> Result<(), SubmitError> {
-        let RequestLimits { vocab, token_ids, max_context, max_sequences, is_encoder } = limits;
+        let RequestLimits { pictures, vocab, token_ids, max_context, max_sequences, is_encoder } = limits;
+        self.check_pictures(pictures)?;
         let tokens = self.prompt.len();
         if tokens == 0 {
             return Err(SubmitError::EmptyPrompt);
@@ -316,7 +374,9 @@ mod tests {
         let mut request = Request::new(vec![1, 2, 3]);
         change(&mut request);
         let (vocab, token_ids) = (10, 10);
-        let limits = RequestLimits { vocab, token_ids, max_context: 8, max_sequences: 4, is_encoder };
+        let pictures = PictureLimits::TextOnly;
+        let limits =
+            RequestLimits { pictures, vocab, token_ids, max_context: 8, max_sequences: 4, is_encoder };
         let answer = request.check(limits).map_or_else(|error| error.to_string(), |()| "accepted".into());
         expected.assert_eq(&answer);
     }

@@ -76,6 +76,14 @@ pub struct Stats {
     pub masks: u64,
     /// Processor time of these computations, in nanoseconds, of all threads together.
     pub mask_nanoseconds: u64,
+    /// Pictures of requests that have started.
+    pub pictures: u64,
+    /// Pictures whose rows the vision tower has computed.
+    pub encoded_pictures: u64,
+    /// Pictures whose rows were found in the encoder's cache.
+    pub encoder_cache_hits: u64,
+    /// Time of the vision tower, in nanoseconds.
+    pub encoder_nanoseconds: u64,
 }
 
 impl Stats {

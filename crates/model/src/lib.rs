@@ -26,6 +26,7 @@ pub mod tensor;
 mod text_head;
 mod token_heads;
 pub mod tokenizer;
+mod vision;
 
 pub use error::ModelError;
 pub use judge::Judge;
@@ -37,3 +38,4 @@ pub use prompts::{Prompts, TextRole};
 pub use ranker::Ranker;
 pub use text_head::{Classifier, DenseLayer, TextHead};
 pub use token_heads::{MultiVectorHead, SparseHead};
+pub use vision::{Tower, TowerInput, Vision};

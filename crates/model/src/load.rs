@@ -24,10 +24,11 @@ use crate::{
     arch::{self, Config, Definition, Names, Tensors},
     chat::ChatTemplate,
     error::ModelError,
-    gguf::Gguf,
+    gguf::{Contents, Gguf},
     hf::{self, HfFolder, quantized},
     tensor::Tensor,
     tokenizer::Tokenizer,
+    vision::{self, Vision},
 };
 
 /// A model's file or folder, opened and checked but not lowered: all that `inspect` shows can be had even of models
@@ -36,6 +37,12 @@ use crate::{
 pub struct ModelFile {
     name: String,
     source: Source,
+    /// The vision tower of a GGUF file.
+    projector: Option<Box<Gguf>>,
+    /// All files with weights.
+    files: Vec<PathBuf>,
+    /// True if a tower is ignored.
+    text_only: bool,
 }
 
 #[derive(Debug)]
@@ -70,11 +77,64 @@ impl ModelFile {
         };
         if let Some(folder) = folder {
             let source = Source::Hf(Box::new(HfFolder::open(folder)?));
-            return Ok(Self { name: name_of(folder), source });
+            return Ok(Self::new(name_of(folder), source));
         }
         let gguf = Gguf::open(path)?;
         let name = gguf.metadata.str("general.name").map_or_else(|| name_of(path), str::to_owned);
-        Ok(Self { name, source: Source::Gguf(Box::new(gguf)) })
+        Ok(Self::new(name, Source::Gguf(Box::new(gguf))))
+    }
+
+    fn new(name: String, source: Source) -> Self {
+        let files = match &source {
+            Source::Gguf(gguf) => gguf.files.clone(),
+            Source::Hf(folder) => folder.files.clone(),
+        };
+        Self { name, source, projector: None, files, text_only: false }
+    }
+
+    /// Adds the vision tower of a GGUF file: an mmproj file.
+    ///
+    /// # Errors
+    /// [`ModelError`], if it is none, or if the model is a folder, which has its tower.
+    pub fn with_projector(mut self, path: &Path) -> Result<Self, ModelError> {
+        if matches!(self.source, Source::Hf(_)) {
+            let problem = "a folder of Hugging Face has its vision tower in its own files".to_owned();
+            return Err(ModelError::NotAModel { path: path.to_owned(), problem });
+        }
+        let gguf = Gguf::open(path)?;
+        let kind = gguf.metadata.str("general.architecture").unwrap_or_default();
+        if kind != "clip" {
+            let problem =
+                format!("it is a file of architecture `{kind}`, no projector (mmproj, architecture `clip`)");
+            return Err(ModelError::NotAModel { path: path.to_owned(), problem });
+        }
+        self.files.extend(gguf.files.iter().cloned());
+        self.projector = Some(Box::new(gguf));
+        Ok(self)
+    }
+
+    /// Ignores the vision tower.
+    #[must_use]
+    pub fn text_only(mut self) -> Self {
+        self.text_only = true;
+        self
+    }
+
+    /// Returns what an mmproj file of a folder's vision tower would contain; `None` if the folder has none. That of a GGUF file is a file
+    /// of its own.
+    ///
+    /// # Errors
+    /// [`ModelError`], for towers that cannot be written.
+    pub fn projector_contents(&self) -> Result<Option<Contents>, ModelError> {
+        match &self.source {
+            Source::Gguf(_) => Ok(None),
+            Source::Hf(folder) => vision::projector_contents(folder, &self.usable_tensors()?, &self.name),
+        }
+    }
+
+    /// Returns the type of the projector in an mmproj file.
+    pub fn projector(&self) -> Option<&str> {
+        vision::projector_type(self.projector.as_deref()?)
     }
 
     /// Reads a GGUF file that is embedded in the program; `name` is used if it does not name itself.
@@ -92,7 +152,7 @@ impl ModelFile {
     pub fn from_bytes(name: &str, source: Arc<dyn ByteSource>) -> Result<Self, ModelError> {
         let gguf = Gguf::from_bytes(source)?;
         let name = gguf.metadata.str("general.name").unwrap_or(name).to_owned();
-        Ok(Self { name, source: Source::Gguf(Box::new(gguf)) })
+        Ok(Self::new(name, Source::Gguf(Box::new(gguf))))
     }
 
     /// Returns the name in the metadata, or else the file's name.
@@ -128,10 +188,7 @@ impl ModelFile {
 
     /// Returns the files with weights; none for a model in memory.
     pub fn files(&self) -> &[PathBuf] {
-        match &self.source {
-            Source::Gguf(gguf) => &gguf.files,
-            Source::Hf(folder) => &folder.files,
-        }
+        &self.files
     }
 
     /// Returns all tensors.
@@ -173,8 +230,69 @@ impl ModelFile {
     /// # Errors
     /// [`ModelError`], with the unsupported, missing or contradictory part.
     pub fn shape(&self, options: &LoadOptions) -> Result<ModelShape, ModelError> {
-        let (config, program, weights) = self.lower(options.max_context)?;
-        Ok(ModelShape { context_length: config.context_length, program, weights })
+        let (config, mut program, weights) = self.lower(options.max_context)?;
+        let (vision, _) = self.usable_vision(&mut program, None)?;
+        Ok(ModelShape {
+            context_length: config.context_length,
+            program,
+            weights,
+            vision: vision.map(Arc::new),
+        })
+    }
+
+    /// Reads the vision tower, if there is one. One in a folder that cannot be used, and that nobody has asked for, is a problem of pictures
+    /// only.
+    fn usable_vision(
+        &self,
+        program: &mut Program,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<(Option<Vision>, Option<String>), ModelError> {
+        let text = program.clone();
+        match self.vision(program, tokenizer) {
+            Ok(vision) => Ok((vision, None)),
+            Err(error) if self.projector.is_some() => Err(error),
+            Err(error) => {
+                *program = text;
+                Ok((None, Some(error.to_string())))
+            }
+        }
+    }
+
+    /// Reads the vision tower, if there is one, and changes the text model's program for it.
+    fn vision(
+        &self,
+        program: &mut Program,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Option<Vision>, ModelError> {
+        let has_tower = self.projector.is_some() || matches!(self.source, Source::Hf(_));
+        if self.text_only || program.bidirectional || !has_tower {
+            return Ok(None);
+        }
+        match (&self.source, &self.projector) {
+            (Source::Gguf(gguf), Some(projector)) => {
+                let own;
+                let tokenizer = match tokenizer {
+                    Some(tokenizer) => tokenizer,
+                    None => {
+                        own = self.tokenizer()?;
+                        &own
+                    }
+                };
+                Vision::from_gguf(projector, gguf, program, tokenizer).map(Some)
+            }
+            (Source::Hf(folder), _) if Vision::is_in(folder) => {
+                let own;
+                let tokenizer = match tokenizer {
+                    Some(tokenizer) => tokenizer,
+                    None => {
+                        own = self.tokenizer()?;
+                        &own
+                    }
+                };
+                Vision::from_hf(folder, &self.usable_tensors()?, program, tokenizer)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Lowers the model and creates its tokenizer.
@@ -182,8 +300,9 @@ impl ModelFile {
     /// # Errors
     /// [`ModelError`], with the unsupported, missing or contradictory part.
     pub fn load(&self, options: &LoadOptions) -> Result<Model, ModelError> {
-        let (config, program, weights) = self.lower(options.max_context)?;
+        let (config, mut program, weights) = self.lower(options.max_context)?;
         let tokenizer = self.tokenizer()?;
+        let (vision, vision_problem) = self.usable_vision(&mut program, Some(&tokenizer))?;
         let (defaults, mut stop_tokens) = match &self.source {
             Source::Gguf(gguf) => (gguf_defaults(gguf), Vec::new()),
             Source::Hf(folder) => (hf_defaults(&folder.generation), hf_stop_tokens(folder)),
@@ -211,6 +330,8 @@ impl ModelFile {
             max_context: options.max_context.unwrap_or(config.context_length),
             program,
             weights,
+            vision: vision.map(Arc::new),
+            vision_problem,
             tokenizer: Arc::new(tokenizer),
             chat_template,
             tool_template,

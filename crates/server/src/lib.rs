@@ -20,6 +20,7 @@ mod extract;
 mod generate;
 mod held;
 mod ids;
+mod images;
 mod keys;
 mod kv_events;
 mod layers;
@@ -53,6 +54,7 @@ use axum::{Router, middleware, routing::get};
 
 pub use extract::Json;
 pub use generate::stage_times;
+pub use images::{HostPattern, ImageSettings, Sight};
 pub use keys::{ApiKey, KeyError, KeyFile, Scope};
 pub use kv_events::{KvEncoding, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher, KvReceiver};
 pub use library::LibraryService;
@@ -67,8 +69,15 @@ pub use stored::check_defaults;
 pub use ui::Setting;
 
 use crate::{
-    aliases::Aliased, body::BodyMemory, error::ApiError, keys::Keys, metrics::Metrics, models::Models,
-    prepare::Preparation, release::MemoryRelease,
+    aliases::Aliased,
+    body::BodyMemory,
+    error::ApiError,
+    images::{ImageDecoder, ImageFetcher},
+    keys::Keys,
+    metrics::Metrics,
+    models::Models,
+    prepare::Preparation,
+    release::MemoryRelease,
 };
 
 /// State that all requests share.
@@ -94,6 +103,10 @@ pub(crate) struct State {
     preparation: Preparation,
     /// Memory of all request bodies.
     body_memory: BodyMemory,
+    /// Threads that decode images.
+    image_decoder: ImageDecoder,
+    /// Client for images at URLs.
+    image_fetcher: ImageFetcher,
     /// Pending release of memory to the system.
     release: Arc<MemoryRelease>,
     /// Samples of the engines, for the page.
@@ -144,6 +157,9 @@ impl Server {
         let keys = Keys::new(KeyFile::new(settings.keys.clone()), &settings.api_keys);
         let release = Arc::new(MemoryRelease::new(settings.release_memory));
         let body_memory = BodyMemory::new(settings.limits.body_memory, BodyMemory::PATIENCE, release.clone());
+        let images = &settings.images;
+        let image_decoder = ImageDecoder::new(images.limits, images.memory);
+        let image_fetcher = ImageFetcher::new(images.hosts.clone(), images.limits.bytes);
         let mcp = mcp::McpServers::new(settings.mcp.clone());
         Self {
             state: Arc::new(State {
@@ -157,6 +173,8 @@ impl Server {
                 responses: Default::default(),
                 preparation: Preparation::new(),
                 body_memory,
+                image_decoder,
+                image_fetcher,
                 release,
                 live: Default::default(),
                 file_cards: Default::default(),

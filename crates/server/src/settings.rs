@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::Deserialize;
 
-use crate::{KvEventsPlaces, mcp::McpServer, models::Residency, ui::Setting};
+use crate::{KvEventsPlaces, images::ImageSettings, mcp::McpServer, models::Residency, ui::Setting};
 
 /// Settings of the server.
 #[derive(Clone, Debug)]
@@ -16,6 +16,8 @@ pub struct ServerSettings {
     pub residency: Residency,
     /// Limits of requests.
     pub limits: HttpLimits,
+    /// Limits of images and rules for their URLs.
+    pub images: ImageSettings,
     /// Path of the file with API keys.
     pub keys: PathBuf,
     /// Keys besides those of the file, with all scopes.
@@ -60,6 +62,7 @@ impl ServerSettings {
             listen: Vec::new(),
             residency: Residency { memory: 0, keep_alive: None, patience: Duration::ZERO },
             limits: HttpLimits::default(),
+            images: ImageSettings::default(),
             keys: PathBuf::new(),
             api_keys: Vec::new(),
             hosts: Vec::new(),

@@ -11,11 +11,15 @@ use super::Report;
 /// ends a prefix of names.
 const ARROWS: &[(&str, &[&str])] = &[
     ("paguro", &["paguro-*"]),
-    ("paguro-server", &["paguro-engine", "paguro-model", "paguro-library"]),
+    ("paguro-server", &["paguro-engine", "paguro-model", "paguro-library", "paguro-vision"]),
     ("paguro-library", &[]),
-    ("paguro-engine", &["paguro-model", "paguro-backend", "paguro-backend-conformance", "paguro-kv-store"]),
+    (
+        "paguro-engine",
+        &["paguro-model", "paguro-backend", "paguro-backend-conformance", "paguro-kv-store", "paguro-vision"],
+    ),
     ("paguro-kv-store", &[]),
-    ("paguro-model", &["paguro-backend"]),
+    ("paguro-model", &["paguro-backend", "paguro-vision"]),
+    ("paguro-vision", &[]),
     ("paguro-quantize", &["paguro-model", "paguro-backend"]),
     ("paguro-backend-conformance", &["paguro-backend"]),
     ("paguro-backend-*", &["paguro-backend", "paguro-backend-conformance"]),
@@ -85,7 +89,8 @@ mod tests {
         let good = workspace(&[
             ("paguro", &["clap", "paguro-engine", "paguro-backend-cpu"]),
             ("paguro-engine", &["paguro-model", "paguro-backend", "tokio"]),
-            ("paguro-model", &["paguro-backend"]),
+            ("paguro-model", &["paguro-backend", "paguro-vision"]),
+            ("paguro-vision", &[]),
             ("paguro-quantize", &["paguro-model", "paguro-backend"]),
             ("paguro-backend-cpu", &["paguro-backend"]),
             ("paguro-backend", &["half"]),

@@ -1,7 +1,7 @@
 use paguro_backend::{
     Attention, AttentionMode, Capacity, DeviceLayout, FeedForward, KernelCount, KvDtype, LoadError, Matrix,
-    Mixer, OutputKind, PageContent, PageFormat, PageId, PageMove, StepError, Ticket, WeightFormat, excerpt,
-    reference::Reference,
+    Mixer, OutputKind, PacedRunner, PageContent, PageFormat, PageId, PageMove, StepError, Ticket,
+    WeightFormat, excerpt, reference::Reference,
 };
 use paguro_backend_conformance::ModelShape;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -80,6 +80,19 @@ impl Backend for Broken {
         }
         let runner = Reference::default().load(&program, weights, limits)?;
         Ok(Box::new(BrokenRunner(runner, self.0, Vec::new())))
+    }
+
+    fn runs_towers(&self) -> bool {
+        false
+    }
+
+    fn load_tower(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<PacedRunner, LoadError> {
+        Reference::default().load_tower(program, weights, limits)
     }
 }
 

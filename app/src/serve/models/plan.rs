@@ -39,6 +39,7 @@ impl ServedModels {
             queue_tokens: self.queue_tokens,
             kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
             speculate: self.speculate,
+            max_image_tokens: self.image_tokens,
             ..EngineOptions::default()
         }
     }
@@ -52,14 +53,15 @@ impl ServedModels {
         pages: PageBudget,
     ) -> Result<EnginePlan, LoadError> {
         let shape = file.shape(&LoadOptions { max_context: Some(context) });
-        let ModelShape { program, weights, .. } = shape.map_err(|error| unusable(&error))?;
+        let ModelShape { program, weights, vision, .. } = shape.map_err(|error| unusable(&error))?;
         let options = self.engine_options(preset, context, pages);
         let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
         let device = match &mut *planner {
             Some(device) => device,
             none => none.insert(self.devices.open(&self.on, self.threads, &|_| ()).map_err(failed)?),
         };
-        let plan = Engine::plan(device.backend.as_ref(), &program, &weights, context, &options);
+        let plan =
+            Engine::plan(device.backend.as_ref(), &program, &weights, vision.as_deref(), context, &options);
         plan.map_err(|error| failed(Failure::from_error(&error)))
     }
 
@@ -105,6 +107,9 @@ impl ServedModels {
             Ok(plan) => (Some(plan), Some(self.context_of(&plan, file, preset)), None),
             Err(error) => (None, None, Some(error.to_string())),
         };
+        let shape = file.shape(&LoadOptions { max_context: Some(LEAST_TOKENS) });
+        let vision = shape.ok().and_then(|shape| shape.vision);
+        let projector = vision.map(|vision| vision.projector_type().to_owned());
         Details {
             format: if file.format().starts_with("GGUF") { "gguf" } else { "safetensors" },
             architecture: file.architecture().map(str::to_owned),
@@ -112,6 +117,7 @@ impl ServedModels {
             quantization: description.quantization,
             context,
             sequences: self.parallel,
+            projector,
             plan,
             in_place: false,
             pulled: false,

@@ -10,7 +10,7 @@ use super::{Biases, ExpertsShape, ModelShape, RecurrentShape, arrange::arrange};
 use crate::Rng;
 
 /// A program and its weights while they are created.
-pub(super) struct Builder<'a> {
+pub(crate) struct Builder<'a> {
     pub shape: &'a ModelShape,
     pub rng: Rng,
     pub weights: Weights,

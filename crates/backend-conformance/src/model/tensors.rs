@@ -58,7 +58,7 @@ impl Builder<'_> {
         self.shape.pre_norms.then(|| self.norm(self.shape.hidden))
     }
 
-    pub(super) fn norm(&mut self, width: usize) -> Norm {
+    pub(crate) fn norm(&mut self, width: usize) -> Norm {
         let norm = self.rms_norm(width);
         match self.shape.norms {
             NormKind::Rms => norm,
@@ -75,7 +75,7 @@ impl Builder<'_> {
         Norm { kind: NormKind::Rms, weight: self.vector(weight), bias: None, eps: 0.05 }
     }
 
-    pub(super) fn linear(&mut self, name: &str, rows: usize, cols: usize, gain: f32, bias: bool) -> Linear {
+    pub(crate) fn linear(&mut self, name: &str, rows: usize, cols: usize, gain: f32, bias: bool) -> Linear {
         self.stack(name, 1, rows, cols, gain, bias)
     }
 
@@ -112,6 +112,12 @@ impl Builder<'_> {
             }
         }
         linear
+    }
+
+    /// Random numbers around one.
+    pub(crate) fn values(&mut self, len: usize) -> VectorId {
+        let values = (0..len).map(|_| 1.0 + 0.3 * self.rng.normal()).collect();
+        self.vector(values)
     }
 
     pub(super) fn vector(&mut self, vector: Vec<f32>) -> VectorId {

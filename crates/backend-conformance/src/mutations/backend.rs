@@ -1,9 +1,11 @@
 //! A backend with a defect: the reference behind a wrapper that changes what passes it.
 
+use std::sync::Arc;
+
 use paguro_backend::{
     Backend, Capacity, DeviceLayout, GivenRows, KernelCount, KvDtype, Limits, LoadError, Matrix, OutputKind,
-    OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, SamplingParams, Step, StepError,
-    StepOutput, Ticket, Weights,
+    OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, SamplingParams,
+    Step, StepError, StepOutput, Ticket, Weights,
     reference::{KvRounding, Reference},
 };
 
@@ -64,6 +66,19 @@ impl Backend for Defective {
         let inner = reference.load_with(attention, round, &program, weights, limits)?;
         let now = Circumstances { threads: self.threads, ..Circumstances::default() };
         Ok(Box::new(DefectiveRunner { inner: Box::new(inner), program, defect: self.defect, now }))
+    }
+
+    fn runs_towers(&self) -> bool {
+        true
+    }
+
+    fn load_tower(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<PacedRunner, LoadError> {
+        Ok(PacedRunner { runner: self.load(program, weights, limits)?, pace: Arc::default() })
     }
 }
 

@@ -7,8 +7,8 @@
 use super::{
     Activation, Attention, Beside, Branch, Dense, DistanceBias, Embed, Exit, ExpertGroups, ExpertLatent,
     Experts, FeedForward, Head, Input, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds, LayerInput, Linear,
-    MatrixId, Mixer, Norm, NormKind, PositionScale, Positions, Program, QkNorm, QkNormKind, Residual, Rope,
-    RopeStyle, Router, Scores, SharedExpert, TableId, TokenTypes, VectorId,
+    MatrixId, Merged, Mixer, Norm, NormKind, Patches, PositionScale, Positions, Program, QkNorm, QkNormKind,
+    Residual, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert, TableId, Tap, TokenTypes, VectorId,
 };
 use crate::{
     Convolution, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, Latent, LatentQuery, LatentShape,
@@ -208,6 +208,9 @@ structs! {
     LayerInput { index, gate, activation, out, post_norm }
     Branch { mixer, scale }
     Linear { matrix, bias }
+    Patches { width, ops }
+    Merged { rows, width, taps }
+    Tap { layers, ops }
     Norm { kind, weight, bias, eps }
     Attention {
         norm, heads, q, k, v, qk_norm, v_norm, rope, position_scale, scale, soft_cap, distance_bias, sinks,
@@ -248,8 +251,12 @@ structs! {
 }
 
 enums! {
-    Input { 0 Tokens(embed), 1 Rows, }
-    Exit { 0 Logits(head), 1 Rows, }
+    Input { 0 Tokens(embed), 1 Rows, 2 Patches(patches), }
+    Exit { 0 Logits(head), 1 Rows, 2 Merged(merged), }
+    RowOp {
+        0 Norm(norm), 1 Linear { linear, width, activation }, 2 Add, 3 Join(rows), 4 Mean { rows, scale },
+        5 Affine { scale, bias },
+    }
     Residual { 0 Sequential, 1 Parallel, }
     Mixer {
         0 None, 1 Attention(op), 2 Conv(op), 3 DeltaRule(op), 4 Latent(op), 5 Ssd(op), 6 Sum(branches),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{ReferenceRunner, ops};
 use crate::{
     Activation, Dense, Embed, Exit, Experts, FeedForward, Head, Input, Layer, LayerEmbeds, LayerInput,
-    MatrixId, Mixer, Norm, OutputKind, OutputValue, Residual, SharedExpert, Step, StepError, sampling,
+    MatrixId, Mixer, Norm, OutputKind, OutputValue, Residual, RowOp, SharedExpert, Step, StepError, sampling,
 };
 
 impl ReferenceRunner {
@@ -20,6 +20,9 @@ impl ReferenceRunner {
         }
         self.count("embed");
         let embeds = self.layer_embeds(step, &x)?;
+        let mut taps: Vec<Vec<Vec<f32>>> =
+            vec![Vec::new(); program.merged().map_or(0, |merged| merged.taps.len())];
+        self.taps(0, &x, &mut taps);
         for (index, layer) in program.layers.iter().enumerate() {
             self.layer(layer, step, &mut x);
             self.layer_end(layer, &embeds, &mut x);
@@ -29,9 +32,14 @@ impl ReferenceRunner {
                     x.iter_mut().zip(part).for_each(|(x, part)| *x += part);
                 }
             }
+            self.taps(index + 1, &x, &mut taps);
         }
         for output in step.outputs {
             let answer = match &program.exit {
+                Exit::Merged(merged) => {
+                    let taps = taps.iter().flat_map(|rows| rows[output.row / merged.rows].iter().copied());
+                    OutputValue::Residual(taps.collect())
+                }
                 _ if matches!(output.kind, OutputKind::Residual) => {
                     OutputValue::Residual(x[output.row].clone())
                 }
@@ -44,12 +52,65 @@ impl ReferenceRunner {
         Ok(())
     }
 
+    /// Computes the taps after this number of layers.
+    fn taps(&self, layers: usize, x: &[Vec<f32>], taps: &mut [Vec<Vec<f32>>]) {
+        let merged = self.program.merged().map_or(&[][..], |merged| &merged.taps);
+        for (tap, rows) in merged.iter().zip(taps).filter(|(tap, _)| tap.layers == layers) {
+            *rows = self.row_ops(&tap.ops, x.to_vec(), &[]);
+        }
+    }
+
+    /// Runs operations on rows. `added` is what [`RowOp::Add`] adds to a single row.
+    fn row_ops(&self, ops: &[RowOp], mut rows: Vec<Vec<f32>>, mut added: &[f32]) -> Vec<Vec<f32>> {
+        for op in ops {
+            match op {
+                RowOp::Norm(norm) => rows.iter_mut().for_each(|x| *x = self.norm(norm, x)),
+                RowOp::Linear { linear, width: _, activation } => {
+                    for x in &mut rows {
+                        *x = self.linear(linear, x);
+                        activation.iter().for_each(|&activation| *x = activated(None, x, activation));
+                    }
+                }
+                RowOp::Add => {
+                    let (now, later) = added.split_at(self.program.hidden);
+                    rows.iter_mut().flatten().zip(now).for_each(|(x, y)| *x += y);
+                    added = later;
+                }
+                RowOp::Join(joined) => rows = rows.chunks_exact(*joined).map(<[_]>::concat).collect(),
+                RowOp::Mean { rows: count, scale } => {
+                    let mean = |rows: &[Vec<f32>]| {
+                        let sum = |at: usize| rows.iter().map(|x| f64::from(x[at])).sum::<f64>();
+                        let of = |at| (sum(at) / *count as f64 * f64::from(*scale)) as f32;
+                        (0..rows[0].len()).map(of).collect()
+                    };
+                    rows = rows.chunks_exact(*count).map(mean).collect();
+                }
+                RowOp::Affine { scale, bias } => {
+                    let (scale, bias) = (self.vector(*scale), self.vector(*bias));
+                    for x in &mut rows {
+                        x.iter_mut()
+                            .zip(scale.iter().zip(bias))
+                            .for_each(|(x, (scale, bias))| *x = *x * scale + bias);
+                    }
+                }
+            }
+        }
+        rows
+    }
+
     /// Returns the residual stream of a row before the first layer.
     fn begin(&self, step: &Step<'_>, row: usize, position: usize) -> Vec<f32> {
-        match (self.given(step, row, 0), &self.program.input) {
-            (Some(given), _) => given.to_vec(),
-            (None, Input::Tokens(embed)) => self.embed(embed, step.tokens[row], position),
-            (None, Input::Rows) => unreachable!("a valid step gives all rows"),
+        match &self.program.input {
+            Input::Patches(patches) => {
+                let given = step.given_row(row, self.program.given_width()).unwrap_or_default();
+                let (patch, added) = given.split_at(patches.width);
+                self.row_ops(&patches.ops, vec![patch.to_vec()], added).remove(0)
+            }
+            input => match (self.given(step, row, 0), input) {
+                (Some(given), _) => given.to_vec(),
+                (None, Input::Tokens(embed)) => self.embed(embed, step.tokens[row], position),
+                (None, Input::Rows | Input::Patches(_)) => unreachable!("a valid step gives all rows"),
+            },
         }
     }
 

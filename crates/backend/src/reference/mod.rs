@@ -22,8 +22,8 @@ use recurrent::States;
 
 use crate::{
     Backend, Capacity, DeviceLayout, KernelCount, KvDtype, Limits, Linear, LoadError, Matrix, Norm, Output,
-    OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
-    StepOutput, Ticket, VectorId, WeightFormat, Weights, sampling::Scratch,
+    OutputKind, OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step,
+    StepError, StepOutput, Ticket, VectorId, WeightFormat, Weights, sampling::Scratch,
 };
 
 /// Version of the bits that the reference computes. It is a part of [`PageFormat::name`], and changes with them.
@@ -87,6 +87,20 @@ impl Backend for Reference {
             weights,
             limits,
         )?))
+    }
+
+    fn runs_towers(&self) -> bool {
+        true
+    }
+
+    fn load_tower(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<PacedRunner, LoadError> {
+        // Its steps do not pause: it is for tests.
+        Ok(PacedRunner { runner: self.load(program, weights, limits)?, pace: Arc::default() })
     }
 }
 

@@ -344,12 +344,22 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Request, checked_request::CheckedRequest, request::RequestLimits};
+    use crate::{
+        Request,
+        checked_request::CheckedRequest,
+        request::{PictureLimits, RequestLimits},
+    };
 
     fn task(id: u64, tenant: &str, expected: Option<u64>, queued: Instant) -> MaskTask {
         let request = Request { tenant: Some(tenant.into()), ..Request::new(vec![0]) };
-        let limits =
-            RequestLimits { vocab: 32, token_ids: 32, max_context: 9, max_sequences: 1, is_encoder: false };
+        let limits = RequestLimits {
+            pictures: PictureLimits::TextOnly,
+            vocab: 32,
+            token_ids: 32,
+            max_context: 9,
+            max_sequences: 1,
+            is_encoder: false,
+        };
         let request = Arc::new(CheckedRequest::new(id, &request, &[], limits).unwrap());
         MaskTask::without_parser(request, expected.map(Duration::from_millis), queued)
     }

@@ -15,11 +15,15 @@ use paguro_backend::{Output, Runner, StepError, StepOutput, Ticket};
 
 use super::tiers::{Loaded, Saving};
 use crate::{
+    encoder::Encoder,
     handle::{Command, EventSender, Shared},
     request::Event,
     scheduler::Scheduler,
     snapshot::Snapshot,
 };
+
+/// Time for which the encoder computes while nothing else does, before commands are obeyed.
+const ENCODER_TURN: Duration = Duration::from_millis(20);
 
 /// State of the engine thread.
 pub(super) struct Worker {
@@ -36,6 +40,8 @@ pub(super) struct Worker {
     pub(super) loaded: (Sender<Loaded>, Receiver<Loaded>),
     /// The step that was submitted ahead, while the one before was computed.
     pub(super) in_flight: Option<Ticket>,
+    /// Computes rows of pictures, if the model sees.
+    pub(super) encoder: Option<Encoder>,
     /// Ends when nothing is left to do.
     pub(super) stopping: bool,
 }
@@ -83,6 +89,7 @@ impl Worker {
                 self.publish();
                 return;
             } else {
+                self.abandon_picture();
                 self.publish();
                 if cfg!(debug_assertions)
                     && let Err(problem) = self.scheduler.check()
@@ -139,7 +146,14 @@ impl Worker {
     fn step(&mut self) {
         let begin = Instant::now();
         match self.run_step() {
-            Ok(true) => self.scheduler.record_time(begin.elapsed()),
+            Ok(true) => {
+                self.scheduler.record_time(begin.elapsed());
+                // Before the encoder's turn, which takes longer than a token may be late.
+                self.publish();
+                self.encode(self.scheduler.encoder_time());
+            }
+            // Nothing else can be computed; the time bounds how late commands are obeyed.
+            Ok(false) if self.encode(ENCODER_TURN) => {}
             Ok(false) => self.wait_for_parts(),
             Err(error) => {
                 self.scheduler.fail(&error);
@@ -148,6 +162,31 @@ impl Worker {
         }
         self.save_some();
         self.publish();
+    }
+
+    /// Computes rows of pictures for this time at most. Returns false if there are none to compute.
+    pub(super) fn encode(&mut self, time: Duration) -> bool {
+        let Self { encoder: Some(encoder), scheduler, .. } = self else { return false };
+        if encoder.busy().is_some_and(|key| !scheduler.wants_picture(&key)) {
+            encoder.abandon();
+        }
+        if encoder.busy().is_none() {
+            let Some(job) = scheduler.next_picture() else { return false };
+            if scheduler.encoder_cache.contains(&job.key) {
+                return false; // the next plan finds it
+            }
+            encoder.begin(job);
+        }
+        if let Some(done) = encoder.advance(time) {
+            scheduler.finish_picture(done);
+        }
+        scheduler.record_encoder(encoder.computed);
+        true
+    }
+
+    /// Drops the picture that is encoded for a request that has ended.
+    fn abandon_picture(&mut self) {
+        self.encoder.iter_mut().for_each(Encoder::abandon);
     }
 
     /// Runs a step. Returns false if there was none.
@@ -200,6 +239,8 @@ impl Worker {
 
     /// Submits the planned step, or the one that was planned ahead of it.
     fn submit_planned(&mut self, ahead: bool) -> Result<Ticket, StepError> {
+        // The text model has the processor for itself.
+        self.encoder.iter_mut().for_each(Encoder::pause);
         let Self { scheduler, runner, .. } = self;
         let mut outputs = recycle(std::mem::take(&mut self.outputs));
         let submitted = if ahead {
@@ -207,7 +248,8 @@ impl Worker {
             runner.submit(&scheduler.step_ahead(&outputs))
         } else {
             scheduler.write_outputs(&mut outputs);
-            runner.submit(&scheduler.step(&outputs))
+            let given = scheduler.given();
+            runner.submit(&scheduler.step(&given, &outputs))
         };
         self.outputs = recycle(outputs);
         submitted

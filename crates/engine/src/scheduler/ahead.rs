@@ -13,7 +13,7 @@
 //! ahead, and the next one is planned in full:
 //!
 //! - preemption for a waiting sequence or for pages;
-//! - sequences whose tokens the device does not carry, scores, embeddings, separating branches, and more held ones than one in
+//! - sequences whose tokens the device does not carry, rows of pictures, scores, embeddings, separating branches, and more held ones than one in
 //!   [`HELD_SHARE`], each of which would lose every second step for a short wait of the device;
 //! - copies of states and pages, and a search in other tiers;
 //! - decoding sequences for which there is no time in every step.
@@ -98,7 +98,8 @@ impl Scheduler {
         let reports = !sequence.unscored().is_empty() || !sequence.unembedded().is_empty();
         // The state at the end of a block is copied before the next row changes it.
         let is_copied = is_in_flight && sequence.ends_at_checkpoint(&self.layout);
-        if is_copied || reports && !is_in_flight {
+        let has_pictures = sequence.has_pictures_after(sequence.next_position());
+        if is_copied || has_pictures || reports && !is_in_flight {
             return None;
         }
         let position = sequence.tokens.len();
@@ -172,7 +173,7 @@ impl Scheduler {
                 false => sequence.kv.state,
             };
             let tokens = sequence.tokens.get(position..end).unwrap_or(&[0]);
-            next_plan.add(sequence, position, tokens, state, outputs);
+            next_plan.add(sequence, position, tokens, state, outputs, layout);
         }
     }
 
@@ -183,7 +184,7 @@ impl Scheduler {
 
     /// Returns the step that was planned ahead, with these outputs.
     pub fn step_ahead<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
-        self.next_plan.step(outputs)
+        self.next_plan.step(&[], outputs)
     }
 
     /// Divides the rows of the next step. Returns false if there is no time for all that decode.

@@ -1,13 +1,16 @@
 //! Buffers of a planned step.
 
-use std::{cmp::Ordering, ops::Range};
+use std::{cmp::Ordering, ops::Range, sync::Arc};
 
 use paguro_backend::{
-    Carried, Output, OutputValue, PageId, PageMove, StateUse, Step, StepError, StepSequence,
+    Carried, Coordinates, GivenRows, Output, OutputValue, PageId, PageMove, StateUse, Step, StepError,
+    StepSequence,
 };
 
 use crate::{
     cost::Work,
+    encoder::Encoded,
+    layout::BlockLayout,
     prefix::BlockKey,
     sequence::{Sequence, SequenceOutput, SequenceOutputs},
 };
@@ -31,6 +34,14 @@ pub(super) struct PlannedStep {
     pub restored: Vec<u64>,
     pub tokens: Vec<u32>,
     pub carried: Vec<Carried>,
+    /// Rows of pictures: rows of the step, and the first of them among those of the picture.
+    pub given: Vec<(Range<usize>, Arc<Encoded>, usize)>,
+    /// Coordinates of all rows, if rotations have some.
+    pub coordinates: Vec<Coordinates>,
+    /// True if some rows have coordinates other than their position.
+    has_coordinates: bool,
+    /// Rows that see each other, if the model has such.
+    pub spans: Vec<Range<usize>>,
     pub sequences: Vec<StepSequence>,
     pub pages: Vec<PageId>,
     /// True if all sequences decode.
@@ -79,11 +90,17 @@ impl PlannedStep {
         tokens: &[u32],
         state: Option<StateUse>,
         outputs: SequenceOutputs,
+        layout: &BlockLayout,
     ) {
+        self.add_pictures(sequence, start..start + tokens.len(), layout);
         self.owners.push(Owner { id: sequence.owner(), outputs });
         let Self { tokens: all, sequences, pages, .. } = self;
         let (first_row, first_page) = (all.len(), pages.len());
         all.extend_from_slice(tokens);
+        for (rows, ..) in self.given.iter().rev().take_while(|(rows, ..)| rows.start >= first_row) {
+            // Embeddings for layers are those of padding.
+            all[rows.clone()].fill(0);
+        }
         for table in &sequence.kv.tables {
             pages.extend_from_slice(&table.pages);
         }
@@ -95,7 +112,41 @@ impl PlannedStep {
         });
     }
 
+    /// Adds what rows of pictures need beside tokens.
+    fn add_pictures(&mut self, sequence: &Sequence, positions: Range<usize>, layout: &BlockLayout) {
+        let pictures = &sequence.request.pictures;
+        if layout.has_axes {
+            self.coordinates.extend(positions.clone().map(|position| pictures.coordinates(position)));
+            self.has_coordinates |= !pictures.is_empty();
+        }
+        let row = |position: usize| self.tokens.len() + position - positions.start;
+        for place in pictures.places_in(positions.clone()) {
+            let own = place.rows.start.max(positions.start)..place.rows.end.min(positions.end);
+            let rows = row(own.start)..row(own.end);
+            if layout.has_spans {
+                self.spans.push(rows.clone());
+            }
+            if let Some(encoded) = &sequence.encoded[place.picture] {
+                let first = place.first + own.start - place.rows.start;
+                self.given.push((rows, Arc::clone(encoded), first));
+            }
+        }
+    }
+
+    /// Returns the rows of pictures.
+    pub fn given(&self) -> Vec<GivenRows<'_>> {
+        let rows = self.given.iter().map(|(rows, encoded, first)| GivenRows {
+            rows: rows.clone(),
+            values: encoded.part(*first, rows.len()),
+        });
+        rows.collect()
+    }
+
     pub fn clear(&mut self) {
+        self.given.clear();
+        self.coordinates.clear();
+        self.has_coordinates = false;
+        self.spans.clear();
         self.moves.clear();
         self.saved.clear();
         self.restored.clear();
@@ -107,10 +158,9 @@ impl PlannedStep {
         self.decodes = true;
     }
 
-    pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
-        let Self { tokens, carried, sequences, pages, .. } = self;
-        // Rows of requests are tokens at their positions.
-        let (given, coordinates, spans) = (&[], &[], &[]);
+    pub fn step<'a>(&'a self, given: &'a [GivenRows<'a>], outputs: &'a [Output<'a>]) -> Step<'a> {
+        let Self { tokens, carried, coordinates, spans, sequences, pages, .. } = self;
+        let coordinates = if self.has_coordinates { coordinates.as_slice() } else { &[] };
         Step { tokens, carried, given, coordinates, spans, sequences, pages, outputs }
     }
 

@@ -25,6 +25,7 @@ mod buffers;
 mod drafts;
 mod masks;
 mod outputs;
+mod pictures;
 mod queue;
 mod rows;
 mod tiers;
@@ -34,7 +35,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::{Limits, Output, PageId, PageMove, Step};
+use paguro_backend::{GivenRows, Limits, Output, PageId, PageMove, Step};
 
 use self::{
     buffers::{PlannedStep, Saves},
@@ -45,6 +46,7 @@ use crate::{
     checked_request::CheckedRequest,
     constraint::MaskWorkers,
     cost::{StepCost, Work},
+    encoder::EncoderCache,
     fair::Ledger,
     layout::BlockLayout,
     pages::Pages,
@@ -87,6 +89,8 @@ pub(crate) struct Scheduler {
     is_ahead: bool,
     saves: Saves,
     mask_workers: MaskWorkers,
+    /// Rows of pictures.
+    pub encoder_cache: EncoderCache,
     /// Events that are not published yet, with their requests. Their texts are empty: the reader decodes tokens.
     pub events: Vec<(u64, Event)>,
     stats: Stats,
@@ -121,6 +125,7 @@ impl Scheduler {
             is_ahead: false,
             saves: Saves::default(),
             mask_workers: MaskWorkers::default(),
+            encoder_cache: EncoderCache::default(),
             events: Vec::new(),
             stats: Stats::default(),
         }
@@ -186,6 +191,7 @@ impl Scheduler {
         self.step += 1;
         self.start_loads();
         while self.admit_next(now) {}
+        self.take_encoded();
         self.read_for_drafts();
         loop {
             let running = self.running.len();
@@ -201,8 +207,8 @@ impl Scheduler {
         self.plan_drafts();
         self.write_plan();
         if self.plan.tokens.is_empty() {
-            let can_wait =
-                !self.has_work() || self.running.iter().any(|sequence| sequence.sampler.awaits_mask());
+            let waits = |sequence: &Sequence| sequence.sampler.awaits_mask() || sequence.awaits_picture();
+            let can_wait = !self.has_work() || self.running.iter().any(waits);
             assert!(can_wait, "one sequence can always go on");
             // It is no step, and the time of the wait does not count as steps.
             self.step -= 1;
@@ -224,9 +230,14 @@ impl Scheduler {
         self.plan.write_outputs(&self.running, outputs);
     }
 
-    /// Returns the planned step with these outputs.
-    pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
-        self.plan.step(outputs)
+    /// Returns the rows of pictures in the planned step.
+    pub fn given(&self) -> Vec<GivenRows<'_>> {
+        self.plan.given()
+    }
+
+    /// Returns the planned step with these rows of pictures and these outputs.
+    pub fn step<'a>(&'a self, given: &'a [GivenRows<'a>], outputs: &'a [Output<'a>]) -> Step<'a> {
+        self.plan.step(given, outputs)
     }
 
     pub fn stats(&self) -> Stats {
@@ -268,6 +279,7 @@ impl Scheduler {
 
     /// Evicts every cached block that no sequence uses.
     pub fn clear_cache(&mut self) {
+        self.encoder_cache.clear();
         self.pages.clear_cache();
     }
 
@@ -315,7 +327,8 @@ impl Scheduler {
         for sequence in self.running.iter().filter(|sequence| sequence.planned.rows > 0) {
             let tokens = &sequence.tokens.with_draft()[sequence.kv.computed..][..sequence.planned.rows];
             self.plan.decodes &= !sequence.prefills();
-            self.plan.add(sequence, sequence.kv.computed, tokens, sequence.kv.state, sequence.outputs());
+            let (start, state, outputs) = (sequence.kv.computed, sequence.kv.state, sequence.outputs());
+            self.plan.add(sequence, start, tokens, state, outputs, &self.layout);
         }
     }
 

@@ -107,6 +107,7 @@ impl Scheduler {
         self.stats.prefix_hit_tokens += sequence.kv.computed as u64;
         if first_time {
             self.stats.prompt_tokens += sequence.tokens.prompt() as u64;
+            self.stats.pictures += sequence.request.pictures.len() as u64;
             let started = Event::Started { cached_tokens: sequence.kv.computed, at: now };
             self.events.push((sequence.request.id, started));
         }

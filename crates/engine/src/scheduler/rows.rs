@@ -171,6 +171,10 @@ impl Scheduler {
         };
         let fits = |rows: &usize| sequence.outputs_in(*rows) <= budget.outputs;
         let rows = (0..=rows).rev().find(fits).unwrap_or(0);
+        let rows = match self.layout.has_spans && rows > 0 {
+            true => Some(sequence.uncut(rows, most)).filter(fits).unwrap_or(0),
+            false => rows,
+        };
         budget.rows -= rows;
         budget.outputs -= sequence.outputs_in(rows);
         budget.least = budget.least.saturating_sub(rows);

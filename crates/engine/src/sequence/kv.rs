@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use paguro_backend::{PageId, PageMove, StateUse};
 
-use crate::{events::ExtraKey, layout::BlockLayout, pages::Pages, prefix::BlockKey, states::States};
+use crate::{
+    events::ExtraKey, layout::BlockLayout, pages::Pages, pictures::Pictures, prefix::BlockKey, states::States,
+};
 
 /// Pages of one group, by block.
 #[derive(Clone, Debug, Default)]
@@ -50,11 +52,19 @@ pub(crate) struct KvState {
 
 impl KvState {
     /// Returns a state without pages for a prompt.
-    pub fn new(prompt: &[u32], salt: &[u8], layout: &BlockLayout, pages: &Pages) -> Self {
+    pub fn new(
+        prompt: &[u32],
+        pictures: &Pictures,
+        salt: &[u8],
+        layout: &BlockLayout,
+        pages: &Pages,
+    ) -> Self {
         let root = pages.root(salt);
         let mut keys = Vec::new();
-        for block in prompt.chunks_exact(layout.block_size) {
-            let Some(key) = pages.key(keys.last().or(root.as_ref()), block) else { break };
+        for (index, block) in prompt.chunks_exact(layout.block_size).enumerate() {
+            let first = index * layout.block_size;
+            let pictures = pictures.extras(first..first + block.len());
+            let Some(key) = pages.key(keys.last().or(root.as_ref()), block, &pictures) else { break };
             keys.push(key);
         }
         Self {
@@ -202,6 +212,7 @@ impl KvState {
         &mut self,
         rows: usize,
         tokens: &[u32],
+        pictures: &Pictures,
         layout: &BlockLayout,
         pages: &mut Pages,
         states: &mut States,
@@ -213,7 +224,8 @@ impl KvState {
         for block in complete {
             if self.keys.len() == block {
                 let parent = self.keys.last().or(self.root.as_ref());
-                self.keys.extend(pages.key(parent, &tokens[block * size..][..size]));
+                let pictures = pictures.extras(block * size..(block + 1) * size);
+                self.keys.extend(pages.key(parent, &tokens[block * size..][..size], &pictures));
             }
             let Some(&key) = self.keys.get(block) else { break };
             for (group, table) in self.tables.iter().enumerate() {

@@ -40,6 +40,7 @@ pub(crate) use self::{
 use crate::{
     checked_request::CheckedRequest,
     constraint::MaskWorkers,
+    encoder::Encoded,
     layout::BlockLayout,
     pages::Pages,
     request::{FinishReason, Usage},
@@ -61,6 +62,8 @@ pub(crate) struct Sequence {
     pub sched: SchedState,
     pub planned: PlannedRows,
     pub drafts: Drafts,
+    /// Rows of pictures that are not computed yet, by picture, as far as they are encoded.
+    pub encoded: Vec<Option<Arc<Encoded>>>,
     /// True after the end of all its branches.
     pub finished: bool,
 }
@@ -83,7 +86,7 @@ impl Sequence {
     pub fn new(mut request: CheckedRequest, prompt: Vec<u32>, layout: &BlockLayout, pages: &Pages) -> Self {
         Self {
             branches: 0..request.sampling.len(),
-            kv: KvState::new(&prompt, &request.prefix_salt, layout, pages),
+            kv: KvState::new(&prompt, &request.pictures, &request.prefix_salt, layout, pages),
             tokens: Tokens::new(prompt),
             sampler: Sampler::new(&mut request),
             prompt_outputs: PromptOutputs::new(request.embedded.is_some()),
@@ -91,6 +94,7 @@ impl Sequence {
             sched: SchedState { priority: request.priority, ..SchedState::default() },
             planned: PlannedRows::default(),
             drafts: Drafts::default(),
+            encoded: vec![None; request.pictures.len()],
             finished: false,
             request: Arc::new(request),
         }
@@ -121,8 +125,52 @@ impl Sequence {
     }
 
     /// Returns the number of rows that can be computed now. A row that samples waits for the mask of the grammar.
+    /// A row of a picture waits for the encoder.
     pub fn computable(&self) -> usize {
-        self.remaining() - usize::from(self.sampler.awaits_mask())
+        let rows = self.remaining() - usize::from(self.sampler.awaits_mask());
+        self.first_picture().map_or(rows, |(_, at)| rows.min(at - self.kv.computed))
+    }
+
+    /// Returns the first picture whose rows are needed and not encoded, and the position of the first of these rows.
+    pub fn first_picture(&self) -> Option<(usize, usize)> {
+        let pictures = &self.request.pictures;
+        let mut missing = pictures.places_in(self.kv.computed..self.tokens.len());
+        let place = missing.find(|place| self.encoded[place.picture].is_none())?;
+        Some((place.picture, place.rows.start.max(self.kv.computed)))
+    }
+
+    /// Returns true if the sequence has no rows because its next one is that of a picture that is not encoded.
+    pub fn awaits_picture(&self) -> bool {
+        self.first_picture().is_some_and(|(_, at)| at == self.kv.computed)
+    }
+
+    /// Drops the rows of pictures that are computed.
+    fn drop_computed_pictures(&mut self) {
+        if self.encoded.iter().all(Option::is_none) {
+            return;
+        }
+        let mut needed = vec![false; self.encoded.len()];
+        let places = self.request.pictures.places_in(self.kv.computed..self.tokens.len());
+        places.for_each(|place| needed[place.picture] = true);
+        self.encoded.iter_mut().zip(needed).filter(|(_, needed)| !needed).for_each(|(rows, _)| *rows = None);
+    }
+
+    /// Returns the number of rows, of `rows` that may be computed and `most` at all, with which no span is cut: rows of a
+    /// picture that see each other. A span that is first is complete or absent.
+    pub fn uncut(&self, rows: usize, most: usize) -> usize {
+        let start = self.next_position();
+        let end = start + rows;
+        let pictures = &self.request.pictures;
+        let first = pictures.places_in(start..start + 1).next();
+        match (first, pictures.across(end)) {
+            // Also if it would take longer than a step should.
+            (Some(place), _) if end < place.rows.end => {
+                let all = place.rows.end - start;
+                if all <= most { all } else { 0 }
+            }
+            (_, Some(place)) => place.rows.start - start,
+            (_, None) => rows,
+        }
     }
 
     /// Returns the position after the computed and the planned tokens.
@@ -137,7 +185,13 @@ impl Sequence {
 
     /// Returns the number of rows that can be planned now; see [`Sequence::computable`].
     pub fn plannable(&self) -> usize {
-        self.unplanned().saturating_sub(usize::from(self.sampler.awaits_mask()))
+        let rows = self.unplanned().saturating_sub(usize::from(self.sampler.awaits_mask()));
+        self.first_picture().map_or(rows, |(_, at)| rows.min(at.saturating_sub(self.next_position())))
+    }
+
+    /// Returns true if a position from `first` on has a row of a picture.
+    pub fn has_pictures_after(&self, first: usize) -> bool {
+        self.request.pictures.places_in(first..self.tokens.len().max(first)).next().is_some()
     }
 
     /// Returns true if the next rows to plan belong to the [prefill](Sequence::prefills).
@@ -251,7 +305,9 @@ impl Sequence {
         self.sched.restoring_steps += u64::from(self.kv.computed < self.kv.reached);
         let rows = std::mem::take(&mut self.planned.rows);
         self.planned.drafted = 0;
-        self.kv.advance(rows, &self.tokens, layout, pages, states)
+        let new = self.kv.advance(rows, &self.tokens, &self.request.pictures, layout, pages, states);
+        self.drop_computed_pictures();
+        new
     }
 
     /// Releases its state and all pages; see [`KvState::release`]. Blocks that are worth it are saved later.
@@ -260,6 +316,7 @@ impl Sequence {
         self.kv.release(layout, pages, states);
         self.prefix.load = Load::Untried;
         self.planned = PlannedRows::default();
+        self.encoded.iter_mut().for_each(|rows| *rows = None);
         self.tokens.clear_draft();
     }
 
@@ -290,6 +347,7 @@ impl Sequence {
             sched: self.sched.fork(),
             planned: PlannedRows::default(),
             drafts: Drafts::default(),
+            encoded: vec![None; self.encoded.len()],
             finished: false,
         }
     }

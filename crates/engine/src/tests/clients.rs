@@ -48,6 +48,7 @@ pub fn start_with(
 ) -> Result<(Engine, Control), EngineError> {
     let backend = FakeBackend::default();
     let parts = ModelParts {
+        vision: None,
         program: program(windows, false, false),
         weights: Weights::default(),
         tokenizer: Some(tokenizer()),

@@ -14,9 +14,9 @@ use std::{
 
 use paguro_backend::{
     Backend, Capacity, DeviceLayout, Embed, Exit, Head, Input, KernelCount, KvDtype, KvGroup, KvLayout,
-    Limits, Linear, LoadError, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue, PageContent,
-    PageFormat, PageId, PageMove, Program, Runner, SampleRequest, Sampled, Score, StateLayout, StateShape,
-    StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId, Weights,
+    Limits, Linear, LoadError, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue, PacedRunner,
+    PageContent, PageFormat, PageId, PageMove, Program, Runner, SampleRequest, Sampled, Score, StateLayout,
+    StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId, Weights,
 };
 
 use paguro_model::{
@@ -185,6 +185,19 @@ impl Backend for FakeBackend {
 
     fn load(&self, program: &Program, _: Weights, limits: Limits) -> Result<Box<dyn Runner>, LoadError> {
         Ok(Box::new(FakeRunner::new(program, limits, self.control.clone())))
+    }
+
+    fn runs_towers(&self) -> bool {
+        false
+    }
+
+    fn load_tower(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<PacedRunner, LoadError> {
+        Ok(PacedRunner { runner: self.load(program, weights, limits)?, pace: Arc::default() })
     }
 }
 

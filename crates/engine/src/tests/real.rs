@@ -43,6 +43,7 @@ pub(super) fn model_of(windows: &[Option<u32>], mixers: &'static str) -> ModelPa
     };
     let model = shape.build(3);
     ModelParts {
+        vision: None,
         program: model.program,
         weights: model.weights,
         tokenizer: None,
@@ -228,7 +229,7 @@ fn memory_for_states_bounds_the_places() {
         let mut program = fake::program(&[None], true, false);
         program.state.layers[0].channels = state_bytes / size_of::<f32>();
         let options = EngineOptions { max_sequences: 16, ..EngineOptions::default() };
-        let plan = Engine::plan(&backend, &program, &Weights::default(), 100, &options).unwrap();
+        let plan = Engine::plan(&backend, &program, &Weights::default(), None, 100, &options).unwrap();
         assert_eq!((plan.max_sequences, plan.state_bytes), (places, state_bytes as u64));
         let slots = if places > 1 { places + 1 } else { 1 };
         assert_eq!(plan.memory.states, (slots * state_bytes) as u64);

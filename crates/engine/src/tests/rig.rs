@@ -16,7 +16,7 @@ use crate::{
     checked_request::CheckedRequest,
     layout::{BlockLayout, Checkpoints},
     pages::Pages,
-    request::{Event, RequestLimits},
+    request::{Event, PictureLimits, RequestLimits},
     scheduler::Scheduler,
     states::States,
 };
@@ -192,6 +192,7 @@ impl Rig {
     pub fn submit(&mut self, request: &Request) -> Result<u64, crate::SubmitError> {
         let Limits { max_context, max_sequences, .. } = self.limits;
         let limits = RequestLimits {
+            pictures: PictureLimits::TextOnly,
             vocab: VOCAB,
             token_ids: VOCAB,
             max_context,
@@ -314,7 +315,7 @@ impl Rig {
         self.runner.move_pages(moves)?;
         let mut outputs = Vec::new();
         self.scheduler.write_outputs(&mut outputs);
-        self.runner.submit(&self.scheduler.step(&outputs))
+        self.runner.submit(&self.scheduler.step(&[], &outputs))
     }
 
     /// Plans ahead, collects, applies. The outer error is one of the page accounting.

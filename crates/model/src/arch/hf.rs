@@ -138,6 +138,10 @@ pub(crate) fn class(json: &Map<String, Value>) -> Result<&str, ModelError> {
     let text = json.get("text_config").and_then(|text| text.get("model_type")).and_then(Value::as_str);
     match (class, text) {
         (Some("Mistral3ForConditionalGeneration"), Some("mistral4")) => Ok("Mistral4ForCausalLM"),
+        (Some("LlavaForConditionalGeneration"), Some("mistral")) => Ok("MistralForCausalLM"), // Pixtral
+        (Some("Idefics3ForConditionalGeneration" | "SmolVLMForConditionalGeneration"), Some("llama")) => {
+            Ok("LlamaForCausalLM")
+        }
         (Some(class), _) => Ok(class),
         (None, _) => Err(ModelError::Config("config.json does not name its `architectures`".to_owned())),
     }

@@ -30,6 +30,7 @@ pub(super) const DEF: Definition = Definition {
         },
         _ => Defaults::COMMON,
     },
+    hf_ignored: &["vision_tower.", "multi_modal_projector.", "vision_model.", "connector."],
     hf_names: &[
         (Part::Router, "block_sparse_moe.gate"),
         (Part::ExpertGate, "block_sparse_moe.experts.{}.w1"),

@@ -135,6 +135,7 @@ impl Names {
             ("model.", ""),
             ("language_model.model.", "language_model."),
             ("model.language_model.", ""),
+            ("model.text_model.", ""),
             ("transformer.", ""),
             ("gpt_neox.", ""),
             ("backbone.", ""),

@@ -33,6 +33,11 @@ impl<'a> Tensors<'a> {
         self.rest.len()
     }
 
+    /// Returns the names of tensors not used yet.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.rest.keys().copied()
+    }
+
     pub(crate) fn has(&self, name: &str) -> bool {
         self.rest.contains_key(name)
     }

@@ -190,6 +190,18 @@ impl HfFolder {
         prompts::from_hf(&config).map_err(|problem| bad(&path, &problem))
     }
 
+    /// Returns the configuration of the image processor: `preprocessor_config.json`, and over it that of `processor_config.json`,
+    /// which newer folders have.
+    pub(crate) fn image_processor(&self) -> Result<Map<String, Value>, ModelError> {
+        let mut config =
+            read_object(&self.path.join("preprocessor_config.json"), MAX_CONFIG)?.unwrap_or_default();
+        let newer = read_object(&self.path.join("processor_config.json"), MAX_CONFIG)?.unwrap_or_default();
+        if let Some(Value::Object(processor)) = newer.get("image_processor") {
+            config.extend(processor.iter().map(|(key, value)| (key.clone(), value.clone())));
+        }
+        Ok(config)
+    }
+
     /// `chat_template.jinja`, which newer folders have instead of a template in `tokenizer_config.json`.
     pub(crate) fn chat_template(&self) -> Result<Option<String>, ModelError> {
         let path = self.path.join("chat_template.jinja");

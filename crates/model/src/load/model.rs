@@ -13,6 +13,7 @@ use crate::{
     prompts::Prompts,
     text_head::TextHead,
     tokenizer::Tokenizer,
+    vision::Vision,
 };
 
 /// A model that is ready to be loaded by a backend.
@@ -32,6 +33,10 @@ pub struct Model {
     pub program: Program,
     /// Its weights, which stay in the file.
     pub weights: Weights,
+    /// Its vision tower, if it sees.
+    pub vision: Option<Arc<Vision>>,
+    /// Reason for which a tower that is in the files cannot be used; the model then reads text only.
+    pub vision_problem: Option<String>,
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// Chat template.
@@ -73,6 +78,8 @@ pub struct ModelShape {
     pub program: Program,
     /// Its weights, which stay in the file.
     pub weights: Weights,
+    /// Its vision tower, if it sees.
+    pub vision: Option<Arc<Vision>>,
 }
 
 impl Model {

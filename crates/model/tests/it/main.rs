@@ -9,6 +9,7 @@ mod hf_config;
 mod hostile_templates;
 mod hostile_tokenizers;
 mod mutations;
+mod projectors;
 mod quantized;
 mod refusals;
 mod shared;

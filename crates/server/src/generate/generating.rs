@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Event, FinishReason, Generation, Score, StopMatcher};
+use paguro_engine::{Event, FinishReason, Generation, Picture, Score, StopMatcher};
 use paguro_model::tokenizer::Tokenizer;
 
 use super::{
@@ -90,6 +90,7 @@ impl Generating {
         lease: Lease,
         caller: Caller,
         ready: ReadyRequest,
+        pictures: Vec<Picture>,
         received: Instant,
     ) -> Result<Self, ApiError> {
         let ReadyRequest {
@@ -107,6 +108,7 @@ impl Generating {
         let prefix_salt = caller.prefix_salt(&state.settings, &options.cache_salt);
         let mut request = options.request(prompt, &counts, &lease.model.defaults);
         request.lasting_tokens = lasting_tokens;
+        request.pictures = pictures;
         request.constraint = constraint;
         request.prefix_salt = prefix_salt;
         request.tenant = caller.tenant;

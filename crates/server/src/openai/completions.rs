@@ -18,6 +18,7 @@ use utoipa::ToSchema;
 use super::{
     logprobs::TextLogprobs,
     messages::FormatParams,
+    multimodal::CompletionPrompt,
     sampling::{self, SamplingParams},
     types::{FinishReason, PromptProgress, StreamOptions, Usage, UsageChunks},
 };
@@ -41,8 +42,8 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 pub struct CompletionRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
-    /// A text or its tokens, or a list of them.
-    pub prompt: PromptParam,
+    /// A text or its tokens, or a list of them; or a text with images, in llama.cpp's format.
+    pub prompt: CompletionPrompt,
     /// Streams the answer as server-sent events.
     pub stream: Option<bool>,
     /// Options of the stream.
@@ -312,7 +313,7 @@ impl Answers {
         let echo = body.echo == Some(true);
         let mut started: Vec<Generating> = Vec::new();
         let mut beginnings = Vec::new();
-        let prompts = body.prompt.into_prompts("prompt", MOST_PROMPTS, &state.settings)?;
+        let prompts = body.prompt.into_prompts(MOST_PROMPTS, &state.settings)?;
         // Each choice stores its beginning, and all choices share one queue.
         let most = (MOST_PROMPTS / prompts.len()).max(1);
         if options.n.is_some_and(|n| n > most.into()) {
@@ -331,8 +332,8 @@ impl Answers {
                     files: Vec::new(),
                     param: "suffix",
                 },
-                (Prompt::Tokens(_), Some(suffix)) if !suffix.is_empty() => {
-                    let message = "`suffix` goes with a `prompt` that is a text, not with tokens";
+                (Prompt::Tokens(_) | Prompt::Images { .. }, Some(suffix)) if !suffix.is_empty() => {
+                    let message = "`suffix` goes with a `prompt` that is a text, not with tokens or images";
                     return Err(ApiError::invalid("suffix", message));
                 }
                 (prompt, _) => prompt,

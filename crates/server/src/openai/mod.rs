@@ -8,6 +8,7 @@ pub mod infill;
 mod logprobs;
 mod messages;
 pub mod models;
+mod multimodal;
 pub mod props;
 pub mod responses;
 mod sampling;

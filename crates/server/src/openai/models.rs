@@ -34,14 +34,30 @@ pub struct ModelObject {
     max_model_len: Option<usize>,
     /// As `max_model_len`.
     context_length: Option<usize>,
+    /// `completion`, and `multimodal` for a model that reads images. (llama.cpp's name.)
+    capabilities: Vec<&'static str>,
+    architecture: ModelModalities,
     /// Reason for which the model cannot be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
 
+/// Input and output of a model. (llama.cpp's names.)
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelModalities {
+    /// `text`, and `image` for a model that reads images.
+    input_modalities: Vec<&'static str>,
+    /// Always `text`.
+    output_modalities: Vec<&'static str>,
+}
+
 impl ModelObject {
     fn new(state: &AppState, entry: ModelEntry) -> Self {
         let context = state.models.context(&entry);
+        let sees = entry.details.projector.is_some();
+        let with = |always: &'static str, if_sees: &'static str| {
+            std::iter::once(always).chain(sees.then_some(if_sees)).collect()
+        };
         Self {
             id: entry.name,
             object: "model",
@@ -49,6 +65,11 @@ impl ModelObject {
             owned_by: "paguro",
             max_model_len: context,
             context_length: context,
+            capabilities: with("completion", "multimodal"),
+            architecture: ModelModalities {
+                input_modalities: with("text", "image"),
+                output_modalities: vec!["text"],
+            },
             problem: entry.details.problem,
         }
     }

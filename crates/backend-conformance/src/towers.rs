@@ -1,0 +1,186 @@
+//! Towers: programs that begin with patches and end with merged rows.
+
+use paguro_backend::{
+    Activation, Exit, Input, Merged, NormKind, OutputKind, Patches, RowOp, Tap, WeightFormat,
+    reference::Reference,
+};
+
+use super::{
+    Biases, DriveOptions, Driver, ModelShape, RandomModel, Rng, Spans, Subject, Verdict,
+    compare::{Logits, near, same},
+    drive::RowContent,
+    rows::unless_refused,
+};
+
+/// Elements of a patch.
+const PATCH: usize = 96;
+/// Rows that become one.
+const MERGED: usize = 4;
+/// Elements of one of these.
+const WIDTH: usize = 160;
+
+/// Names that a backend may refuse.
+const NAMES: [&str; 3] = ["towers", "begin with rows", "both directions"];
+
+/// Ends of a tower.
+#[derive(Clone, Copy, Debug)]
+enum Ends {
+    /// Rows joined between norm and matmuls, with rows of the first layer beside those of the last one.
+    Joined,
+    /// Means, affine, without activation.
+    Mean,
+}
+
+/// Ragged sequences of patches, in one step, agree with the reference, and with themselves alone.
+pub(super) fn towers(subject: &Subject) -> Verdict {
+    let shape = |format| ModelShape {
+        bidirectional: true,
+        spans: Spans::Windows,
+        windows: vec![Some(2000), None],
+        axes: &[1, 2],
+        given_parts: 1,
+        gated: false,
+        activation: Activation::GeluTanh,
+        norms: NormKind::Layer,
+        biases: Biases::All,
+        ..ModelShape::of_format(format)
+    };
+    let cases = [
+        (WeightFormat::F32, Ends::Joined),
+        (WeightFormat::F16, Ends::Mean),
+        (WeightFormat::Q8_0, Ends::Joined),
+    ];
+    for (format, ends) in cases {
+        unless_refused(&NAMES, || {
+            let model = tower(&shape(format), ends);
+            check(subject, &model, format).map_err(|error| format!("{error}\n{ends:?}"))
+        })?;
+    }
+    // Ends alone.
+    unless_refused(&NAMES, || {
+        let format = WeightFormat::F32;
+        let mut model = tower(&shape(format), Ends::Mean);
+        model.program.layers.clear();
+        if let Exit::Merged(merged) = &mut model.program.exit {
+            merged.taps.iter_mut().for_each(|tap| tap.layers = 0);
+        }
+        check(subject, &model, format)
+    })
+}
+
+fn check(subject: &Subject, model: &RandomModel, format: WeightFormat) -> Verdict {
+    let options =
+        DriveOptions { output: OutputKind::Residual, max_context: 1200, pages: 400, ..subject.options() };
+    let pictures: Vec<(usize, RowContent)> = [40, 4, 1100].map(|rows| (rows, content(model, rows))).to_vec();
+    let reference = Reference { kv: subject.kv, poison: Some(3) };
+    let alone = |backend: &dyn paguro_backend::Backend| -> Result<Logits, String> {
+        let run = |picture: &(usize, RowContent)| {
+            let mut driver = Driver::new(backend, model, &options)?;
+            Ok(run(&mut driver, std::slice::from_ref(picture))?.remove(0))
+        };
+        pictures.iter().map(run).collect()
+    };
+    let ours = alone(&*(subject.backend)(2))?;
+    near(subject, format, &ours, &alone(&reference)?)?;
+    let mut driver = Driver::new(&*(subject.backend)(3), model, &options)?;
+    same("pictures side by side", &run(&mut driver, &pictures[..2])?, &ours[..2].to_vec())
+}
+
+/// Runs pictures in one step.
+fn run(driver: &mut Driver, pictures: &[(usize, RowContent)]) -> Result<Logits, String> {
+    let start = |(rows, content): &(usize, RowContent)| driver.start_with(&vec![0; *rows], content.clone());
+    let ids: Vec<_> = pictures.iter().map(start).collect();
+    let parts: Vec<_> = ids.iter().zip(pictures).map(|(&id, (rows, _))| (id, *rows)).collect();
+    driver.step(&parts)?;
+    let merged = |rows: &[Vec<f32>]| rows.iter().step_by(MERGED).cloned().collect::<Vec<_>>();
+    let found = ids.iter().map(|&id| merged(driver.logits(id).1)).collect();
+    ids.iter().for_each(|&id| driver.preempt(id));
+    Ok(found)
+}
+
+/// Patches in squares of four columns, with spans.
+fn content(model: &RandomModel, rows: usize) -> RowContent {
+    let mut rng = Rng::new(rows as u64);
+    let mut content = RowContent::default();
+    let width = model.program.given_width();
+    for row in 0..rows {
+        content.given.insert(row, (0..width).map(|_| rng.normal()).collect());
+    }
+    content.coordinates = (0..rows).map(|row| [0, (row / 4) as u32, (row % 4) as u32]).collect();
+    let spans = (0..rows).step_by(24).map(|first| first..rows.min(first + 24));
+    content.spans = spans.collect();
+    content
+}
+
+fn tower(shape: &ModelShape, ends: Ends) -> RandomModel {
+    let hidden = shape.hidden;
+    shape.build_with(1, |builder| {
+        let patches = match ends {
+            Ends::Joined => vec![
+                RowOp::Linear {
+                    linear: builder.linear("patches", hidden, PATCH, 1.0, true),
+                    width: hidden,
+                    activation: None,
+                },
+                RowOp::Add,
+                RowOp::Norm(builder.norm(hidden)),
+            ],
+            Ends::Mean => vec![
+                RowOp::Norm(builder.norm(PATCH)),
+                RowOp::Linear {
+                    linear: builder.linear("patches", hidden, PATCH, 1.0, false),
+                    width: hidden,
+                    activation: None,
+                },
+                RowOp::Add,
+                RowOp::Add,
+            ],
+        };
+        let all = shape.windows.len();
+        let mut tap = |layers: usize| {
+            let joined = MERGED * hidden;
+            let ops = match ends {
+                Ends::Joined if layers == all => vec![
+                    RowOp::Norm(builder.norm(hidden)),
+                    RowOp::Join(MERGED),
+                    RowOp::Linear {
+                        linear: builder.linear("up", 192, joined, 1.0, true),
+                        width: 192,
+                        activation: Some(Activation::Gelu),
+                    },
+                    RowOp::Linear {
+                        linear: builder.linear("down", WIDTH, 192, 1.0, true),
+                        width: WIDTH,
+                        activation: None,
+                    },
+                ],
+                Ends::Joined => vec![
+                    RowOp::Join(2),
+                    RowOp::Join(2),
+                    RowOp::Norm(builder.norm(joined)),
+                    RowOp::Linear {
+                        linear: builder.linear("tap", WIDTH, joined, 1.0, false),
+                        width: WIDTH,
+                        activation: Some(Activation::Silu),
+                    },
+                ],
+                Ends::Mean => vec![
+                    RowOp::Mean { rows: MERGED, scale: 1.5 },
+                    RowOp::Affine { scale: builder.values(hidden), bias: builder.values(hidden) },
+                    RowOp::Linear {
+                        linear: builder.linear("out", WIDTH, hidden, 1.0, false),
+                        width: WIDTH,
+                        activation: None,
+                    },
+                    RowOp::Norm(builder.norm(WIDTH)),
+                ],
+            };
+            Tap { layers, ops }
+        };
+        let taps = vec![tap(all), tap(1), tap(0)];
+        (
+            Input::Patches(Patches { width: PATCH, ops: patches }),
+            Exit::Merged(Merged { rows: MERGED, width: WIDTH, taps }),
+        )
+    })
+}
