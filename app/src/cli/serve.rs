@@ -268,6 +268,11 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_SHUTDOWN_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub shutdown_timeout: Option<Time>,
 
+    /// Time for which a stopped server answers new requests with 503 at least, so that routers notice before its port is
+    /// closed [default: 0s]
+    #[arg(long, env = "PAGURO_DRAIN_TIME", value_name = "TIME", help_heading = "Listening")]
+    pub drain_time: Option<Time>,
+
     /// Do not serve the page at `/`
     #[arg(
         long,
@@ -372,6 +377,18 @@ pub struct ServeOptions {
         help_heading = "Models"
     )]
     pub kv_events_encoding: Option<KvEventsEncoding>,
+
+    /// Answer /metrics, /load, /server_info and /v1/models without a key, for routers and monitoring that have none
+    #[arg(
+        long,
+        env = "PAGURO_PUBLIC_METRICS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+        help_heading = "Listening"
+    )]
+    pub public_metrics: Option<bool>,
 
     /// `owned_by` of the models in /v1/models, by which some routers recognize a server: vllm [default: paguro]
     #[arg(long, env = "PAGURO_OWNED_BY", value_name = "NAME", help_heading = "Listening")]
@@ -483,6 +500,7 @@ impl ServeOptions {
             write_timeout: self.write_timeout.or(weaker.write_timeout),
             request_timeout: self.request_timeout.or(weaker.request_timeout),
             shutdown_timeout: self.shutdown_timeout.or(weaker.shutdown_timeout),
+            drain_time: self.drain_time.or(weaker.drain_time),
             no_ui: self.no_ui.or(weaker.no_ui),
             open: self.open.or(weaker.open),
             memory: self.memory.or(weaker.memory),
@@ -496,6 +514,7 @@ impl ServeOptions {
             kv_events_replay: self.kv_events_replay.or(weaker.kv_events_replay),
             kv_events_topic: self.kv_events_topic.or(weaker.kv_events_topic),
             kv_events_encoding: self.kv_events_encoding.or(weaker.kv_events_encoding),
+            public_metrics: self.public_metrics.or(weaker.public_metrics),
             owned_by: self.owned_by.or(weaker.owned_by),
             kv_host: self.kv_host.or(weaker.kv_host),
             kv_disk: self.kv_disk.or(weaker.kv_disk),

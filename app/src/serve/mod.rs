@@ -373,7 +373,9 @@ fn server_settings(
         shown: Vec::new(),
         devices: Vec::new(),
         kv_events: None,
+        public_metrics: options.public_metrics == Some(true),
         owned_by: options.owned_by.clone().unwrap_or_else(|| "paguro".to_owned()),
+        drain_time: options.drain_time.map_or(Duration::ZERO, |time| time.0),
         shutdown_time: options.shutdown_timeout.map_or(Duration::from_secs(10), |time| time.0),
     }
 }

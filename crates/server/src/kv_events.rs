@@ -24,7 +24,7 @@ use std::{
 
 use tokio::{runtime, task::JoinSet};
 
-pub use self::{encode::KvEncoding, queue::KvEvents};
+pub use self::{encode::KvEncoding, queue::KvEvents, store::KEPT as BATCHES_KEPT};
 use self::{queue::Events, store::Store};
 
 /// Where events go.

@@ -17,6 +17,7 @@ mod dialect;
 mod error;
 mod examples;
 mod extract;
+mod fleet;
 mod generate;
 mod held;
 mod ids;
@@ -117,6 +118,8 @@ pub(crate) struct State {
     pub requests: ui::RequestLog,
     /// Servers of tools, for the page.
     pub mcp: mcp::McpServers,
+    /// Requests that must end before the server does.
+    pub drain: Arc<fleet::drain::Drain>,
     /// Token of the page. It proves that a browser's request was sent by the page, and changes with each start.
     pub page_token: String,
 }
@@ -177,6 +180,7 @@ impl Server {
                 image_fetcher,
                 release,
                 live: Default::default(),
+                drain: Default::default(),
                 file_cards: Default::default(),
                 requests: Default::default(),
                 schemas: Default::default(),
@@ -196,6 +200,7 @@ impl Server {
             .fallback(status::no_such_path)
             .method_not_allowed_fallback(status::no_such_method)
             .layer(middleware::from_fn_with_state(state.clone(), access::check))
+            .layer(middleware::from_fn_with_state(state.clone(), fleet::drain::refuse))
             .layer(middleware::from_fn(dialect::shape_errors))
             .layer(middleware::from_fn_with_state(state.clone(), wire::tolerate))
             .layer(access::cors(&state.settings.origins))

@@ -40,6 +40,8 @@ pub struct ServerSettings {
     pub release_memory: fn(),
     /// Time that running requests may take after the server was stopped.
     pub shutdown_time: Duration,
+    /// Time for which a stopped server refuses requests at least before it closes its ports, so that routers notice it.
+    pub drain_time: Duration,
     /// True if the web page is served.
     pub ui: bool,
     /// Tool servers that the page's chat may use.
@@ -50,6 +52,8 @@ pub struct ServerSettings {
     pub devices: Vec<String>,
     /// Sockets of KV events, for routers that ask for them.
     pub kv_events: Option<KvEventsPlaces>,
+    /// True if routers and monitoring may read metrics, load and models without a key.
+    pub public_metrics: bool,
     /// `owned_by` of models in `/v1/models`.
     pub owned_by: String,
 }
@@ -74,11 +78,13 @@ impl ServerSettings {
             aliases: Vec::new(),
             release_memory: || {},
             shutdown_time: Duration::ZERO,
+            drain_time: Duration::ZERO,
             ui: true,
             mcp: Vec::new(),
             shown: Vec::new(),
             devices: Vec::new(),
             kv_events: None,
+            public_metrics: false,
             owned_by: "paguro".to_owned(),
         }
     }

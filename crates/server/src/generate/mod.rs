@@ -181,6 +181,66 @@ impl PixelSource for HeldPixels {
     }
 }
 
+/// The prompt of a request, for a server that answers it.
+#[derive(Debug)]
+pub struct Rendered {
+    /// Canonical name of the model.
+    pub model: String,
+    /// Tokens of the prompt.
+    pub tokens: Vec<u32>,
+    /// Maximum tokens of prompt and answer.
+    pub context: usize,
+}
+
+/// Returns the prompt of a chat as [`chat`] submits it, without queueing a request.
+///
+/// # Errors
+/// As those of [`chat`]; the prompt leaves no room for an answer.
+pub async fn render_chat(
+    state: &AppState,
+    caller: &Caller,
+    model: &str,
+    mut request: ChatRequest,
+) -> Result<Rendered, ApiError> {
+    let entry = state.models.find(model).await?;
+    let asked = request.options.context;
+    entry.read_defaults(&state.logged).complete(&mut request);
+    let lease = lease(state, caller, model, asked, request.options.context).await?;
+    request.tolerance = caller.tolerance.clone();
+    let context = lease.handle.max_context();
+    let work = move |model: &Model, _: &dyn Fn() -> bool| Ok(request.fit(model, context, context)?.tokens);
+    rendered(state, caller, &lease, work).await
+}
+
+/// Returns the prompt of a text as [`text`] submits it, without queueing a request.
+///
+/// # Errors
+/// As those of [`text`]; the prompt leaves no room for an answer.
+pub async fn render_text(
+    state: &AppState,
+    caller: &Caller,
+    model: &str,
+    prompt: Prompt,
+) -> Result<Rendered, ApiError> {
+    let lease = lease(state, caller, model, None, None).await?;
+    let context = lease.handle.max_context();
+    rendered(state, caller, &lease, move |model, _| prompt.tokens(model, context)).await
+}
+
+async fn rendered(
+    state: &AppState,
+    caller: &Caller,
+    lease: &Lease,
+    work: impl FnOnce(&Model, &dyn Fn() -> bool) -> Result<Vec<u32>, ApiError> + Send + 'static,
+) -> Result<Rendered, ApiError> {
+    let tokens = caller.in_time(off_thread(state, caller, lease, work)).await?;
+    let (model, context) = (lease.entry.name.clone(), lease.handle.max_context());
+    if tokens.len() >= context {
+        return Err(ApiError::ContextTooLong { tokens: tokens.len(), limit: context });
+    }
+    Ok(Rendered { model, tokens, context })
+}
+
 /// Starts the continuation of a text.
 ///
 /// # Errors

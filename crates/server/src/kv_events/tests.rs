@@ -328,7 +328,7 @@ fn endpoints_have_the_forms_of_zeromq() {
         };
         let (publisher, places) = KvEvents::new().1.bind(settings).unwrap();
         assert_eq!(publisher.open_to_all().count(), open, "{endpoint} {replay}");
-        // What routers are told can be connected to.
+        // Routers are told a place that they can connect to.
         let host = places.endpoint.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':')).unwrap().0;
         assert_eq!(places.topic, format!("kv@{host}@{{model}}"));
         assert_ne!(host, "0.0.0.0");

@@ -164,7 +164,7 @@ pub struct FunctionCallParam {
 }
 
 /// Format of the answer, in all spellings.
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema, Serialize)]
 pub struct FormatParams {
     /// Format of the answer.
     response_format: Option<ResponseFormat>,
@@ -185,7 +185,7 @@ pub struct FormatParams {
 }
 
 /// Format of the whole answer: one of these.
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema, Serialize)]
 pub struct StructuredOutputs {
     /// JSON that fits this schema.
     json: Option<Value>,
@@ -201,7 +201,7 @@ pub struct StructuredOutputs {
 }
 
 /// Format of an answer.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Deserialize, ToSchema, Serialize)]
 pub struct ResponseFormat {
     /// The kind.
     pub r#type: FormatType,
@@ -212,7 +212,7 @@ pub struct ResponseFormat {
 }
 
 /// Kinds of answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FormatType {
     /// Any text.

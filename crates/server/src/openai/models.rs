@@ -28,8 +28,12 @@ pub struct ModelObject {
     object: &'static str,
     /// Time at which it was added, in seconds since 1970.
     created: u64,
-    /// Always `paguro`.
-    owned_by: &'static str,
+    /// `paguro`, or the name that `--owned-by` sets.
+    owned_by: String,
+    /// The model's name. (vLLM's name of the model behind an adapter.)
+    root: String,
+    /// Always `null`: there are no adapters.
+    parent: Option<String>,
     /// Maximum tokens of prompt and answer, as it is loaded or would be; `null` if unknown. (vLLM's name.)
     max_model_len: Option<usize>,
     /// As `max_model_len`.
@@ -59,10 +63,12 @@ impl ModelObject {
             std::iter::once(always).chain(sees.then_some(if_sees)).collect()
         };
         Self {
+            root: entry.name.clone(),
+            parent: None,
             id: entry.name,
             object: "model",
             created: entry.created,
-            owned_by: "paguro",
+            owned_by: state.settings.owned_by.clone(),
             max_model_len: context,
             context_length: context,
             capabilities: with("completion", "multimodal"),

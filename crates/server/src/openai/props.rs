@@ -82,7 +82,7 @@ pub async fn props(
 }
 
 /// Returns the model with this name, or else a loaded model, or the first one.
-pub(super) async fn find(state: &AppState, name: Option<String>) -> Result<ModelEntry, ApiError> {
+pub(crate) async fn find(state: &AppState, name: Option<String>) -> Result<ModelEntry, ApiError> {
     if let Some(name) = name {
         return state.models.find(&name).await;
     }

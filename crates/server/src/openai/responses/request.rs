@@ -15,6 +15,7 @@ use super::super::{
 };
 use crate::{
     error::ApiError,
+    fleet::{Parameters, set_fields},
     generate::{ChatRequest, Format, Message, Options, Role, Tool, ToolCall},
     images::{self, Image, Parts},
     thinking::ReasoningParams,
@@ -289,6 +290,16 @@ impl ResponseRequest {
             options,
             ..ChatRequest::default()
         })
+    }
+
+    /// Returns what the request has besides its prompt.
+    pub(crate) fn parameters(&self) -> Parameters {
+        let mut sampling = Map::new();
+        set_fields(&self.sampling, &mut sampling);
+        let most = self.max_output_tokens.or(self.max_tokens).and_then(|most| most.0);
+        sampling.extend(most.map(|most| ("max_tokens".to_owned(), most.into())));
+        let (model, stream) = (self.model.clone(), self.stream == Some(true));
+        Parameters { prefix: "resp_", model, sampling, default_max_tokens: None, stream }
     }
 
     /// Records the fields that are ignored.
