@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Tests of the install script and the formula, against made-up archives on a server of this machine, and of the wheel's description.
+"""Tests of the install script and the formula, against made-up archives on a server of this machine, of the wheel's description, of
+the files of services, and of the container's health check.
 
 usage: python3 packaging/test_packaging.py
 """
-import hashlib, http.server, io, os, pathlib, platform, re, shutil, signal, subprocess, sys, tarfile, tempfile, threading, unittest
+import configparser, hashlib, http.server, io, os, pathlib, platform, plistlib, re, shutil, signal, subprocess, sys, tarfile, tempfile, threading, unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 VERSION = "9.8.7"
@@ -212,6 +213,55 @@ class Wheel(unittest.TestCase):
         links = re.findall(r"\]\((.*?)\)", (HERE.parent / readme).read_text())
         self.assertTrue(links)
         self.assertEqual([link for link in links if not link.startswith("https://")], [])
+
+
+class Service(unittest.TestCase):
+    def test_units_start_the_server_and_agree_with_their_page(self):
+        page = (HERE.parent / "docs/service.md").read_text()
+        for unit in ["paguro.service", "paguro-user.service"]:
+            parser = configparser.ConfigParser(strict=False, delimiters="=", comment_prefixes="#", interpolation=None)
+            parser.optionxform = str
+            parser.read(HERE / "service" / unit)
+            self.assertRegex(parser["Service"]["ExecStart"], r"/bin/paguro serve$")
+            self.assertIn("WantedBy", parser["Install"])
+            self.assertIn(unit, page)
+            # As on a machine where all of it is installed.
+            if verify := shutil.which("systemd-analyze"):
+                with tempfile.TemporaryDirectory() as folder:
+                    text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/sh", (HERE / "service" / unit).read_text(), flags=re.M)
+                    (pathlib.Path(folder) / unit).write_text(text)
+                    result = subprocess.run([verify, "verify", "--man=no", pathlib.Path(folder) / unit], capture_output=True, text=True, timeout=DEADLINE)
+                    self.assertNotIn(unit, result.stderr)
+
+    def test_the_agent_starts_the_server_and_agrees_with_its_page(self):
+        agent = plistlib.loads((HERE / "service/io.github.paguro.plist").read_bytes())
+        self.assertTrue(agent["ProgramArguments"][-1].endswith(" serve"))
+        self.assertIn(f"{agent['Label']}.plist", (HERE.parent / "docs/service.md").read_text())
+
+    def test_the_health_check_asks_the_server(self):
+        status = 200
+
+        class Health(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status if self.path == "/health" else 404)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+
+        def is_healthy(port):
+            environment = {**os.environ, "PAGURO_PORT": str(port)}
+            return subprocess.run([HERE / "healthy.sh"], env=environment, stderr=subprocess.DEVNULL, timeout=DEADLINE).returncode == 0
+
+        self.assertTrue(is_healthy(server.server_address[1]))
+        status = 503
+        self.assertFalse(is_healthy(server.server_address[1]))
+        self.assertFalse(is_healthy(1))
 
 
 if __name__ == "__main__":

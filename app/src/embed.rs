@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, Read, Seek, SeekFrom, Write, stdin},
+    io::{self, BufWriter, Read, Seek, SeekFrom, StdoutLock, Write, stdin, stdout},
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -20,7 +20,6 @@ use crate::{
     failure::{Failure, Outcome},
     load,
     models::Source,
-    output::Output,
     settings::{LibrarySettings, Terminal},
     units,
 };
@@ -45,7 +44,7 @@ pub fn embed(
     terminal: Terminal,
 ) -> Outcome<()> {
     let source = Source::find(Some(&args.model), library)?;
-    let texts = read(&args.texts.files, args.texts.whole_files)?;
+    let texts = read(&args.texts.files, args.texts.whole_files, terminal)?;
     let model = load::model(&source, None)?;
     let pooling = model.pooling.clone().map_err(|error| Failure::from_error(&error))?;
     let width = model.head.width(model.program.hidden);
@@ -82,6 +81,10 @@ pub fn embed(
     )?;
     let started = Instant::now();
     let mut writer = Writer::new(args.output.as_deref(), dimensions)?;
+    let failed = |error: io::Error| match &args.output {
+        Some(path) => unwritten(path, &error),
+        None => error.into(),
+    };
     let bar = terminal.bar(texts.len(), "embedding");
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let has_rows = args.sparse || args.multi_vector;
@@ -131,11 +134,11 @@ pub fn embed(
             bar.inc(1);
         }
         for ((vectors, prompt), text) in vectors.iter().zip(&part).zip(texts.by_ref()) {
-            writer.write(text, prompt.len(), vectors)?;
+            writer.write(text, prompt.len(), vectors).map_err(&failed)?;
         }
     }
     bar.finish_and_clear();
-    writer.finish()?;
+    writer.finish().map_err(&failed)?;
     let seconds = started.elapsed().as_secs_f64();
     terminal.status(&format!(
         "{}, {tokens} tokens, {} tok/s",
@@ -199,14 +202,15 @@ impl Text {
     }
 }
 
-/// Reads all texts: lines, or whole files. Without files, those of standard input.
+/// Reads all texts: lines, or whole files. Without files, those of standard input. Blank lines are left out, and counted
+/// in a status line.
 ///
 /// # Errors
-/// A file that cannot be read, or has a text that is empty or not UTF-8.
-pub fn read(files: &[PathBuf], whole: bool) -> Outcome<Vec<Text>> {
+/// A file that cannot be read, is not UTF-8, or is a text as a whole and blank.
+pub fn read(files: &[PathBuf], whole: bool, terminal: Terminal) -> Outcome<Vec<Text>> {
     let standard = [PathBuf::from("-")];
     let files = if files.is_empty() { &standard } else { files };
-    let mut texts = Vec::new();
+    let (mut texts, mut blank) = (Vec::new(), 0);
     for path in files {
         let file = (path.as_os_str() != "-").then(|| path.clone());
         let mut bytes = Vec::new();
@@ -223,12 +227,11 @@ pub fn read(files: &[PathBuf], whole: bool) -> Outcome<Vec<Text>> {
                 return Err(Failure::new(format!("{} is not UTF-8 text", text.place()))
                     .hint("convert it first: iconv -t UTF-8"));
             }
-            if text.text.is_empty() {
-                return Err(
-                    Failure::new(format!("{} is empty", text.place())).hint("leave it out: grep . FILE")
-                );
+            match (text.text.trim().is_empty(), whole) {
+                (true, true) => return Err(Failure::new(format!("{} is empty", text.place()))),
+                (true, false) => blank += 1,
+                (false, _) => texts.push(text),
             }
-            texts.push(text);
             Ok(())
         };
         if whole {
@@ -244,7 +247,14 @@ pub fn read(files: &[PathBuf], whole: bool) -> Outcome<Vec<Text>> {
         }
     }
     if texts.is_empty() {
-        return Err(Failure::new("there are no texts"));
+        let lines = units::plural(blank, "blank line");
+        return Err(Failure::new(match blank {
+            0 => "there are no texts".to_owned(),
+            _ => format!("there are no texts, only {lines}"),
+        }));
+    }
+    if blank > 0 {
+        terminal.status(&format!("{} left out", units::plural(blank, "blank line")));
     }
     Ok(texts)
 }
@@ -284,7 +294,7 @@ fn tokens(model: &Model, before: &str, text: &Text, cut: Option<CutAt>) -> Outco
 
 /// Where vectors go.
 enum Writer {
-    Lines(Output),
+    Lines(StdoutLock<'static>),
     LinesTo(BufWriter<File>),
     /// A matrix, whose header gets the number of rows at the end.
     Matrix {
@@ -299,18 +309,16 @@ const HEADER: usize = 128;
 
 impl Writer {
     fn new(output: Option<&Path>, columns: usize) -> Outcome<Self> {
-        let Some(path) = output else { return Ok(Self::Lines(Output::new())) };
-        let file = File::create(path)
-            .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
-        let mut file = BufWriter::new(file);
+        let Some(path) = output else { return Ok(Self::Lines(stdout().lock())) };
+        let mut file = BufWriter::new(File::create(path).map_err(|error| unwritten(path, &error))?);
         if is_matrix(path) {
-            file.write_all(&header(0, columns))?;
+            file.write_all(&header(0, columns)).map_err(|error| unwritten(path, &error))?;
             return Ok(Self::Matrix { file, rows: 0, columns });
         }
         Ok(Self::LinesTo(file))
     }
 
-    fn write(&mut self, text: &Text, tokens: usize, vectors: &Vectors) -> Outcome<()> {
+    fn write(&mut self, text: &Text, tokens: usize, vectors: &Vectors) -> io::Result<()> {
         let Vectors { dense, sparse, multi } = vectors;
         let object = || {
             let mut object =
@@ -325,8 +333,8 @@ impl Writer {
             object
         };
         match self {
-            Self::Lines(out) => out.json(&object()),
-            Self::LinesTo(file) => Ok(writeln!(file, "{}", object())?),
+            Self::Lines(out) => writeln!(out, "{}", object()),
+            Self::LinesTo(file) => writeln!(file, "{}", object()),
             Self::Matrix { file, rows, .. } => {
                 *rows += 1;
                 dense.iter().try_for_each(|value| file.write_all(&value.to_le_bytes()))?;
@@ -337,7 +345,7 @@ impl Writer {
 
     fn finish(self) -> io::Result<()> {
         match self {
-            Self::Lines(_) => Ok(()),
+            Self::Lines(mut out) => out.flush(),
             Self::LinesTo(mut file) => file.flush(),
             Self::Matrix { mut file, rows, columns } => {
                 file.seek(SeekFrom::Start(0))?;
@@ -346,6 +354,11 @@ impl Writer {
             }
         }
     }
+}
+
+/// Returns the error of an output file.
+fn unwritten(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!("cannot write `{}`: {error}", path.display()))
 }
 
 /// The header of a matrix of 32-bit floats, version 1.0 of NumPy's format.

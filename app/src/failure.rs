@@ -2,6 +2,11 @@
 
 use std::{error::Error, fmt, io, process::ExitCode};
 
+use crate::units;
+
+/// Fewest columns of a text, on terminals that are narrower.
+const MIN_WIDTH: usize = 20;
+
 /// Reason for which a command failed.
 #[derive(Debug)]
 pub struct Failure {
@@ -87,17 +92,34 @@ impl Failure {
     }
 
     /// Returns the lines for standard error; `None` if there are none. `color` colors the first word.
+    #[cfg(test)]
     pub fn report(&self, color: bool) -> Option<String> {
+        self.report_within(color, None)
+    }
+
+    /// Returns the lines for standard error; `None` if there are none. `color` colors the first word. Lines longer than
+    /// `columns` are broken between words.
+    pub fn report_within(&self, color: bool, columns: Option<usize>) -> Option<String> {
         if matches!(self.kind, Kind::Interrupted | Kind::ReaderGone) {
             return None;
         }
         let (red, cyan, reset) = if color { ("\x1b[1;31m", "\x1b[1;36m", "\x1b[0m") } else { ("", "", "") };
-        let mut text = format!("{red}error:{reset} {}\n", self.message);
+        let mut text = format!("{red}error:{reset} {}\n", indented(&self.message, "error: ".len(), columns));
         for hint in &self.hints {
-            text += &format!("{cyan}hint:{reset} {hint}\n");
+            text += &format!("{cyan}hint:{reset} {}\n", indented(hint, "hint: ".len(), columns));
         }
         Some(text)
     }
+}
+
+/// Breaks a text between words. Lines after the first one begin with `indent` blanks.
+fn indented(text: &str, indent: usize, columns: Option<usize>) -> String {
+    let width = columns.map_or(usize::MAX, |columns| columns.saturating_sub(indent).max(MIN_WIDTH));
+    let lines = text.lines().map(|line| match line.chars().count() > width {
+        true => units::wrapped(line, width).join(&format!("\n{:indent$}", "")),
+        false => line.to_owned(),
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 impl From<io::Error> for Failure {
@@ -119,6 +141,16 @@ mod tests {
             "error: there is no `x.gguf`\nhint: did you mean `y.gguf`?\n"
         );
         assert!(failure.report(true).unwrap().starts_with("\x1b[1;31merror:\x1b[0m there"));
+    }
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        let failure =
+            Failure::new("there is no model `a name of four` in the library").hint("paguro pull qwen3:4b");
+        assert_eq!(
+            failure.report_within(false, Some(28)).unwrap(),
+            "error: there is no model\n       `a name of four` in\n       the library\nhint: paguro pull qwen3:4b\n"
+        );
     }
 
     #[test]

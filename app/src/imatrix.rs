@@ -39,7 +39,7 @@ pub fn imatrix(
     terminal: Terminal,
 ) -> Outcome<()> {
     check_output(&args.out, args.write.replace)?;
-    let (model, file) = eval::model_and_file(&args.text)?;
+    let (model, file) = eval::model_and_file(&args.text, library)?;
     let mut importance = Importance::new(args.ctx as u32);
     for earlier in &args.in_file {
         let read = Importance::read(earlier).map_err(|error| Failure::from_error(&error))?;

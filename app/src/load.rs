@@ -18,6 +18,15 @@ use crate::{
     units,
 };
 
+/// Maximum default context of a model that was trained for more tokens.
+pub const DEFAULT_CONTEXT: usize = 65_536;
+
+/// Returns the context with which a model is loaded unless another one is requested: its trained context, up to
+/// [`DEFAULT_CONTEXT`].
+pub fn default_context(file: &ModelFile) -> usize {
+    file.context_length().map_or(DEFAULT_CONTEXT, |trained| trained.clamp(1, DEFAULT_CONTEXT))
+}
+
 /// Hint for other files.
 const A_MODEL_IS: &str = "a model is a GGUF file or a Hugging Face folder";
 
@@ -32,6 +41,8 @@ pub struct Loaded {
     pub device: String,
     /// Number of CPU threads.
     pub threads: usize,
+    /// Memory of the pages of K and V, which is allocated with use on a CPU.
+    pub kv_bytes: u64,
     /// Start time of the engine.
     pub time: Duration,
     /// The engine runs while this value lives.
@@ -77,11 +88,22 @@ pub fn reranker(source: &Source) -> Outcome<Arc<Model>> {
     Ok(Arc::new(model))
 }
 
+/// Context for which a model is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// [`default_context`].
+    Default,
+    /// The trained context.
+    Trained,
+    /// This number of tokens.
+    Tokens(usize),
+}
+
 /// Opens a model that writes text, like [`model`].
 ///
 /// # Errors
 /// The model is an encoder, invalid or not supported.
-pub fn writer(source: &Source, context: Option<usize>) -> Outcome<Arc<Model>> {
+pub fn writer(source: &Source, context: Context) -> Outcome<Arc<Model>> {
     let file = file(source)?;
     if file.is_encoder() {
         let name = source.short_name();
@@ -90,7 +112,12 @@ pub fn writer(source: &Source, context: Option<usize>) -> Outcome<Arc<Model>> {
         ))
         .hint("`paguro embed` computes vectors with it, and `paguro serve` offers them at /v1/embeddings"));
     }
-    let model = file.load(&LoadOptions { max_context: context }).map_err(failure)?;
+    let max_context = match context {
+        Context::Default => Some(default_context(&file)),
+        Context::Trained => None,
+        Context::Tokens(tokens) => Some(tokens),
+    };
+    let model = file.load(&LoadOptions { max_context }).map_err(failure)?;
     Ok(Arc::new(model))
 }
 
@@ -130,7 +157,7 @@ pub fn start_on(
         None => format!("loading {name}"),
         Some(compiling) => format!("loading {name}: {compiling}"),
     });
-    let options = fit_memory(device.backend.as_ref(), &model, options, may_shrink)?;
+    let (options, kv_bytes) = fit_memory(device.backend.as_ref(), &model, options, may_shrink)?;
     let engine = Engine::start(device.backend.as_ref(), &model, options)
         .map_err(|error| Failure::from_error(&error))?;
     Ok(Loaded {
@@ -138,6 +165,7 @@ pub fn start_on(
         handle: engine.handle(),
         device: device.backend.name().to_owned(),
         threads: device.threads,
+        kv_bytes,
         time: started.elapsed(),
         _engine: engine,
     })
@@ -146,24 +174,24 @@ pub fn start_on(
 /// Minimum context to which pages are reduced. A smaller one would be of no use.
 const LEAST_CONTEXT: usize = 1024;
 
-/// Returns the options with as many pages as memory permits. A model that exceeds the device's memory is refused before
+/// Returns the options with as many pages as memory permits, and the bytes of the pages. A model that exceeds the device's memory is refused before
 /// weights are read.
 fn fit_memory(
     backend: &dyn Backend,
     model: &Model,
     options: EngineOptions,
     may_shrink: bool,
-) -> Outcome<EngineOptions> {
+) -> Outcome<(EngineOptions, u64)> {
     let plan = Engine::plan(backend, &model.program, &model.weights, model.max_context, &options);
     let plan = plan.map_err(|error| Failure::from_error(&error))?;
     let MemoryPlan { weights, kv, states, buffers } = plan.memory;
     let free = backend.capacity().bytes_free;
     if plan.memory.total() <= free {
-        return Ok(options);
+        return Ok((options, kv));
     }
     let left = free.saturating_sub(plan.memory.fixed());
     if may_shrink && left >= plan.kv_for(plan.max_context.min(LEAST_CONTEXT)) {
-        return Ok(EngineOptions { pages: PageBudget::Bytes(left), ..options });
+        return Ok((EngineOptions { pages: PageBudget::Bytes(left), ..options }, left));
     }
     let failure = Failure::new(format!(
         "{} needs {} of memory (weights {}, K and V {}, states and buffers {}), but the {} has {} free",

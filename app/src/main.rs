@@ -60,7 +60,7 @@ fn main() -> ExitCode {
 
 /// Prints a failure.
 fn end(failure: &Failure, color: bool) -> ExitCode {
-    if let Some(report) = failure.report(color) {
+    if let Some(report) = failure.report_within(color, terminal::columns()) {
         // Standard error may be closed; the exit code also reports the failure.
         let _ = stderr().write_all(report.as_bytes());
     }
@@ -95,6 +95,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Run(args) => run::run(args, library, devices, terminal, settings.history.as_deref()),
         Command::Serve(args) => serve::serve(args, settings, devices),
         Command::Ps(args) => ps::ps(args, terminal),
+        Command::Unload(args) => ps::unload(args, terminal),
         Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?), terminal),
         Command::Cache(args) => cache::cache(args, library, terminal),
         Command::Sessions(args) => sessions::sessions(args, library, terminal),

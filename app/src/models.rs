@@ -8,6 +8,7 @@ use std::{
 
 use paguro_library::{
     LibraryError, ModelName, ModelRecord, Source as Origin,
+    found::Program,
     hub::{Choice, Reference},
     known::{self, Short},
     plain_name,
@@ -47,8 +48,6 @@ pub enum Source {
         name: String,
         /// Path of the file or folder.
         path: PathBuf,
-        /// Names of stored defaults for requests to a server: `system`, `options` ...
-        defaults: Vec<String>,
     },
 }
 
@@ -75,10 +74,15 @@ impl Source {
             return Ok(Found::Here(Self::Embedded));
         }
         let path = Path::new(name);
-        let problem = match path.exists().then(|| existing(path)) {
-            Some(Ok(source)) => return Ok(Found::Here(source)),
-            Some(Err(failure)) => Some(failure),
-            None => None,
+        let problem = match path.try_exists() {
+            Ok(true) => match existing(path) {
+                Ok(source) => return Ok(Found::Here(source)),
+                Err(failure) => Some(failure),
+            },
+            Ok(false) => None,
+            // The file may exist in a folder that cannot be read.
+            Err(error) if is_path(name) => Some(Failure::new(format!("cannot read `{name}`: {error}"))),
+            Err(_) => None,
         };
         let found = in_library(name, library)?;
         match (found, problem) {
@@ -138,6 +142,8 @@ pub struct Missing {
     pub name: String,
     /// Similar names in the library.
     similar: Vec<String>,
+    /// The argument of `paguro import` for a model of this name of another program.
+    pub elsewhere: Option<String>,
 }
 
 impl Missing {
@@ -162,18 +168,26 @@ impl Missing {
 
     /// Returns the error with a hint.
     pub fn failure(&self) -> Failure {
+        if let Some(reference) = &self.elsewhere {
+            let failure = Failure::usage(format!("there is no model `{}` in the library", self.name));
+            return failure.hint(format!(
+                "it is on this machine; to use its file, without a copy: paguro import {reference}"
+            ));
+        }
         missing(&self.name, &self.similar)
     }
 }
 
 /// Looks up a name in the library, if there is one.
 fn in_library(name: &str, settings: &LibrarySettings) -> Outcome<Found> {
-    let missing = |similar| Ok(Found::Missing(Missing { name: name.to_owned(), similar }));
+    let missing = |similar| {
+        let elsewhere = elsewhere(name, settings);
+        Ok(Found::Missing(Missing { name: name.to_owned(), similar, elsewhere }))
+    };
     let Some(library) = settings.open_existing()? else { return missing(Vec::new()) };
     let found = |record: &ModelRecord| {
         let path = library.path(record).map_err(library::failure)?;
-        let defaults = record.defaults.keys().cloned().collect();
-        Ok(Found::Here(Source::Library { name: record.name.short(), path, defaults }))
+        Ok(Found::Here(Source::Library { name: record.name.short(), path }))
     };
     match library.find(name) {
         Ok(record) => found(&record),
@@ -191,6 +205,16 @@ fn in_library(name: &str, settings: &LibrarySettings) -> Outcome<Found> {
         Err(LibraryError::BadName { .. }) => missing(Vec::new()),
         Err(error) => Err(library::failure(error)),
     }
+}
+
+/// Returns the argument of `paguro import` for a usable model of another program with this name.
+fn elsewhere(name: &str, settings: &LibrarySettings) -> Option<String> {
+    if let Some((program, name)) = Program::split(name) {
+        let found = settings.stores.find(program, name).ok()?;
+        return found.problem().is_none().then(|| found.reference());
+    }
+    let of = |program: Program| settings.stores.find(program, name).ok().filter(|it| it.problem().is_none());
+    Program::ALL.into_iter().find_map(of).map(|found| found.reference())
 }
 
 /// Returns true if a model of the library is the one of a short name.
@@ -382,7 +406,8 @@ mod tests {
         fs::write(folder.path().join("llama-7b-Q4_K_M.gguf"), "").unwrap();
         fs::create_dir(folder.path().join("qwen")).unwrap();
         fs::write(folder.path().join("qwen/config.json"), "{}").unwrap();
-        let none = LibrarySettings { root: None, hf_endpoint: None, hf_token: None };
+        let none =
+            LibrarySettings { root: None, hf_endpoint: None, hf_token: None, stores: Default::default() };
         let report = |name: &str| {
             let name = folder.path().join(name).display().to_string();
             Source::find(Some(&name), &none).unwrap_err().report(false).unwrap()

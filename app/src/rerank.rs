@@ -26,7 +26,7 @@ pub fn rerank(
     terminal: Terminal,
 ) -> Outcome<()> {
     let source = Source::find(Some(&args.model), library)?;
-    let texts = read(&args.texts.files, args.texts.whole_files)?;
+    let texts = read(&args.texts.files, args.texts.whole_files, terminal)?;
     let model = load::reranker(&source)?;
     let missing = || {
         Failure::new(format!("the model `{}` is not a reranker", source.short_name()))

@@ -9,6 +9,7 @@ use std::{
 };
 
 use clap::CommandFactory;
+use paguro_library::found::Stores;
 
 use crate::{
     cli::{Cli, ColorChoice, Command},
@@ -49,6 +50,8 @@ pub struct LibrarySettings {
     pub hf_endpoint: Option<String>,
     /// `HF_TOKEN`.
     pub hf_token: Option<String>,
+    /// Models of other programs.
+    pub stores: Stores,
 }
 
 impl fmt::Debug for LibrarySettings {
@@ -102,6 +105,7 @@ impl Settings {
                 .or(data.clone()),
             hf_endpoint: text("HF_ENDPOINT"),
             hf_token: text("HF_TOKEN").or_else(stored_token),
+            stores: stores(),
         };
         Self {
             command: cli.command,
@@ -212,6 +216,36 @@ fn stored_token() -> Option<String> {
         .or_else(|| Some(home()?.join(".cache/huggingface/token")))?;
     let token = without_mark(std::fs::read_to_string(file).ok()?).trim().to_owned();
     Some(token).filter(|token| !token.is_empty())
+}
+
+/// Folder of the models of Ollama where it is a service of Linux.
+const OLLAMA_SERVICE: &str = "/usr/share/ollama/.ollama/models";
+
+/// Returns the folders of other programs' models, where their settings and variables have them.
+fn stores() -> Stores {
+    let path = |name: &str| env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let home = path("HOME").or_else(|| path("USERPROFILE"));
+    let in_home = |end: &str| home.as_ref().map(|home| home.join(end));
+    let ollama = match path("OLLAMA_MODELS") {
+        Some(folder) => vec![folder],
+        None => in_home(".ollama/models").into_iter().chain([OLLAMA_SERVICE.into()]).collect(),
+    };
+    // LM Studio can have its home and its models elsewhere.
+    let read = |path: PathBuf| std::fs::read_to_string(path).ok();
+    let moved = in_home(".lmstudio-home-pointer").and_then(read).map(|text| PathBuf::from(text.trim()));
+    let homes: Vec<_> = moved.into_iter().chain(in_home(".lmstudio")).collect();
+    let chosen = homes.iter().filter_map(|home| {
+        let settings: serde_json::Value = serde_json::from_str(&read(home.join("settings.json"))?).ok()?;
+        Some(PathBuf::from(settings.get("downloadsFolder")?.as_str()?))
+    });
+    let usual = homes.iter().map(|home| home.join("models"));
+    let lm_studio = chosen.chain(usual).chain(in_home(".cache/lm-studio/models")).collect();
+    let hf_cache = path("HF_HUB_CACHE")
+        .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
+        .or_else(|| Some(path("HF_HOME")?.join("hub")))
+        .or_else(|| Some(path("XDG_CACHE_HOME")?.join("huggingface/hub")))
+        .or_else(|| in_home(".cache/huggingface/hub"));
+    Stores { ollama, lm_studio, hf_cache: hf_cache.into_iter().collect() }
 }
 
 /// Returns the folder of state between runs: XDG's state folder, or its equivalent.

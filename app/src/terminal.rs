@@ -10,10 +10,18 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::{settings::Terminal, units};
+use crate::{failure::Failure, settings::Terminal, units};
 
 /// Time after which progress is shown, to avoid flicker.
 const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Fewest columns of a text beside a name.
+const MIN_BESIDE: usize = 28;
+
+/// Returns the width of the terminal of standard error; `None` if it is none.
+pub fn columns() -> Option<usize> {
+    terminal_size::terminal_size_of(std::io::stderr()).map(|(width, _)| width.0.into())
+}
 
 /// Time between two frames of a spinner.
 const TICK: Duration = Duration::from_millis(100);
@@ -26,24 +34,47 @@ impl Terminal {
         }
     }
 
-    /// Prints a dim line on standard error, also with `--quiet`.
-    pub fn note(&self, line: &str) {
+    /// Prints a dim text on standard error, also with `--quiet`. Lines longer than the terminal are broken between words.
+    pub fn note(&self, text: &str) {
+        for line in text.lines() {
+            match columns().filter(|columns| line.chars().count() > *columns) {
+                Some(columns) => units::wrapped(line, columns).iter().for_each(|line| self.dim_line(line)),
+                None => self.dim_line(line),
+            }
+        }
+    }
+
+    /// Prints a failure on standard error, if it has something to print.
+    pub fn report(&self, failure: &Failure) {
+        if let Some(report) = failure.report_within(self.color_errors, columns()) {
+            // Standard error may be closed.
+            let _ = std::io::stderr().write_all(report.as_bytes());
+        }
+    }
+
+    fn dim_line(&self, line: &str) {
         let line =
             if self.color_errors { Cow::Owned(format!("\x1b[2m{line}\x1b[0m")) } else { Cow::Borrowed(line) };
         // Standard error may be closed.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 
-    /// Prints rows of a name and a text on standard error, dim, in the width of the terminal.
+    /// Prints rows of a name and a text on standard error, dim, in the width of the terminal. On narrow terminals, the
+    /// text is below the name.
     pub fn table(&self, rows: &[(String, String)]) {
-        let columns =
-            terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| width.0 as usize);
+        let columns = columns().unwrap_or(80);
         let name_width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-        let width = columns.saturating_sub(name_width + 2).max(20);
+        let beside = columns.saturating_sub(name_width + 2);
         for (name, text) in rows {
+            if beside < MIN_BESIDE {
+                units::wrapped(name, columns).iter().for_each(|line| self.dim_line(line));
+                let width = columns.saturating_sub(2);
+                units::wrapped(text, width).iter().for_each(|line| self.dim_line(&format!("  {line}")));
+                continue;
+            }
             let mut name = name.as_str();
-            for line in units::wrapped(text, width) {
-                self.note(&format!("{name:name_width$}  {line}"));
+            for line in units::wrapped(text, beside) {
+                self.dim_line(&format!("{name:name_width$}  {line}"));
                 name = "";
             }
         }

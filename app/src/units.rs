@@ -28,10 +28,11 @@ pub fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-/// Breaks a text between words into lines of at most `width` characters; longer words get their own line.
+/// Breaks a text between words into lines of at most `width` characters; longer words get their own line. Text between
+/// backticks is one word, and so is a command line from `paguro` on, so that both can be copied.
 pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
+    for word in words(text) {
         match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= width) {
             Some(line) => {
                 line.push(' ');
@@ -41,6 +42,29 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// Returns the words of [`wrapped`].
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text.trim();
+    std::iter::from_fn(move || {
+        let end = match rest {
+            "" => return None,
+            _ if rest.starts_with("paguro ") => rest.len(),
+            _ => {
+                // A backtick inside of a word begins such a text as well: (`--ctx 8`.
+                let blank = rest.find(char::is_whitespace).unwrap_or(rest.len());
+                let is_open = rest[..blank].matches('`').count() % 2 == 1;
+                let close = rest[blank..].find('`').filter(|_| is_open).map(|at| blank + at + 1);
+                close.map_or(blank, |close| {
+                    close + rest[close..].find(char::is_whitespace).unwrap_or(rest.len() - close)
+                })
+            }
+        };
+        let word = &rest[..end];
+        rest = rest[end..].trim_start();
+        Some(word)
+    })
 }
 
 /// Returns tokens per second; `None` without tokens or time.
@@ -91,6 +115,9 @@ mod tests {
     fn texts_are_wrapped_between_words() {
         assert_eq!(wrapped("how full the context is", 12), ["how full the", "context is"]);
         assert_eq!(wrapped("extraordinary thing", 5), ["extraordinary", "thing"]);
+        assert_eq!(wrapped("give (`--ctx 8 x`) or more", 8), ["give", "(`--ctx 8 x`)", "or more"]);
+        assert_eq!(wrapped("then: paguro run tales hi", 10), ["then:", "paguro run tales hi"]);
+        assert_eq!(wrapped("an odd ` mark", 6), ["an odd", "` mark"]);
         assert!(wrapped(" ", 5).is_empty());
         assert_eq!(rounded(64.27347499999999), 64.273);
     }

@@ -25,7 +25,12 @@ struct Terminal {
 
 impl Terminal {
     fn new(args: &[&str], home: &std::path::Path) -> Self {
-        let pty = nix::pty::openpty(None, None).unwrap();
+        Self::with_columns(args, home, None)
+    }
+
+    fn with_columns(args: &[&str], home: &std::path::Path, columns: Option<u16>) -> Self {
+        let size = columns.map(|ws_col| nix::pty::Winsize { ws_row: 24, ws_col, ws_xpixel: 0, ws_ypixel: 0 });
+        let pty = nix::pty::openpty(size.as_ref(), None).unwrap();
         let slave = || Stdio::from(pty.slave.try_clone().unwrap());
         let mut command = paguro(args);
         command
@@ -81,9 +86,24 @@ impl Terminal {
     }
 }
 
+/// Writes the model with a template that reads the first message, and refuses some.
+fn write_strict_model(path: &std::path::Path) {
+    let mut file =
+        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf")).unwrap();
+    let begin = file.windows(6).position(|bytes| bytes == b"{{ bos").expect("the model has a template");
+    let end = file.windows(11).position(|bytes| bytes == b"{% endif %}").expect("its end") + 11;
+    let template = "{% if messages[0]['content'][:3] == 'boo' %}{{ raise_exception('no boo') }}{% endif %}\
+                    {% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}<|assistant|>\n";
+    let padded = format!("{template:width$}", width = end - begin);
+    assert_eq!(padded.len(), end - begin, "the template has the length of the one before");
+    file[begin..end].copy_from_slice(padded.as_bytes());
+    std::fs::write(path, file).unwrap();
+}
+
 #[test]
 fn a_chat_remembers_and_forgets() {
     let home = tempfile::tempdir().unwrap();
+    write_strict_model(&home.path().join("strict.gguf"));
     let mut chat = Terminal::new(&["run", "-v", "--temperature", "0"], home.path());
     chat.wait_for("/help for help");
     chat.say("My name is Tom.");
@@ -111,6 +131,35 @@ fn a_chat_remembers_and_forgets() {
     chat.wait_for("could be /reset, /regenerate, /retry");
     chat.say("/lo\t chat.j\t");
     chat.wait_for("goes on after 2 messages");
+    chat.say("/model Tales");
+    chat.wait_for("goes on with tales");
+    // A command that fails prints its error; model and conversation stay.
+    for (command, error) in [
+        ("/load none.json", "cannot read `none.json`"),
+        ("/load strict.gguf", "error:"),
+        ("/save nowhere/chat.json", "cannot write `nowhere/chat.json`"),
+        ("/model nothing-here", "there is no model `nothing-here`"),
+        ("/model chat.json", "error:"),
+    ] {
+        chat.say(command);
+        chat.wait_for(error);
+    }
+    chat.say("/show");
+    chat.wait_for("tales (");
+    chat.wait_for("2 messages, ");
+    chat.say("/mod\t./strict.gguf");
+    chat.wait_for("goes on with ");
+    chat.wait_for("strict");
+    chat.say("/clear");
+    chat.wait_for("is cleared");
+    chat.say("/show");
+    chat.wait_for("0 messages, of ");
+    chat.say("boo");
+    chat.wait_for("no boo");
+    chat.say("/show");
+    chat.wait_for("0 messages, of ");
+    chat.say("/retry");
+    chat.wait_for("no message to answer again");
     chat.say("/model Tales");
     chat.wait_for("goes on with tales");
     chat.say("/system");
@@ -200,15 +249,21 @@ fn ctrl_c_stops_the_answer_and_not_the_program() {
 #[test]
 fn a_full_context_forgets_the_oldest_turns() {
     let home = tempfile::tempdir().unwrap();
-    let mut chat =
-        Terminal::new(&["run", "-v", "--temperature", "0", "--ctx", "96", "--max-tokens", "20"], home.path());
+    let args = ["run", "-v", "--temperature", "0", "--ctx", "96", "--max-tokens", "20"];
+    let mut chat = Terminal::with_columns(&args, home.path(), Some(40));
+    chat.say("/help");
+    let help = chat.wait_for("search, what was typed");
+    let is_narrow =
+        |line: &str| line.replace("\x1b[2m", "").replace("\x1b[0m", "").trim_end().chars().count() <= 40;
+    let rows = help.split_once("/clear").expect("the first row").1;
+    assert!(rows.lines().count() > 20 && rows.lines().all(is_narrow), "{rows}");
     for question in ["My name is Tom.", "Tell me a joke.", "What comes after Tuesday?"] {
         chat.say(question);
         chat.wait_for("answer ");
     }
     let last = "Tell me a story about a shy fox who lost a key.";
     chat.say(last);
-    chat.wait_for("no longer fits into 96 tokens");
+    chat.wait_for("no longer fits into 96");
     chat.wait_for("dropped");
     chat.wait_for("answer ");
     // A message that cannot fit drops nothing.
@@ -216,7 +271,8 @@ fn a_full_context_forgets_the_oldest_turns() {
     let shown = chat.wait_for(" messages");
     let count = shown[shown.len() - 10..].trim_start_matches(|c: char| !c.is_ascii_digit()).to_owned();
     chat.say(&format!("\"\"\"{}\"\"\"", "long ".repeat(100)));
-    chat.wait_for("tokens, and message and answer together can have 96");
+    // Lines are broken between words.
+    chat.wait_for("answer together can\r\n       have 96");
     chat.say("/show");
     chat.wait_for(&count);
     chat.wait_for("> ");

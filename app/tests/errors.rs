@@ -291,12 +291,16 @@ fn variables_that_cannot_be_are_named() {
 #[test]
 fn words_of_other_programs_get_an_answer() {
     check(
-        &["stop", "tales"],
+        &["stop", "tales", "--url", "http://127.0.0.1:1"],
         expect![[r#"
-        error: `stop` is not a command of paguro
-        hint: a server unloads a model 5 minutes after its last use (--keep-alive); to unload it now, send {"model": "NAME", "keep_alive": 0} to /api/generate
-        exit 2"#]],
+            error: no server answers at http://127.0.0.1:1: io: Connection refused (os error 111)
+            hint: start one with `paguro serve`, or set its address with --url
+            exit 1"#]],
     );
+    for (word, near) in [("rnu", "run"), ("lst", "list"), ("serv", "serve"), ("imprt", "import")] {
+        let ran = run(&[word, "hi"]);
+        assert!(ran.err.ends_with(&format!("hint: did you mean `{near}`?\n")), "{}", ran.err);
+    }
     check(
         &["frob"],
         expect![[r#"

@@ -79,6 +79,28 @@ fn prompts_are_computed_so_many_tokens_at_a_time() {
 }
 
 #[test]
+fn bench_decodes_with_drafts_of_a_quality() {
+    let drafts = "off,auto,1x3,0x3,0.5";
+    let rows =
+        run(&["bench", "--json", "-p", "0", "-n", "24", "-b", "1,2", "-r", "1", "--speculate", drafts])
+            .json_lines();
+    let count = |row: &Value, field: &str| row[field].as_u64().unwrap();
+    for batch in rows.chunks(5) {
+        let names: Vec<_> = batch.iter().map(|row| row["speculate"].as_str().unwrap()).collect();
+        assert_eq!(names, ["off", "auto", "1x3", "0x3", "0.5"]);
+        let counts = |row: usize| ["drafted_tokens", "accepted_tokens"].map(|name| count(&batch[row], name));
+        let [drafted, accepted] = counts(2);
+        assert!(drafted > 12 && accepted == drafted, "{}", batch[2]);
+        let [drafted, accepted] = counts(3);
+        assert!(drafted > 60 && accepted == 0, "{}", batch[3]);
+        assert_eq!(counts(0), [0, 0]);
+    }
+    for wrong in ["1.5", "0.7x0", "0.7x99", "some"] {
+        assert!(run(&["bench", "--speculate", wrong]).err.contains("must be off, auto"), "{wrong}");
+    }
+}
+
+#[test]
 fn bench_compares_what_the_kv_cache_stores() {
     let rows = run(&[
         "bench",

@@ -2,6 +2,7 @@
 // sources give the same bytes on every machine, so the compressor is a JavaScript library of a fixed version and not
 // the one of Node.
 
+import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, relative } from "node:path";
 
@@ -73,20 +74,31 @@ function put(file: string, bytes: Uint8Array): void {
   writeFileSync(file, bytes);
 }
 
+/** Identifies this build: a hash of all files. */
+function identity(from: string): string {
+  const hash = createHash("sha256");
+  for (const file of files(from)) hash.update(`${relative(from, file).replaceAll("\\", "/")}\n`).update(readFileSync(file));
+  return hash.digest("hex").slice(0, 16);
+}
+
 function write(from: string, to: string): void {
   const table = join(to, "table.rs");
   const written = new Set([table]);
+  // The page knows which build it is, and the server which one it has, so an open page notices an upgrade.
+  const page = identity(from);
   const rows = files(from).map((file) => {
     const path = relative(from, file).replaceAll("\\", "/");
-    const bytes = readFileSync(file);
+    const content = readFileSync(file);
+    const bytes = path === "index.html" ? Buffer.from(content.toString().replace("<title>", `<meta name="paguro-page" content="${page}" />\n    <title>`)) : content;
     const gzip = !COMPRESSED.test(path);
     const name = gzip ? `${path}.gz` : path;
     written.add(join(to, name));
     put(join(to, name), gzip ? gzipSync(bytes, { level: 9, mtime: 0 }) : bytes);
     return `    File { path: "${path}", bytes: include_bytes!("${name}"), gzip: ${gzip} },\n`;
   });
-  const head = "// Written by `npm run build` in `ui/`.\n\n/// All files, by path.\nconst FILES: &[File] = &[\n";
-  put(table, Buffer.from(`${head}${rows.join("")}];\n`));
+  const head = "// Written by `npm run build` in `ui/`.\n\n";
+  const build = `/// Identifies this build of the page.\npub const PAGE: &str = "${page}";\n\n`;
+  put(table, Buffer.from(`${head}${build}/// All files, by path.\nconst FILES: &[File] = &[\n${rows.join("")}];\n`));
   files(to)
     .filter((file) => !written.has(file))
     .forEach((file) => rmSync(file));

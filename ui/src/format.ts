@@ -18,6 +18,11 @@ export function count(n: number): string {
   return String(n);
 }
 
+/** All digits, in groups: `2,048`. */
+export function grouped(n: number): string {
+  return n.toLocaleString("en");
+}
+
 /** Three digits. */
 export function rate(n: number): string {
   if (!Number.isFinite(n)) return "–";

@@ -8,6 +8,7 @@ import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 
 import { App } from "./app.tsx";
+import { Boundary } from "./components/recover.tsx";
 import { watchTheme } from "./store/prefs.ts";
 import { watchServer } from "./store/server.ts";
 
@@ -18,7 +19,9 @@ const root = document.getElementById("root");
 if (root) {
   createRoot(root).render(
     <StrictMode>
-      <App />
+      <Boundary place="">
+        <App />
+      </Boundary>
     </StrictMode>,
   );
 }

@@ -12,13 +12,14 @@ use crate::{
 };
 
 /// Shell scripts that shellcheck reads.
-const SCRIPTS: [&str; 7] = [
+const SCRIPTS: [&str; 8] = [
     ".ci/run",
     "bench/build_llama.sh",
     "bench/compare.sh",
     "bench/gpu.sh",
     "packaging/archive.sh",
     "packaging/formula.sh",
+    "packaging/healthy.sh",
     "packaging/install.sh",
 ];
 

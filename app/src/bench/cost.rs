@@ -74,7 +74,7 @@ impl Cost {
 
     /// Returns the bytes per token of a test with prompts in chunks of `chunk` rows.
     pub fn per_token(&self, case: &Case, chunk: usize) -> f64 {
-        let Case { test, tokens, depth, batch } = *case;
+        let Case { test, tokens, depth, batch, .. } = *case;
         match test {
             // Each step reads the weights once for all sequences, and the K and V of each sequence up to its position.
             Test::Decode => {
@@ -118,12 +118,13 @@ fn bytes(matrix: &Matrix) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::BenchDrafts;
 
     const COST: Cost =
         Cost { layers: 1000, experts: Vec::new(), head: 200, states: 0, attention: Vec::new() };
 
     fn case(test: Test, tokens: usize, depth: usize, batch: usize) -> Case {
-        Case { test, tokens, depth, batch }
+        Case { test, tokens, depth, batch, drafts: BenchDrafts::Off }
     }
 
     #[test]

@@ -2,10 +2,13 @@
 
 use std::time::Instant;
 
-use paguro_engine::{Event, Generation, Handle, Request};
+use paguro_engine::{DraftOptions, Event, Generation, Handle, MOST_DRAFTED, Replay, Request};
 
 use super::{Case, Test};
-use crate::failure::{Failure, Outcome};
+use crate::{
+    cli::BenchDrafts,
+    failure::{Failure, Outcome},
+};
 
 /// Generator of random prompts, which the prefix cache does not contain.
 #[derive(Debug)]
@@ -47,7 +50,7 @@ impl Prefixes {
         handle.clear_prefix_cache();
         let prefixes: Vec<_> = (0..case.batch).map(|_| random.tokens(case.depth)).collect();
         if case.depth > 0 {
-            let only_prefix = |prefix: &Vec<u32>| submit(handle, prefix.clone(), 0);
+            let only_prefix = |prefix: &Vec<u32>| submit(handle, prefix.clone(), 0, DraftOptions::off());
             let generations = prefixes.iter().map(only_prefix).collect::<Outcome<Vec<_>>>()?;
             timelines(generations)?;
         }
@@ -58,12 +61,23 @@ impl Prefixes {
 /// Maximum number of repetitions for a case whose sequences did not overlap.
 const TRIES: usize = 5;
 
-/// Runs the case once with its prefixes, and returns tokens per second.
+/// Speed of a case.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Tokens per second.
+    pub tokens_per_second: f64,
+    /// Drafted tokens that were checked.
+    pub drafted: u64,
+    /// Drafted tokens that were accepted.
+    pub accepted: u64,
+}
+
+/// Runs the case once with its prefixes.
 ///
 /// # Errors
 /// The engine refuses or fails; too few pages, so that sequences were preempted; or sequences ended repeatedly before
 /// the last one was submitted, because the machine is busy.
-pub fn measure(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<f64> {
+pub fn measure(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Measured> {
     let before = handle.stats().preemptions;
     let mut rate = None;
     for _ in 0..TRIES {
@@ -83,7 +97,7 @@ pub fn measure(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut R
 }
 
 /// Runs the case once. Returns `None` if a sequence ended before the others had begun.
-fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Option<f64>> {
+fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Option<Measured>> {
     let Case { test, tokens, depth, .. } = *case;
     if depth == 0 {
         handle.clear_prefix_cache();
@@ -92,25 +106,57 @@ fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -
     let new = if matches!(test, Test::Prefill) { tokens } else { usize::from(depth == 0) };
     let prompts: Vec<_> =
         prefixes.0.iter().map(|prefix| [prefix.clone(), random.tokens(new)].concat()).collect();
-    let submit_all =
-        |most| prompts.into_iter().map(|prompt| submit(handle, prompt, most)).collect::<Outcome<Vec<_>>>();
-    match test {
-        Test::Prefill => {
-            let start = Instant::now();
-            prefill_rate(&timelines(submit_all(1)?)?, start, depth + tokens).map(Some)
+    // Sequences that are admitted a few steps earlier decode for longer.
+    let most = if test == Test::Prefill { 1 } else { tokens + case.slack() };
+    let drafts = drafts(handle, case, &prompts, most)?;
+    let before = handle.stats();
+    let start = Instant::now();
+    let submitted =
+        prompts.into_iter().zip(drafts).map(|(prompt, drafts)| submit(handle, prompt, most, drafts));
+    let lines = timelines(submitted.collect::<Outcome<Vec<_>>>()?)?;
+    let rate = match test {
+        Test::Prefill => Some(prefill_rate(&lines, start, depth + tokens)?),
+        Test::Decode => decode_rate(&lines, tokens)?,
+    };
+    let after = handle.stats();
+    Ok(rate.map(|tokens_per_second| Measured {
+        tokens_per_second,
+        drafted: after.draft_tokens - before.draft_tokens,
+        accepted: after.accepted_tokens - before.accepted_tokens,
+    }))
+}
+
+/// Returns the drafts of the answers to these prompts. Known answers are computed first.
+fn drafts(handle: &Handle, case: &Case, prompts: &[Vec<u32>], most: usize) -> Outcome<Vec<DraftOptions>> {
+    let (thousandths, length) = match case.drafts {
+        BenchDrafts::Off => return Ok(vec![DraftOptions::off(); prompts.len()]),
+        BenchDrafts::Auto => return Ok(vec![DraftOptions::default(); prompts.len()]),
+        BenchDrafts::Known { thousandths, length } => (thousandths, length),
+    };
+    let submitted = prompts.iter().map(|prompt| submit(handle, prompt.clone(), most, DraftOptions::off()));
+    let lines = timelines(submitted.collect::<Outcome<Vec<_>>>()?)?;
+    let known = lines.into_iter().enumerate().map(|(index, line)| {
+        let (tokens, chance) = (line.answer.into(), f64::from(thousandths) / 1000.0);
+        DraftOptions {
+            most: length.unwrap_or(MOST_DRAFTED),
+            eager: length.is_some(),
+            replay: Some(Replay { tokens, chance, seed: index as u64 }),
+            ..DraftOptions::default()
         }
-        // Sequences that are admitted a few steps earlier decode for longer.
-        Test::Decode => decode_rate(&timelines(submit_all(tokens + case.slack())?)?, tokens),
-    }
+    });
+    Ok(known.collect())
 }
 
 impl Case {
     /// Returns the number of additional tokens: those that sequences may decode while others are being admitted, at
-    /// most one per sequence, and the first token, which belongs to the prefill.
+    /// most one per sequence, or as many as a step with a draft gives, and the first token, which belongs to the prefill.
     pub fn slack(&self) -> usize {
         match self.test {
             Test::Prefill => 1,
-            Test::Decode => self.batch + 1,
+            Test::Decode => {
+                let per_step = if self.drafts == BenchDrafts::Off { 1 } else { 1 + MOST_DRAFTED };
+                self.batch * per_step + 1
+            }
         }
     }
 
@@ -120,8 +166,9 @@ impl Case {
     }
 }
 
-fn submit(handle: &Handle, prompt: Vec<u32>, max_tokens: usize) -> Outcome<Generation> {
-    let request = Request { max_tokens: Some(max_tokens), ignore_stop_tokens: true, ..Request::new(prompt) };
+fn submit(handle: &Handle, prompt: Vec<u32>, max_tokens: usize, drafts: DraftOptions) -> Outcome<Generation> {
+    let max_tokens = Some(max_tokens);
+    let request = Request { max_tokens, ignore_stop_tokens: true, drafts, ..Request::new(prompt) };
     handle.generate(request).map_err(|error| Failure::from_error(&error))
 }
 
@@ -130,6 +177,7 @@ fn submit(handle: &Handle, prompt: Vec<u32>, max_tokens: usize) -> Outcome<Gener
 struct Timeline {
     cached: usize,
     tokens: Vec<Instant>,
+    answer: Vec<u32>,
 }
 
 impl Timeline {
@@ -138,7 +186,10 @@ impl Timeline {
         while let Some(event) = generation.next_blocking() {
             match event {
                 Event::Started { cached_tokens, .. } => line.cached = cached_tokens,
-                Event::Token { at, .. } => line.tokens.push(at),
+                Event::Token { at, token, .. } => {
+                    line.tokens.push(at);
+                    line.answer.push(token);
+                }
                 Event::Failed(error) => return Err(Failure::from_error(&error)),
                 _ => {}
             }
@@ -187,6 +238,7 @@ mod tests {
         let line = |seconds: &[u64]| Timeline {
             cached: 0,
             tokens: seconds.iter().map(|&s| start + Duration::from_secs(s)).collect(),
+            answer: Vec::new(),
         };
         // The second sequence begins at 10; from then on both need 2 s for each token.
         let lines = [line(&[1, 2, 3, 10, 12, 14]), line(&[10, 12, 14, 16])];
@@ -198,7 +250,11 @@ mod tests {
     #[test]
     fn cached_tokens_do_not_count_as_prefilled() {
         let start = Instant::now();
-        let line = |cached, seconds| Timeline { cached, tokens: vec![start + Duration::from_secs(seconds)] };
+        let line = |cached, seconds| Timeline {
+            cached,
+            tokens: vec![start + Duration::from_secs(seconds)],
+            answer: Vec::new(),
+        };
         assert_eq!(prefill_rate(&[line(96, 2), line(64, 4)], start, 128).unwrap(), 96.0 / 4.0);
     }
 }

@@ -15,7 +15,7 @@ use paguro_engine::{EngineOptions, PageBudget, PageOrder};
 use paguro_model::{LoadOptions, Model};
 
 use crate::{
-    cli::{Attention, BenchArgs, KvDtype, Pages, RunOnArgs},
+    cli::{Attention, BenchArgs, BenchDrafts, KvDtype, Pages, RunOnArgs},
     devices::Devices,
     failure::{Failure, Outcome},
     load::{self, Loaded},
@@ -50,6 +50,8 @@ pub struct Case {
     pub depth: usize,
     /// Number of concurrent sequences.
     pub batch: usize,
+    /// Drafts of the answers.
+    pub drafts: BenchDrafts,
 }
 
 /// Settings of an engine.
@@ -89,7 +91,9 @@ pub fn bench(
             let like = like.map_err(|error| Failure::from_error(&error))?;
             Arc::new(shape::model(name, args.format, like, context))
         }
-        None => load::writer(&Source::find(args.model.name.as_deref(), library)?, Some(context))?,
+        None => {
+            load::writer(&Source::find(args.model.name.as_deref(), library)?, load::Context::Tokens(context))?
+        }
     };
     if context > model.context_length {
         let trained = model.context_length;
@@ -110,8 +114,8 @@ pub fn bench(
             for (bench, prefixes) in benches.iter_mut().zip(&prefixes) {
                 let bandwidth =
                     devices.read_bandwidth(&args.on, &bench.loaded.device, bench.setup.threads)?;
-                let tokens_per_second = measure(&bench.loaded.handle, case, prefixes, &mut bench.random)?;
-                bench.rows[index].samples.push(Sample { tokens_per_second, bandwidth });
+                let measured = measure(&bench.loaded.handle, case, prefixes, &mut bench.random)?;
+                bench.rows[index].samples.push(Sample { bandwidth, measured });
                 memory.look();
                 bar.inc(1);
             }
@@ -127,13 +131,19 @@ pub fn bench(
     if args.json { report::json(&tables, memory) } else { report::table(&tables, memory, terminal) }
 }
 
+const NO_DRAFTS: &[BenchDrafts] = &[BenchDrafts::Off];
+
 /// Returns all cases, prefill before decode. Lengths of 0 are omitted.
 fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
     let mut cases = Vec::new();
     for (test, lengths) in [(Test::Prefill, &args.prefill), (Test::Decode, &args.decode)] {
         for &tokens in lengths.iter().filter(|&&tokens| tokens > 0) {
+            // A prefill has no drafts.
+            let drafts = if test == Test::Prefill { NO_DRAFTS } else { &args.speculate[..] };
             for &depth in &args.depth {
-                cases.extend(args.batch.iter().map(|&batch| Case { test, tokens, depth, batch }));
+                for &batch in &args.batch {
+                    cases.extend(drafts.iter().map(|&drafts| Case { test, tokens, depth, batch, drafts }));
+                }
             }
         }
     }
@@ -192,7 +202,7 @@ impl Bench {
         for test in [Test::Prefill, Test::Decode] {
             let tokens = cases.iter().filter(|case| case.test == test).map(|case| case.tokens.min(64)).max();
             if let Some(tokens) = tokens {
-                let case = Case { test, tokens, depth: 0, batch: 1 };
+                let case = Case { test, tokens, depth: 0, batch: 1, drafts: BenchDrafts::Off };
                 let prefixes = bench.prefixes(&case)?;
                 measure(&bench.loaded.handle, &case, &prefixes, &mut bench.random)?;
             }
@@ -229,13 +239,21 @@ fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
     let block_size = args.page_size.unwrap_or(defaults.block_size);
     let pages = |case: &Case| case.batch * case.context().next_multiple_of(block_size);
     let batch = cases.iter().map(|case| case.batch).max().unwrap_or(1);
+    let longest = cases.iter().map(|case| match case.drafts {
+        BenchDrafts::Known { length: Some(length), .. } => length,
+        _ => 0,
+    });
+    let longest = longest.max().unwrap_or(0);
     EngineOptions {
         block_size,
         pages: PageBudget::Tokens(cases.iter().map(pages).max().unwrap_or(block_size)),
         max_context: cases.iter().map(Case::context).max(),
         max_sequences: batch,
-        max_batch_tokens: args.step.or_default(batch),
+        max_batch_tokens: args.step.or_default(batch * (1 + longest)),
+        // Each drafted row has an output.
+        max_scores: defaults.max_scores.max(batch * longest),
         queue_capacity: batch,
+        speculate: cases.iter().any(|case| case.drafts != BenchDrafts::Off),
         // No user waits for the next token, so a step may take any time.
         step_time: Duration::MAX,
         kv_dtype: setup.kv_dtype.into(),

@@ -3,9 +3,9 @@
 use paguro_backend::KernelCount;
 use serde_json::{Value, json};
 
-use super::{Case, Test, memory::PeakMemory};
+use super::{Case, Test, measure::Measured, memory::PeakMemory};
 use crate::{
-    cli::{Attention, KvDtype, Pages},
+    cli::{Attention, BenchDrafts, KvDtype, Pages},
     failure::Outcome,
     output::Output,
     settings::Terminal,
@@ -41,14 +41,30 @@ pub struct Row {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
     /// Speed.
-    pub tokens_per_second: f64,
+    pub measured: Measured,
     /// Bytes per second of plain reads with the same number of threads.
     pub bandwidth: f64,
 }
 
 impl Row {
     fn speeds(&self) -> Vec<f64> {
-        self.samples.iter().map(|sample| sample.tokens_per_second).collect()
+        self.samples.iter().map(|sample| sample.measured.tokens_per_second).collect()
+    }
+
+    /// Returns the drafted tokens that were checked, and the accepted ones.
+    fn drafted(&self) -> (u64, u64) {
+        let samples = self.samples.iter().map(|sample| sample.measured);
+        samples.fold((0, 0), |(drafted, accepted), it| (drafted + it.drafted, accepted + it.accepted))
+    }
+
+    /// Returns a column about drafts.
+    fn drafts(&self) -> String {
+        match self.drafted() {
+            (0, _) => self.case.drafts.to_string(),
+            (drafted, accepted) => {
+                format!("{} {:.0}%", self.case.drafts, 100.0 * accepted as f64 / drafted as f64)
+            }
+        }
     }
 
     /// Returns the fraction of the read bandwidth that the median sample uses. Each sample is compared with the probe
@@ -57,13 +73,14 @@ impl Row {
         median(
             self.samples
                 .iter()
-                .map(|sample| self.bytes_per_token * sample.tokens_per_second / sample.bandwidth)
+                .map(|sample| self.bytes_per_token * sample.measured.tokens_per_second / sample.bandwidth)
                 .collect(),
         )
     }
 
     fn json(&self, memory: PeakMemory) -> Value {
-        let Case { test, tokens, depth, batch } = self.case;
+        let Case { test, tokens, depth, batch, drafts } = self.case;
+        let (drafted, accepted) = self.drafted();
         json!({
             "model": self.model,
             "format": self.format,
@@ -76,6 +93,9 @@ impl Row {
             "tokens": tokens,
             "depth": depth,
             "batch": batch,
+            "speculate": drafts.to_string(),
+            "drafted_tokens": drafted,
+            "accepted_tokens": accepted,
             "tokens_per_second": self.speeds(),
             "bytes_per_token": self.bytes_per_token.round(),
             "read_bandwidth": self.samples.iter().map(|sample| sample.bandwidth.round()).collect::<Vec<_>>(),
@@ -137,24 +157,34 @@ pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcom
             attention(first.attention),
             pages(first.pages)
         );
+        let has_drafts = rows.iter().any(|row| row.case.drafts != BenchDrafts::Off);
         out.line(terminal.bold(&if several { head + &setup } else { head }))?;
         out.line(terminal.dim(&format!(
-            "{:8} {:>6} {:>6} {:>5}  {:>9}  {:>15}  {:>9}  {:>7}",
-            "test", "tokens", "depth", "batch", "tok/s", "(min .. max)", "reads", "ceiling"
+            "{:8} {:>6} {:>6} {:>5}  {:>9}  {:>15}  {:>9}  {:>7}{}",
+            "test",
+            "tokens",
+            "depth",
+            "batch",
+            "tok/s",
+            "(min .. max)",
+            "reads",
+            "ceiling",
+            if has_drafts { "  drafts accepted" } else { "" }
         )))?;
         for row in rows {
-            let Case { test, tokens, depth, batch } = row.case;
+            let Case { test, tokens, depth, batch, .. } = row.case;
             let speeds = row.speeds();
             let middle = median(speeds.clone());
             let (low, high) =
                 (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
             out.line(format_args!(
-                "{:8} {tokens:>6} {depth:>6} {batch:>5}  {:>9}  {:>15}  {:>9}  {:>6.1}%",
+                "{:8} {tokens:>6} {depth:>6} {batch:>5}  {:>9}  {:>15}  {:>9}  {:>6.1}%{}",
                 name(test),
                 units::rate(middle),
                 format!("{} .. {}", units::rate(low), units::rate(high)),
                 format!("{:.1} GB/s", middle * row.bytes_per_token / 1e9),
                 100.0 * row.ceiling_fraction(),
+                if has_drafts { format!("  {}", row.drafts()) } else { String::new() },
             ))?;
         }
         let probe = median(rows.iter().flat_map(|row| &row.samples).map(|sample| sample.bandwidth).collect());
@@ -237,6 +267,7 @@ mod tests {
 
     #[test]
     fn each_sample_is_held_against_its_own_round() {
+        let measured = |tokens_per_second| Measured { tokens_per_second, ..Measured::default() };
         let row = Row {
             model: "m".into(),
             format: "Q8_0".into(),
@@ -245,12 +276,12 @@ mod tests {
             kv_dtype: KvDtype::F16,
             attention: Attention::Paged,
             pages: Pages::Ordered,
-            case: Case { test: Test::Decode, tokens: 4, depth: 0, batch: 1 },
+            case: Case { test: Test::Decode, tokens: 4, depth: 0, batch: 1, drafts: BenchDrafts::Off },
             bytes_per_token: 100.0,
             // The machine was half as fast in the second round: the share of the ceiling is the same.
             samples: vec![
-                Sample { tokens_per_second: 8.0, bandwidth: 1000.0 },
-                Sample { tokens_per_second: 4.0, bandwidth: 500.0 },
+                Sample { measured: measured(8.0), bandwidth: 1000.0 },
+                Sample { measured: measured(4.0), bandwidth: 500.0 },
             ],
         };
         assert_eq!(row.ceiling_fraction(), 0.8);

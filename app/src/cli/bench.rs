@@ -3,7 +3,8 @@
 use clap::Args;
 
 use super::{
-    Attention, BatchTokensArg, KvDtype, ModelArg, Pages, RunOnArgs, ShapeFormat, ShapeName, choices,
+    Attention, BatchTokensArg, BenchDrafts, KvDtype, ModelArg, Pages, RunOnArgs, ShapeFormat, ShapeName,
+    choices,
 };
 
 /// `paguro bench`.
@@ -15,6 +16,9 @@ Requests go through the engine as everybody's do. A list (-d 0,2048) measures ea
 --kv-dtype, --attention or --pages, each combination has its own engine and copy of the weights, and the rounds go A B A \
 B, so that a machine that slows down meanwhile slows all of them.
 
+With --speculate, decoding is measured with drafts: what drafts of a quality would gain on this device. Random texts \
+do not repeat themselves, so `auto` shows what looking for drafts costs.
+
 Each row carries its ceiling: the bytes that must be read for a token, at the measured speed, as a share of the read \
 bandwidth that a probe measures in the same run. Reading bounds decoding. Prefill is bound by arithmetic, so a low share \
 is no fault there. A model that fits into the processor's cache exceeds this ceiling.
@@ -22,6 +26,7 @@ is no fault there. A model that fits into the processor's cache exceeds this cei
 Examples:
   paguro bench MODEL.gguf
   paguro bench MODEL.gguf -p 0 -n 64 -d 0,2048,8192 -b 1,8 --kernels
+  paguro bench MODEL.gguf -p 0 -n 256 --speculate off,0.7x2,0.7x4,0.7x8,0.7
   paguro bench MODEL.gguf -p 0 -d 4096 --attention paged,gather -r 5")]
 pub struct BenchArgs {
     /// See [`ModelArg`].
@@ -58,6 +63,11 @@ pub struct BenchArgs {
     /// Number of concurrent sequences
     #[arg(short, long, value_name = "N,...", value_delimiter = ',', default_value = "1", value_parser = choices::positive)]
     pub batch: Vec<usize>,
+
+    /// Drafts while decoding: off, auto (the engine's own), or those of the known answer whose tokens are right with a chance (0.7),
+    /// perhaps of a fixed length (0.7x4)
+    #[arg(long, value_name = "DRAFTS,...", value_delimiter = ',', default_value = "off")]
+    pub speculate: Vec<BenchDrafts>,
 
     /// Samples of each test
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = choices::positive)]

@@ -93,6 +93,69 @@ impl From<KvDtype> for paguro_backend::KvDtype {
     }
 }
 
+/// Values of `--speculate`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Speculate {
+    /// Drafts where they make answers faster.
+    Auto,
+    /// No drafts.
+    Off,
+}
+
+/// Values of `bench --speculate`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BenchDrafts {
+    /// No drafts.
+    #[default]
+    Off,
+    /// Those of the engine.
+    Auto,
+    /// Drafts of the known answer.
+    Known {
+        /// Chance of each token to be right, in thousandths.
+        thousandths: u16,
+        /// Number of tokens; `None` lets the engine choose.
+        length: Option<usize>,
+    },
+}
+
+impl FromStr for BenchDrafts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            let most = paguro_engine::MOST_DRAFTED;
+            format!(
+                "must be off, auto, a chance such as 0.7, or a chance and a length of at most {most}: 0.7x4"
+            )
+        };
+        let (chance, length) = match text.split_once('x') {
+            None if text == "off" => return Ok(Self::Off),
+            None if text == "auto" => return Ok(Self::Auto),
+            None => (text, None),
+            Some((chance, length)) => (chance, Some(length)),
+        };
+        let chance = chance.parse().ok().filter(|chance| (0.0..=1.0).contains(chance)).ok_or_else(wrong)?;
+        let within = |length: &usize| (1..=paguro_engine::MOST_DRAFTED).contains(length);
+        let length = length.map(|length| length.parse().ok().filter(within).ok_or_else(wrong)).transpose()?;
+        Ok(Self::Known { thousandths: (1000.0 * chance as f64).round() as u16, length })
+    }
+}
+
+impl fmt::Display for BenchDrafts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Off => f.write_str("off"),
+            Self::Auto => f.write_str("auto"),
+            Self::Known { thousandths, length } => {
+                write!(f, "{}", f64::from(thousandths) / 1000.0)?;
+                length.map_or(Ok(()), |length| write!(f, "x{length}"))
+            }
+        }
+    }
+}
+
 /// Values of `--numerics`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -9,7 +9,7 @@ use super::{RunOnArgs, ThreadsArg, choices};
 /// `paguro embed`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Each line is a text, unless --whole-files is given. The output has one JSON object per text, in the order of the input, \
+Each line is a text, unless --whole-files is given; blank lines are left out. The output has one JSON object per text, in the order of the input, \
 with the file, the line, the number of tokens and the vector. --output writes a file instead: a NumPy array if its name \
 ends with .npy, otherwise JSON lines. --sparse adds `lexical_weights`, the weights of tokens by their ids, and \
 --multi-vector adds `colbert_vecs`.
@@ -55,7 +55,7 @@ pub struct EmbedArgs {
 /// `paguro rerank`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Each line is a text, unless --whole-files is given. The best text comes first, with its score, its file and its line.
+Each line is a text, unless --whole-files is given; blank lines are left out. The best text comes first, with its score, its file and its line.
 
 Examples:
   paguro rerank Qwen/Qwen3-Reranker-0.6B \"Who lost a key?\" notes.txt

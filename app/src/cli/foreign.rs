@@ -43,7 +43,10 @@ use On::{Both, Measure, Run, Serve};
 
 const ADAPTERS: &str = "adapters (LoRA) are not supported by this version";
 const IMAGES: &str = "models read text only in this version";
-const DRAFTS: &str = "drafting with a second model is not supported by this version";
+const DRAFTS: &str =
+    "drafting with a second model is not supported by this version; --speculate auto drafts without one";
+const SPECULATION: &str =
+    "--speculate auto chooses when and how much to draft; --speculate off drafts nothing";
 const TLS: &str = "`paguro serve` speaks HTTP; put a proxy with TLS in front of it";
 const ROPE: &str = "RoPE scaling comes from the model's file";
 const MIROSTAT: &str = "Paguro samples with --temperature, --top-k, --top-p and --min-p";
@@ -146,7 +149,21 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
         Refused("`paguro pull` gets models: hf:OWNER/REPOSITORY, or an address on huggingface.co"),
     ),
     (Both, &["--lora", "--lora-scaled", "--control-vector"], Refused(ADAPTERS)),
-    (Both, &["-md", "--model-draft", "--draft", "--draft-max", "-hfd"], Refused(DRAFTS)),
+    (Both, &["-md", "--model-draft", "--spec-draft-model", "-hfd"], Refused(DRAFTS)),
+    (
+        Both,
+        &[
+            "--draft",
+            "--draft-n",
+            "--draft-max",
+            "--draft-min",
+            "--draft-n-min",
+            "--draft-p-min",
+            "--spec-type",
+        ],
+        Refused(SPECULATION),
+    ),
+    (Both, &["--speculative-config"], Refused(SPECULATION)),
     (
         Both,
         &["--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-ext-factor"],
@@ -217,11 +234,6 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Both, &["--override-kv"], Refused("metadata comes from the model's file; `paguro inspect` shows it")),
     (
         Serve,
-        &["--models-dir"],
-        Refused("`paguro import FILE` adds a model to the library; all models of the library are served"),
-    ),
-    (
-        Serve,
         &[
             "--embedding",
             "--embeddings",
@@ -257,10 +269,6 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
 
 /// Commands of other programs, and their equivalents.
 const COMMANDS: &[(&[&str], &str)] = &[
-    (
-        &["stop", "unload"],
-        "a server unloads a model 5 minutes after its last use (--keep-alive); to unload it now, send {\"model\": \"NAME\", \"keep_alive\": 0} to /api/generate",
-    ),
     (
         &["create"],
         "`paguro import FILE --name NAME` takes a model file in; a running server makes models with other defaults by /api/create",

@@ -1,11 +1,11 @@
-//! Arguments of `paguro ps` and `paguro keys`.
+//! Arguments of `paguro ps`, `paguro unload` and `paguro keys`.
 
 use clap::{Args, Subcommand, ValueEnum};
 use paguro_server::Scope;
 
-/// `paguro ps`.
+/// A running server.
 #[derive(Args, Debug)]
-pub struct PsArgs {
+pub struct ServerArgs {
     /// The server's address
     #[arg(long, env = "PAGURO_URL", value_name = "URL", default_value = "http://127.0.0.1:11434")]
     pub url: String,
@@ -13,6 +13,36 @@ pub struct PsArgs {
     /// The key, where the server needs one
     #[arg(long, env = "PAGURO_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub key: Option<String>,
+}
+
+/// `paguro unload`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+The model leaves the server's memory as soon as no request uses it; the next request loads it again. Without this, a \
+model is unloaded if it is not used for a while (`paguro serve --keep-alive`).
+
+Examples:
+  paguro unload qwen3:4b
+  paguro unload qwen3:4b --url http://server:11434")]
+pub struct UnloadArgs {
+    /// The models, as `paguro ps` lists them
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+
+    /// See [`ServerArgs`].
+    #[command(flatten)]
+    pub server: ServerArgs,
+}
+
+/// `paguro ps`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+The memory of a model is its weights, and the KV cache at most. Pages are the parts of the KV cache, of 32 tokens each. Cached pages hold \
+beginnings of earlier prompts, and are reused or given to new requests. `paguro unload` unloads a model.")]
+pub struct PsArgs {
+    /// See [`ServerArgs`].
+    #[command(flatten)]
+    pub server: ServerArgs,
 
     /// Print one JSON object
     #[arg(long)]

@@ -44,25 +44,41 @@ pub struct PullArgs {
 /// `paguro import`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Without --copy the files stay where they are and must not move; the library detects changes. With --copy the library \
-stores copies, which models with the same content share.
+Models of Ollama, LM Studio and the Hugging Face cache are imported by their names there (`paguro list --found`). The \
+library has hard links to their files where the file system allows it; otherwise the files stay in place. Nothing is \
+copied. Parameters, the system prompt and messages of Ollama's models become their preset and defaults.
+
+Files and folders stay where they are and must not move; the library detects changes. With --link the library has hard \
+links, and with --copy copies, which models with the same content share. All models in a folder of GGUF files are \
+imported. A GGUF file is recognised by its content.
 
 Examples:
-  paguro import MODEL.gguf                   under the file's name
-  paguro import MODEL.gguf --name tiny       under another name
+  paguro import ollama:                      all models of Ollama
+  paguro import ollama:qwen3:4b              one of them
+  paguro import lmstudio:                    also hf-cache:
+  paguro import MODEL.gguf --name tiny       a file, under another name
   paguro import some/hf-folder --copy        a copy; the folder can be deleted")]
 pub struct ImportArgs {
-    /// A GGUF file (any one of a split model) or a Hugging Face folder
-    #[arg(value_name = "FILE | FOLDER")]
+    /// A GGUF file (any one of a split model), a folder of models, or ollama:, lmstudio: or hf-cache: with or without a
+    /// name
+    #[arg(value_name = "FILE | FOLDER | PROGRAM:[NAME]")]
     pub path: PathBuf,
 
-    /// Its name in the library [default: its file's]
+    /// Its name in the library [default: its file's, or that in the other program]
     #[arg(long, value_name = "NAME")]
     pub name: Option<ModelName>,
 
     /// Copy the files into the library
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["link", "in_place"])]
     pub copy: bool,
+
+    /// Make hard links in the library, so that the model stays if the files are removed [default for other programs]
+    #[arg(long, conflicts_with = "in_place")]
+    pub link: bool,
+
+    /// Leave the files where they are [default for a path]
+    #[arg(long)]
+    pub in_place: bool,
 
     /// Replace a model of that name
     #[arg(long)]
@@ -71,6 +87,26 @@ pub struct ImportArgs {
     /// Import even if this version cannot run the model
     #[arg(long)]
     pub force: bool,
+}
+
+/// Place of an imported model's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Copies in the library.
+    Copy,
+    /// Hard links in the library.
+    Link,
+    /// The place where they are.
+    InPlace,
+}
+
+impl ImportArgs {
+    /// Returns the place that a flag selects.
+    pub fn placement(&self) -> Option<Placement> {
+        let flags =
+            [(self.copy, Placement::Copy), (self.link, Placement::Link), (self.in_place, Placement::InPlace)];
+        flags.into_iter().find(|(is_given, _)| *is_given).map(|(_, placement)| placement)
+    }
 }
 
 /// `paguro search`.
@@ -100,6 +136,10 @@ pub struct SearchArgs {
 /// `paguro list`.
 #[derive(Args, Debug)]
 pub struct ListArgs {
+    /// List models of Ollama, LM Studio and the Hugging Face cache instead, with the command that imports each
+    #[arg(long)]
+    pub found: bool,
+
     /// Without effect: all models are listed
     #[arg(short, long, hide = true)]
     pub all: bool,
@@ -135,6 +175,9 @@ pub struct RmArgs {
 
 /// `paguro cp`.
 #[derive(Args, Debug)]
+#[command(after_long_help = "\
+The two models share their files, and each has a preset of its own. Another name of one model is an alias: \
+paguro preset NAME --alias OTHER.")]
 pub struct CpArgs {
     /// The model
     #[arg(value_name = "NAME")]
@@ -154,7 +197,8 @@ pub struct CpArgs {
 #[command(after_long_help = "\
 A preset has the settings with which servers load a model, defaults of its requests, and its aliases. It is kept when \
 the model is pulled again. A running server applies it from the next request on, and reloads the model if necessary. \
-Options are those of Ollama's API; values in a request take precedence. `paguro run` uses only the aliases.
+Options are those of Ollama's API; values in a request take precedence. `paguro run` uses the context, the system message and \
+the options, unless a flag sets them.
 
 The settings file of a server can also have presets, even for models outside of the library; they take precedence:
 
@@ -167,7 +211,8 @@ Examples:
   paguro preset qwen3:4b                                    show it
   paguro preset qwen3:4b --ctx 32768 --kv-dtype q8
   paguro preset qwen3:4b --set temperature=0.2 --set top_k=20
-  paguro preset qwen3:4b --alias coder --alias gpt-5")]
+  paguro preset qwen3:4b --alias coder --alias gpt-5
+  paguro preset coder --remove-alias coder")]
 pub struct PresetArgs {
     /// The model
     #[arg(value_name = "NAME")]
@@ -197,6 +242,10 @@ pub struct PresetArgs {
     #[arg(long = "alias", value_name = "NAME")]
     pub aliases: Vec<ModelName>,
 
+    /// Remove an alias; repeatable
+    #[arg(long = "remove-alias", value_name = "NAME")]
+    pub removed_aliases: Vec<ModelName>,
+
     /// Remove the preset first
     #[arg(long)]
     pub clear: bool,
@@ -215,6 +264,7 @@ impl PresetArgs {
             || self.system.is_some()
             || !self.options.is_empty()
             || !self.aliases.is_empty()
+            || !self.removed_aliases.is_empty()
     }
 }
 

@@ -5,6 +5,7 @@ mod cache;
 mod choices;
 mod embed;
 pub mod foreign;
+mod groups;
 mod keys;
 mod library;
 mod model;
@@ -24,12 +25,14 @@ use paguro_engine::EngineOptions;
 
 pub use bench::BenchArgs;
 pub use cache::{CacheArgs, CacheCommand};
-pub use choices::{Attention, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName};
+pub use choices::{
+    Attention, BenchDrafts, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName, Speculate,
+};
 pub use embed::{CutAt, EmbedArgs, RerankArgs};
-pub use keys::{KeysArgs, KeysCommand, PsArgs};
+pub use keys::{KeysArgs, KeysCommand, PsArgs, ServerArgs, UnloadArgs};
 pub use library::{
-    CpArgs, ImportArgs, ListArgs, PresetArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, SearchArgs, ShowArgs,
-    VerifyArgs,
+    CpArgs, ImportArgs, ListArgs, Placement, PresetArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs,
+    SearchArgs, ShowArgs, VerifyArgs,
 };
 pub use model::ModelArg;
 pub use parse::parse;
@@ -92,6 +95,9 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// List the models that a running server has loaded
     Ps(PsArgs),
+    /// Unload models from the memory of a running server
+    #[command(visible_alias = "stop")]
+    Unload(UnloadArgs),
     /// Manage the keys that clients of the server need
     Keys(KeysArgs),
     /// Show, check or delete what servers keep of earlier prompts on disk
@@ -122,7 +128,7 @@ pub enum Command {
     Pull(PullArgs),
     /// Find models to pull: well-known ones, and those on Hugging Face
     Search(SearchArgs),
-    /// Import a model file or folder of this machine into the library
+    /// Import models of this machine: files, folders, those of Ollama, LM Studio and the Hugging Face cache
     Import(ImportArgs),
     /// List the models in the library
     #[command(visible_alias = "ls")]
@@ -135,7 +141,7 @@ pub enum Command {
     /// Give a model of the library a second name
     #[command(alias = "copy")]
     Cp(CpArgs),
-    /// Set how servers load and use a model of the library, and other names of it
+    /// Set how servers load and use a model of the library, and its aliases
     Preset(PresetArgs),
     /// Delete leftovers: unfinished downloads and files that no model uses
     Prune(PruneArgs),
@@ -225,6 +231,23 @@ pub struct KvDtypeArg {
         value_name = "f16|q8|q4"
     )]
     pub kv_dtype: KvDtype,
+}
+
+/// Drafts of answers.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Running")]
+pub struct SpeculateArg {
+    /// Guess tokens of an answer from the text before it and check several in a step, where that is faster: `auto` or
+    /// `off`. Answers are the same
+    #[arg(
+        long,
+        value_enum,
+        default_value = "auto",
+        env = "PAGURO_SPECULATE",
+        hide_possible_values = true,
+        value_name = "auto|off"
+    )]
+    pub speculate: Speculate,
 }
 
 /// Tokens of a step.

@@ -3,12 +3,12 @@
 use std::{ffi::OsString, path::Path};
 
 use clap::{
-    CommandFactory, Parser,
+    CommandFactory, FromArgMatches,
     error::{ContextKind, ContextValue, Error, ErrorKind},
 };
 use paguro_library::known::Short;
 
-use super::{Cli, foreign};
+use super::{Cli, foreign, groups};
 use crate::{
     devices::Devices,
     failure::{Failure, Outcome},
@@ -22,7 +22,8 @@ use crate::{
 pub fn parse(words: Vec<OsString>) -> Outcome<(Cli, Vec<String>)> {
     let translated = foreign::translate(words)?;
     let words = translated.words.clone();
-    match Cli::try_parse_from(translated.words) {
+    let matches = groups::grouped(Cli::command()).try_get_matches_from(translated.words);
+    match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => Ok((cli, translated.notes)),
         Err(error) => Err(match error.kind() {
             ErrorKind::DisplayVersion if words.iter().any(|word| word == "--version") => {
@@ -52,7 +53,8 @@ pub fn parse(words: Vec<OsString>) -> Outcome<(Cli, Vec<String>)> {
 fn context(error: &Error, kind: ContextKind) -> Option<String> {
     match error.get(kind)? {
         ContextValue::String(text) => Some(text.clone()),
-        ContextValue::Strings(texts) => texts.first().cloned(),
+        // The nearest one is the last.
+        ContextValue::Strings(texts) => texts.last().cloned(),
         _ => None,
     }
 }
@@ -120,6 +122,21 @@ fn conflict(error: &Error) -> Failure {
     Failure::usage(first.trim_start_matches("error: ")).hint("leave one of them out")
 }
 
+/// Returns the command that differs from `word` by one or two letters, or by their order.
+fn near_command(word: &str) -> Option<String> {
+    let cli = Cli::command();
+    let names = cli.get_subcommands().flat_map(|command| {
+        [command.get_name()]
+            .into_iter()
+            .chain(command.get_all_aliases())
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    });
+    let distance = |name: &String| strsim::osa_distance(name, word);
+    let allowed = if word.chars().count() < 5 { 1 } else { 2 };
+    names.filter(|name| distance(name) <= allowed).min_by_key(distance)
+}
+
 fn unknown_command(error: &Error, words: &[OsString]) -> Failure {
     let word = context(error, ContextKind::InvalidSubcommand)
         .or_else(|| words.get(1)?.to_str().map(str::to_owned))
@@ -133,7 +150,9 @@ fn unknown_command(error: &Error, words: &[OsString]) -> Failure {
         failure.hint(hint)
     } else if word.contains(char::is_whitespace) {
         failure.hint(format!("to ask the built-in model: paguro run {word:?}"))
-    } else if let Some(near) = context(error, ContextKind::SuggestedSubcommand) {
+    } else if let Some(near) =
+        near_command(&word).or_else(|| context(error, ContextKind::SuggestedSubcommand))
+    {
         failure.hint(format!("did you mean `{near}`?"))
     } else if is_model {
         failure.hint(format!("to run a model: paguro run {word}"))

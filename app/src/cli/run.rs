@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    AttentionArg, BatchTokensArg, GrammarArgs, KvDtypeArg, RunOnArgs, SamplingArgs, ThreadsArg, choices,
+    AttentionArg, BatchTokensArg, GrammarArgs, KvDtypeArg, RunOnArgs, SamplingArgs, SpeculateArg, ThreadsArg,
+    choices,
 };
 
 /// `paguro run`.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(after_long_help = "\
 The first word is the model, if it could be a name: letters, digits and . _ - : / without spaces. It is `tales`, the \
 model inside this binary; a GGUF file or a Hugging Face folder; a model of the library (`paguro list`); or a short name \
@@ -24,8 +25,8 @@ A model with a chat template gets the prompt as the user's message. A model with
 as it stands: the tokens that the model puts before every text (BOS) are added unless the prompt already begins with \
 them, and with --raw the special tokens written in the prompt are recognised.
 
-Sampling values are the model's own recommendation where it has one, else temperature 0.8, top-k 40, top-p 0.95, min-p \
-0.05. The seed is random unless given, and reported.
+Sampling values are those of the model's preset (`paguro preset`), else the model's own recommendation where it has one, \
+else temperature 0.8, top-k 40, top-p 0.95, min-p 0.05. The seed is random unless given, and reported.
 
 Flags of llama.cpp and Ollama with a meaning here are understood: --temp, --num-predict, --ctx-size, -ngl, -fa, -ctk ...
 
@@ -115,6 +116,10 @@ pub struct RunArgs {
     /// See [`KvDtypeArg`].
     #[command(flatten)]
     pub kv: KvDtypeArg,
+
+    /// See [`SpeculateArg`].
+    #[command(flatten)]
+    pub speculate: SpeculateArg,
 
     /// See [`AttentionArg`].
     #[command(flatten)]

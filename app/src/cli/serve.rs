@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
 use paguro_server::{Alias, KvEncoding};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{
-    choices::{self, Device, KvDtype, Numerics},
+    choices::{self, Device, KvDtype, Numerics, Speculate},
     quantities::{Bytes, KeepAlive, SizeOrOff, Time},
 };
 use crate::{mcp::McpOptions, presets::Preset};
@@ -15,7 +15,8 @@ use crate::{mcp::McpOptions, presets::Preset};
 /// `paguro serve`.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = "\
-Serves the model inside this binary, `tales`, the named models, and all models of the library. A model is loaded at its \
+Serves the model inside this binary, `tales`, the named models, those of folders (--models-dir), and all models of the \
+library. A model is loaded at its \
 first request, and unloaded if it is not used for a while or another model needs the memory. The port is Ollama's, so \
 its clients find the server. OpenAI clients need the address http://127.0.0.1:11434/v1, Anthropic clients need \
 http://127.0.0.1:11434; any API key works until there are keys.
@@ -42,6 +43,7 @@ Sizes are bytes or have a unit: 512MiB, 8GB. Times are seconds or have a unit: 9
 Examples:
   paguro serve
   paguro serve MODEL.gguf --port 8080 --keep-alive forever
+  paguro serve some/folder                       all models in it
   paguro serve -m MODEL.gguf --alias gpt-4o --host 0.0.0.0 --api-key secret
   curl http://127.0.0.1:11434/v1/chat/completions -d '{\"model\": \"tales\",
     \"messages\": [{\"role\": \"user\", \"content\": \"Tell me a story\"}]}'")]
@@ -99,14 +101,19 @@ impl Args for GivenOptions {
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServeOptions {
-    /// GGUF files and Hugging Face folders to serve, by their file names
-    #[arg(value_name = "MODEL")]
+    /// GGUF files and Hugging Face folders to serve, by their file names; a folder of such stands for all in it
+    #[arg(value_name = "MODEL | FOLDER")]
     pub models: Vec<String>,
 
     /// The same, as a flag; repeatable
     #[arg(short = 'm', long = "model", value_name = "MODEL")]
     #[serde(rename = "model")]
     pub more_models: Vec<String>,
+
+    /// Serve all models in this folder, by their file names; repeatable
+    #[arg(long = "models-dir", env = "PAGURO_MODELS_DIR", value_name = "FOLDER", help_heading = "Models")]
+    #[serde(rename = "models-dir", deserialize_with = "one_or_many")]
+    pub model_folders: Vec<PathBuf>,
 
     /// Address or name to listen at: 127.0.0.1, localhost, 0.0.0.0 for all [default: 127.0.0.1]
     #[arg(long, env = "PAGURO_HOST", value_name = "ADDRESS", help_heading = "Listening")]
@@ -286,6 +293,18 @@ pub struct ServeOptions {
     )]
     pub kv_dtype: Option<KvDtype>,
 
+    /// Guess tokens of answers from the text before them and check several in a step, where that is faster: auto, or off. Answers are
+    /// the same [default: auto]
+    #[arg(
+        long,
+        value_enum,
+        env = "PAGURO_SPECULATE",
+        hide_possible_values = true,
+        value_name = "auto|off",
+        help_heading = "Models"
+    )]
+    pub speculate: Option<Speculate>,
+
     /// Memory of the host for K and V that a GPU has no room for, of all models together; or off. It has no use on the CPU [default: a
     /// quarter of the free memory, at most 16GB]
     #[arg(long, env = "PAGURO_KV_HOST", value_name = "BYTES|off", help_heading = "Models")]
@@ -419,8 +438,9 @@ impl ServeOptions {
     #[must_use]
     pub fn or(self, weaker: Self) -> Self {
         Self {
-            models: or_list(self.models, weaker.models),
-            more_models: or_list(self.more_models, weaker.more_models),
+            models: union(self.models, weaker.models),
+            more_models: union(self.more_models, weaker.more_models),
+            model_folders: union(self.model_folders, weaker.model_folders),
             api_keys: or_list(self.api_keys, weaker.api_keys),
             host: self.host.or(weaker.host),
             port: self.port.or(weaker.port),
@@ -449,6 +469,7 @@ impl ServeOptions {
             ctx: self.ctx.or(weaker.ctx),
             kv_memory: self.kv_memory.or(weaker.kv_memory),
             kv_dtype: self.kv_dtype.or(weaker.kv_dtype),
+            speculate: self.speculate.or(weaker.speculate),
             share_prefixes: self.share_prefixes.or(weaker.share_prefixes),
             kv_events: self.kv_events.or(weaker.kv_events),
             kv_events_replay: self.kv_events_replay.or(weaker.kv_events_replay),
@@ -472,6 +493,30 @@ impl ServeOptions {
             log_format: self.log_format.or(weaker.log_format),
         }
     }
+}
+
+/// Returns the values of both lists, each once. Models of the command line are served besides those of the file.
+fn union<T: PartialEq>(mut list: Vec<T>, weaker: Vec<T>) -> Vec<T> {
+    for value in weaker {
+        if !list.contains(&value) {
+            list.push(value);
+        }
+    }
+    list
+}
+
+/// Reads a path, or a list of paths.
+fn one_or_many<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<PathBuf>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Paths {
+        One(PathBuf),
+        Many(Vec<PathBuf>),
+    }
+    Ok(match Paths::deserialize(input)? {
+        Paths::One(path) => vec![path],
+        Paths::Many(paths) => paths,
+    })
 }
 
 fn or_list<T>(list: Vec<T>, weaker: Vec<T>) -> Vec<T> {
@@ -530,6 +575,14 @@ mod tests {
                 .unwrap();
         assert_eq!((options.port, options.memory), (Some(8080), Some(Bytes(1_000_000))));
         assert_eq!(options.keep_alive, Some(KeepAlive(Some(Duration::from_secs(3600)))));
+        for text in ["models-dir = \"a\"", "models-dir = [\"a\"]"] {
+            assert_eq!(toml::from_str::<ServeOptions>(text).unwrap().model_folders, [PathBuf::from("a")]);
+        }
+        let models = |names: &[&str]| ServeOptions {
+            models: names.iter().map(|&name| name.to_owned()).collect(),
+            ..ServeOptions::default()
+        };
+        assert_eq!(models(&["a", "b"]).or(models(&["b", "c"])).models, ["a", "b", "c"]);
         let error = |text: &str| toml::from_str::<ServeOptions>(text).unwrap_err().to_string();
         assert!(error("prot = 8080").contains("unknown field `prot`"));
         assert!(error("keep-alive = \"soon\"").contains("must be a time"));

@@ -221,8 +221,17 @@ impl Devices {
                 Some(Device::Gpu(index)) => Some(index),
                 Some(Device::Cpu) => None,
                 Some(Device::Auto) | None => Some(self.automatic().ok_or_else(|| {
-                    Failure::new("there is no GPU that --device auto would choose")
-                        .hint("name one: --device gpu:0")
+                    let gpus = self.gpu.as_ref().and_then(|gpu| gpu.list(None, args.numerics).ok());
+                    match gpus.unwrap_or_default().first() {
+                        None => Failure::new(
+                            "there is no GPU on this machine, or it has no driver for Vulkan or Metal",
+                        )
+                        .hint(
+                            "docs/gpu.md lists drivers; `paguro devices --test --device cpu` tests the CPU",
+                        ),
+                        Some(gpu) => Failure::new("there is no GPU that --device auto would choose")
+                            .hint(format!("name one: --device {}", gpu.name)),
+                    }
                 })?),
             };
             return match index {

@@ -19,7 +19,7 @@ use crate::{
     devices::Devices,
     failure::{Failure, Outcome},
     load,
-    models::Source,
+    models::{Found, Source},
     output::Output,
     settings::{LibrarySettings, Terminal},
     tokenize::without_mark,
@@ -44,12 +44,12 @@ pub fn eval(
     devices: &Devices,
     terminal: Terminal,
 ) -> Outcome<()> {
-    let (model, file) = model_and_file(&args.text)?;
+    let (model, file) = model_and_file(&args.text, library)?;
     let source = Source::find(model.as_deref(), library)?;
     let text = read(file)?;
     let arrangement =
         args.stride.map_or(Windows::adjacent(args.ctx), |stride| Windows::strided(args.ctx, stride));
-    let model = load::writer(&source, Some(arrangement.window))?;
+    let model = load::writer(&source, load::Context::Tokens(arrangement.window))?;
     let tokens = model.tokenizer.encode_prompt(&text, SpecialTokens::AsText);
     let windows = arrangement
         .cut(&tokens, first_of_every_text(&model.tokenizer), args.chunks)
@@ -123,12 +123,20 @@ pub fn eval(
 ///
 /// # Errors
 /// There is no text, or two.
-pub fn model_and_file(args: &TextArgs) -> Outcome<(Option<Cow<'_, str>>, &Path)> {
+pub fn model_and_file<'a>(
+    args: &'a TextArgs,
+    library: &LibrarySettings,
+) -> Outcome<(Option<Cow<'a, str>>, &'a Path)> {
     let word = |path: &'_ PathBuf| path.to_string_lossy().into_owned();
     let flag = args.model.as_deref().map(Cow::Borrowed);
     match (&args.words[..], args.file.as_deref()) {
         ([], Some(file)) => Ok((flag, file)),
         ([model], Some(file)) => Ok((Some(word(model).into()), file)),
+        ([model], None) if flag.is_none() && is_only_a_model(model, library) => {
+            let model = model.display();
+            Err(Failure::usage(format!("`{model}` is the model; the file with the text is missing"))
+                .hint(format!("name it after the model: {model} text.txt")))
+        }
         ([file], None) => Ok((flag, file)),
         ([model, file], None) => Ok((Some(word(model).into()), file)),
         ([], None) => {
@@ -136,6 +144,16 @@ pub fn model_and_file(args: &TextArgs) -> Outcome<(Option<Cow<'_, str>>, &Path)>
         }
         _ => Err(Failure::usage("the text is given twice").hint("MODEL FILE, or -m MODEL -f FILE")),
     }
+}
+
+/// Returns true for a word that is no text: the name of a model, a model's file or folder.
+fn is_only_a_model(word: &Path, library: &LibrarySettings) -> bool {
+    let is_gguf = word.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    if word.is_file() && !is_gguf {
+        return false;
+    }
+    let found = word.to_str().map(|name| Source::look_up(name, library));
+    matches!(found, Some(Ok(Found::Here(_))))
 }
 
 /// Reads the file. One line end at its end is dropped, as in llama.cpp.

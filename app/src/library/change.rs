@@ -1,12 +1,12 @@
 //! `paguro rm`, `paguro cp` and `paguro prune`.
 
-use paguro_library::{Library, LibraryError};
+use paguro_library::{Library, LibraryError, ModelRecord, plain_name};
 
 use super::{empty, failure, failure_of, usable};
 use crate::{
     cache,
     cli::{CpArgs, PruneArgs, RmArgs},
-    failure::Outcome,
+    failure::{Failure, Outcome},
     output::Output,
     settings::LibrarySettings,
     units,
@@ -15,7 +15,7 @@ use crate::{
 /// Runs `paguro rm`.
 ///
 /// # Errors
-/// A name is ambiguous, or unknown without `--force`. The models before it are already removed then.
+/// A name is ambiguous, an alias, or unknown without `--force`. No model is removed then.
 pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
     let Some(library) = settings.open_existing()? else {
         if args.force {
@@ -23,6 +23,7 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
         }
         return Err(empty(&args.names[0]));
     };
+    check(&library, args)?;
     let mut out = Output::new();
     for name in &args.names {
         let removed = match library.remove(name) {
@@ -37,6 +38,31 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
         out.line(format_args!("removed {model} ({freed})"))?;
         if let Err(error) = cache::forget(settings, &model) {
             out.line(format_args!("its cache on disk is still there: {error}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks all names before the first model is removed.
+fn check(library: &Library, args: &RmArgs) -> Outcome<()> {
+    let stays = |failure: Failure| match args.names.len() {
+        1 => failure,
+        _ => failure.hint("nothing was removed"),
+    };
+    let aliases = |record: &ModelRecord, name: &str| {
+        record.aliases().any(|alias| plain_name(alias).eq_ignore_ascii_case(plain_name(name)))
+    };
+    for name in &args.names {
+        match library.find(name) {
+            Ok(record) if aliases(&record, name) => {
+                let model = record.name.short();
+                let failure = Failure::usage(format!("`{name}` is an alias of the model {model}"))
+                    .hint(format!("to remove the alias: paguro preset {model} --remove-alias {name}"))
+                    .hint(format!("to remove the model: paguro rm {model}"));
+                return Err(stays(failure));
+            }
+            Err(LibraryError::NotFound { .. }) if args.force => {}
+            found => drop(found.map_err(|error| stays(failure_of(name, error)))?),
         }
     }
     Ok(())

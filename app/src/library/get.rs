@@ -1,14 +1,14 @@
-//! `paguro pull` and `paguro import`.
+//! `paguro pull`.
 
 use std::{cell::RefCell, error::Error, path::Path};
 
 use paguro_library::{
-    Cancel, Details, ImportOptions, LibraryError, ModelName, ModelRecord, PullOptions, hub::Reference, known,
+    Cancel, Details, LibraryError, ModelName, ModelRecord, PullOptions, hub::Reference, known,
 };
 
-use super::{failure, inspect_with_chat, progress::Bars, usable};
+use super::{Chat, failure, inspect_with_chat, progress::Bars, usable};
 use crate::{
-    cli::{ImportArgs, PullArgs},
+    cli::PullArgs,
     failure::{Failure, Outcome},
     interrupt::Interrupt,
     models::{EMBEDDED, is_embedded},
@@ -57,7 +57,7 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
 }
 
 /// Returns a message with the reason for which this version cannot run the model; `None` if it can.
-fn cannot_run(record: &ModelRecord) -> Option<String> {
+pub fn cannot_run(record: &ModelRecord) -> Option<String> {
     let problem = record.details.problem.as_ref()?;
     Some(format!("this version of Paguro cannot run `{}`: {problem}", record.name.short()))
 }
@@ -92,21 +92,26 @@ pub fn download(
     Ok(record)
 }
 
-/// Inspector of a model. It also compiles the chat template, and stores the error.
+/// Inspector of a model. It also compiles the chat template, and stores the result.
 #[derive(Default)]
-struct ChatCheck(RefCell<Option<String>>);
+pub struct ChatCheck(RefCell<Chat>);
 
 impl ChatCheck {
     /// Opens the model at `path` and returns its properties.
-    fn inspect(&self, path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
-        let (details, problem) = inspect_with_chat(path)?;
-        self.0.replace(problem);
+    pub fn inspect(&self, path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
+        let (details, chat) = inspect_with_chat(path)?;
+        self.0.replace(chat);
         Ok(details)
     }
 
+    /// Returns true if the inspected model has no chat template.
+    pub fn lacks_template(&self) -> bool {
+        *self.0.borrow() == Chat::None
+    }
+
     /// Prints a warning if the chat template of the model does not compile.
-    fn warn(&self, record: &ModelRecord, terminal: Terminal) {
-        if let Some(problem) = self.0.take() {
+    pub fn warn(&self, record: &ModelRecord, terminal: Terminal) {
+        if let Chat::Broken(problem) = &*self.0.borrow() {
             let name = record.name.short();
             terminal.status(&format!("{name} cannot chat: {problem}"));
             terminal
@@ -115,46 +120,11 @@ impl ChatCheck {
     }
 }
 
-/// Runs `paguro import`.
+/// Prints the name, size and quantization of the model.
 ///
 /// # Errors
-/// The path has no model, the name is taken, or Ctrl-C is pressed.
-pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    args.name.as_ref().map(usable).transpose()?;
-    let library = settings.open()?;
-    let (cancel, interrupt) = (Cancel::default(), Interrupt::install()?);
-    let stop = cancel.clone();
-    let _armed = interrupt.on_press(move || stop.cancel());
-    let options = ImportOptions {
-        name: args.name.clone(),
-        copy: args.copy,
-        replace: args.replace,
-        force: args.force,
-        cancel,
-    };
-    let bars = Bars::new(terminal, if args.copy { "copying" } else { "reading" });
-    let chat = ChatCheck::default();
-    let result = library.import(&args.path, &options, &|path| chat.inspect(path), &|progress| {
-        bars.show(progress);
-    });
-    drop(bars);
-    let record = result.map_err(|error| match error {
-        LibraryError::NameTaken { name } => {
-            Failure::usage(format!("the library has a model `{name}` already"))
-                .hint("--name gives another name, --replace takes its place")
-        }
-        error => failure(error),
-    })?;
-    print_summary(&record, terminal)?;
-    if let Some(text) = cannot_run(&record) {
-        terminal.status(&text);
-    }
-    chat.warn(&record, terminal);
-    Ok(())
-}
-
-/// Prints the name, size and quantization of the model.
-fn print_summary(record: &ModelRecord, terminal: Terminal) -> Outcome<()> {
+/// The error of standard output.
+pub fn print_summary(record: &ModelRecord, terminal: Terminal) -> Outcome<()> {
     let (name, size) = (record.name.short(), units::bytes(record.size()));
     Output::new().line(format_args!("{name} ({size}, {})", record.details.quantization))?;
     if record.details.problem.is_none() {

@@ -2,6 +2,8 @@
 
 mod change;
 mod get;
+mod import;
+mod ollama;
 mod preset;
 mod progress;
 mod search;
@@ -17,12 +19,14 @@ use std::{
 
 use paguro_library::{
     Details, Library, LibraryError, ModelName,
+    found::Program,
     hub::{Hub, HubOptions},
 };
 use paguro_model::{LoadOptions, ModelError, ModelFile};
 
 pub use change::{cp, prune, rm};
-pub use get::{download, import, pull};
+pub use get::{download, pull};
+pub use import::import;
 pub use preset::preset;
 pub use search::search;
 pub use show::{list, show};
@@ -30,6 +34,7 @@ pub use verify::{rebuild, verify};
 
 use crate::{
     failure::{Failure, Outcome},
+    load,
     models::{EMBEDDED, is_embedded},
     settings::LibrarySettings,
 };
@@ -88,9 +93,6 @@ impl LibrarySettings {
     }
 }
 
-/// Context that a model must support, which is the default of `run` and `serve`.
-const DEFAULT_CONTEXT: usize = 8192;
-
 /// Identity of this build. Another build may support other models.
 pub static VERSION: LazyLock<String> = LazyLock::new(|| {
     let built = || {
@@ -105,17 +107,38 @@ pub fn inspect(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
     inspect_with_chat(path).map(|(details, _)| details)
 }
 
-/// Returns [`inspect`]'s result, and the problem of the model's chat template, if there is one.
-fn inspect_with_chat(path: &Path) -> Result<(Details, Option<String>), Box<dyn Error + Send + Sync>> {
+/// Chat template of an inspected model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Chat {
+    /// The file has none, or cannot run.
+    #[default]
+    None,
+    /// It compiles.
+    Works,
+    /// It fails with this error.
+    Broken(String),
+}
+
+/// Returns [`inspect`]'s result, and the state of the model's chat template.
+fn inspect_with_chat(path: &Path) -> Result<(Details, Chat), Box<dyn Error + Send + Sync>> {
     let file = ModelFile::open(path)?;
     file.check_templates()?;
     let description = file.description();
+    // As `run` and `serve` would load it.
+    let max_context = Some(load::default_context(&file));
     // Everything except the weights is read: architecture, tensors and their formats, tokenizer.
-    let (problem, chat_problem) = match file.load(&LoadOptions { max_context: Some(DEFAULT_CONTEXT) }) {
-        Ok(model) => (None, model.chat_problem()),
+    let (problem, chat) = match file.load(&LoadOptions { max_context }) {
+        Ok(model) => {
+            let chat = match (model.chat_problem(), &model.chat_template) {
+                (Some(problem), _) => Chat::Broken(problem),
+                (None, Some(_)) => Chat::Works,
+                (None, None) => Chat::None,
+            };
+            (None, chat)
+        }
         // An I/O error may be transient.
         Err(error @ ModelError::Io { .. }) => return Err(error.into()),
-        Err(error) => (Some(error.to_string()), None),
+        Err(error) => (Some(error.to_string()), Chat::None),
     };
     let details = Details {
         architecture: file.architecture().map(str::to_owned),
@@ -124,7 +147,7 @@ fn inspect_with_chat(path: &Path) -> Result<(Details, Option<String>), Box<dyn E
         problem,
         inspected_by: VERSION.clone(),
     };
-    Ok((details, chat_problem))
+    Ok((details, chat))
 }
 
 /// Converts an error of the library to a failure.
@@ -142,9 +165,28 @@ pub fn failure(error: LibraryError) -> Failure {
         | E::BadReference { .. }
         | E::NameTaken { .. }
         | E::Choice { .. }
+        | E::NotFoundThere { .. }
         | E::BadEndpoint { .. } => Failure::usage(error),
         // Messages that include their causes.
         _ => Failure::new(error),
+    }
+}
+
+/// Returns the error for a program without models on this machine.
+fn empty_store(program: Program, problems: &[String]) -> Failure {
+    if !problems.is_empty() {
+        return Failure::new(problems.join("; "))
+            .hint(format!("your user needs the permission to read the models of {program}"));
+    }
+    let failure = Failure::usage(format!("{program} has no models on this machine"));
+    match program {
+        Program::Ollama => {
+            failure.hint("OLLAMA_MODELS is the folder of its models, if it is not the usual one")
+        }
+        Program::LmStudio => failure.hint("to import another folder of models: paguro import FOLDER"),
+        Program::HfCache | Program::Folder => {
+            failure.hint("HF_HOME is the folder with `hub`, if it is not the usual one")
+        }
     }
 }
 

@@ -62,6 +62,14 @@ fn changed(args: &PresetArgs, old: Preset) -> Outcome<Preset> {
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
         preset.options.insert(name.to_owned(), value);
     }
+    for alias in args.removed_aliases.iter().map(ModelName::short) {
+        let before = preset.aliases.len();
+        preset.aliases.retain(|other| !other.eq_ignore_ascii_case(&alias));
+        if preset.aliases.len() == before {
+            return Err(Failure::usage(format!("`{alias}` is no alias of this model"))
+                .hint("`paguro preset NAME` lists its aliases"));
+        }
+    }
     for alias in args.aliases.iter().map(ModelName::short) {
         if !preset.aliases.contains(&alias) {
             preset.aliases.push(alias);

@@ -160,6 +160,12 @@ impl Answer {
                 speed(self.decode_rate())
             ),
         ];
+        let sum =
+            |of: fn(&Usage) -> usize| self.branches.iter().map(|branch| of(&branch.usage)).sum::<usize>();
+        let (drafted, accepted) = (sum(|usage| usage.drafted_tokens), sum(|usage| usage.accepted_tokens));
+        if drafted > 0 {
+            parts.push(format!("{accepted} of {drafted} drafted tokens accepted"));
+        }
         parts.extend(seed.map(|seed| format!("seed {seed}")));
         parts.extend(self.remarks());
         parts.join(" · ")
@@ -213,6 +219,8 @@ impl Branch {
             object.insert("stop".into(), json!(text));
         }
         object.insert("answer_tokens".into(), json!(self.usage.generated_tokens));
+        object.insert("drafted_tokens".into(), json!(self.usage.drafted_tokens));
+        object.insert("accepted_tokens".into(), json!(self.usage.accepted_tokens));
         if !self.tokens.is_empty() {
             // A token may be a part of a character; `tokenize` prints its bytes.
             let token = |id: u32, logprob: f32| json!({"id": id, "text": String::from_utf8_lossy(tokenizer.token_bytes(id)), "logprob": logprob});

@@ -1,6 +1,6 @@
 //! The interactive chat.
 
-use std::{io::Write, path::Path, time::Instant};
+use std::{path::Path, time::Instant};
 
 use clap::{Parser, error::ErrorKind};
 use paguro_engine::SubmitError;
@@ -66,10 +66,11 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// Runs the chat until the user leaves.
+    /// Runs the chat until the user leaves. A command or an answer that fails prints its error, and the chat goes on with
+    /// its model, conversation and values.
     ///
     /// # Errors
-    /// The terminal cannot be read, an answer cannot be printed, or the engine failed.
+    /// The terminal cannot be read, or an answer cannot be printed.
     pub fn run(&mut self, history: Option<&Path>) -> Outcome<()> {
         let values = self.values().into_iter().map(|(name, _)| name);
         let values = values.chain(["system", "verbose"].map(str::to_owned)).collect();
@@ -81,7 +82,6 @@ impl<'a> Chat<'a> {
                 Entry::Exit => break,
                 Entry::Message(text) => self.message(text)?,
                 Entry::Regenerate => self.regenerate()?,
-                Entry::Show => self.show()?,
                 other => self.command(other),
             }
             self.keep();
@@ -138,10 +138,11 @@ impl<'a> Chat<'a> {
                 self.note(if verbose { "Speeds are shown." } else { "Speeds are not shown." });
             }
             Entry::Values => self.list_values(),
+            Entry::Show => self.show(),
             Entry::Set { name, value } => self.set(&name, value.as_deref()),
             Entry::Help => self.invocation.terminal.table(&commands::help()),
             Entry::Wrong(problem) => self.note(&problem),
-            Entry::Message(_) | Entry::Regenerate | Entry::Show | Entry::Exit | Entry::Empty => {}
+            Entry::Message(_) | Entry::Regenerate | Entry::Exit | Entry::Empty => {}
         }
     }
 
@@ -157,6 +158,9 @@ impl<'a> Chat<'a> {
         self.invocation
             .terminal
             .status(&format!("{}{what} · /help for help, Ctrl-D to leave", self.running.name));
+        if self.running.name == EMBEDDED && self.conversation.len() == 0 {
+            self.invocation.terminal.status("It tells short stories: try \"Tell me a story about a boat\".");
+        }
     }
 
     /// Returns the names that `/model` completes.
@@ -241,23 +245,41 @@ impl<'a> Chat<'a> {
         let submitted = Instant::now();
         let generation = match loaded.handle.generate(request) {
             Ok(generation) => generation,
-            Err(error @ SubmitError::Stopped { .. }) => return Err(Failure::from_error(&error)),
             Err(error) => {
                 drop(reading);
-                self.say(&refused(&error));
+                let failure = refused(&error);
+                let is_over = matches!(error, SubmitError::Stopped { .. });
+                self.say(&if is_over { failure.hint(self.after_the_engine()) } else { failure });
                 return Ok(false);
             }
         };
         let canceller = generation.canceller();
         let armed = self.invocation.interrupt.on_press(move || canceller.cancel());
         let out = &mut self.out;
+        let (mut is_broken, mut begun) = (false, false);
         let answer = follow(generation, 1, submitted, |piece| {
             reading.take();
-            out.piece(piece.text)
-        })?;
+            begun |= !piece.text.is_empty();
+            out.piece(piece.text).inspect_err(|_| is_broken = true)
+        });
         drop((armed, reading));
-        self.finish(answer, seed)?;
-        Ok(true)
+        match answer {
+            Ok(answer) => self.finish(answer, seed).map(|()| true),
+            // Without the output there is no chat.
+            Err(failure) if is_broken => Err(failure),
+            Err(failure) => {
+                if begun {
+                    self.out.piece("\n")?;
+                }
+                self.say(&failure.hint(self.after_the_engine()));
+                Ok(false)
+            }
+        }
+    }
+
+    /// Returns a hint for a chat whose engine failed.
+    fn after_the_engine(&self) -> String {
+        format!("/model {} loads the model again; /save FILE keeps the conversation", self.running.reference)
     }
 
     fn finish(&mut self, answer: Answer, seed: Option<u64>) -> Outcome<()> {
@@ -370,26 +392,25 @@ impl<'a> Chat<'a> {
         }
     }
 
-    fn show(&mut self) -> Outcome<()> {
+    fn show(&self) {
         let Running { loaded, name, style, .. } = &self.running;
-        let used = self.conversation.tokens(&loaded.model, *style)?.len();
+        let limit = loaded.handle.max_context();
+        let messages = units::plural(self.conversation.len(), "message");
+        let context = match self.conversation.tokens(&loaded.model, *style) {
+            Ok(tokens) => format!("{messages}, {} of {limit} tokens", tokens.len()),
+            // Many templates read the first message.
+            Err(_) if self.conversation.len() == 0 => format!("{messages}, of {limit} tokens"),
+            Err(failure) => format!("{messages} that cannot be counted: {}", failure.message()),
+        };
         let values: Vec<_> =
             self.values().into_iter().map(|(name, value)| format!("{name} {value}")).collect();
         let rows = [
             ("model", format!("{name} ({}, {})", loaded.model.name, loaded.model.architecture)),
             ("sampling", values.join(", ")),
             ("system", self.conversation.system().unwrap_or("(none)").to_owned()),
-            (
-                "context",
-                format!(
-                    "{} messages, {used} of {} tokens",
-                    self.conversation.len(),
-                    loaded.handle.max_context()
-                ),
-            ),
+            ("context", context),
         ];
         self.invocation.terminal.table(&rows.map(|(name, value)| (name.to_owned(), value)));
-        Ok(())
     }
 
     fn note(&self, text: &str) {
@@ -405,8 +426,6 @@ impl<'a> Chat<'a> {
     }
 
     fn say(&self, failure: &Failure) {
-        if let Some(report) = failure.report(self.invocation.terminal.color_errors) {
-            let _ = std::io::stderr().write_all(report.as_bytes());
-        }
+        self.invocation.terminal.report(failure);
     }
 }

@@ -104,9 +104,13 @@ pub fn help() -> Vec<(String, String)> {
     COMMANDS.iter().map(command).chain(keys).collect()
 }
 
-/// Returns the names of all commands with slashes.
+/// Returns the names of all commands with slashes, for completion. A name that takes arguments ends with a blank.
 pub fn names() -> impl Iterator<Item = String> {
-    COMMANDS.iter().flat_map(|command| command.names).map(|name| format!("/{name}"))
+    let of = |command: &'static Command| {
+        let blank = if command.arguments.is_empty() { "" } else { " " };
+        command.names.iter().map(move |name| format!("/{name}{blank}"))
+    };
+    COMMANDS.iter().flat_map(of)
 }
 
 /// Finds the one of `names` that equals `given` or is the only one with this prefix.
@@ -352,6 +356,10 @@ mod tests {
             let Some(Entry::Wrong(problem)) = entry(&[line]) else { panic!("{line}") };
             assert!(problem.contains(expected), "{problem}");
         }
-        assert!(help().len() > 12 && names().any(|name| name == "/retry"));
+        assert!(
+            help().len() > 12
+                && names().any(|name| name == "/retry")
+                && names().any(|name| name == "/model ")
+        );
     }
 }

@@ -6,6 +6,7 @@ mod commands;
 mod editor;
 mod grammar;
 mod once;
+mod preset;
 mod progress;
 mod prompt;
 mod sampling;
@@ -15,7 +16,10 @@ mod session;
 use std::{
     io::{Write, stderr, stdin},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -23,7 +27,7 @@ use paguro_engine::{Constraint, DiskCache, EngineOptions, PageBudget, SubmitErro
 use paguro_model::Model;
 
 use crate::{
-    cli::RunArgs,
+    cli::{RunArgs, Speculate},
     devices::Devices,
     eval,
     failure::{Failure, Outcome},
@@ -37,11 +41,9 @@ use crate::{
     units,
 };
 use chat::Chat;
+use preset::Recorded;
 use prompt::{Conversation, Style};
 use session::{DigestThread, Session};
-
-/// Default context of `run`, limited by the trained context and by memory.
-const DEFAULT_CONTEXT: usize = 65_536;
 
 /// Arguments, settings and terminal of a run.
 #[derive(Clone, Copy)]
@@ -91,8 +93,20 @@ pub fn run(
     let session = args.session.as_ref().map(|name| Session::open(name, library)).transpose()?;
     let invocation = Invocation { args, library, devices, terminal, interrupt, session: session.as_ref() };
     let (source, prompt) = invocation.model_and_prompt()?;
+    let mut recorded = Recorded::of(&source, library)?;
+    let mut completed = args.clone();
+    recorded.complete(&mut completed);
     // Errors of the model are reported before input is read.
-    let opened = invocation.open_source(&source)?;
+    let opened = Invocation { args: &completed, ..invocation }.open_source(&source)?;
+    let has_begun = session.as_ref().is_some_and(|session| session.conversation != Conversation::default());
+    if matches!(opened.style, Style::Chat) && !has_begun {
+        completed.system = completed.system.or(recorded.system);
+    }
+    if !recorded.unused.is_empty() {
+        let (name, unused) = (source.name(), recorded.unused.join(", "));
+        terminal.note(&format!("`run` does not use what is recorded with {name} for servers: {unused}"));
+    }
+    let (args, invocation) = (&completed, Invocation { args: &completed, ..invocation });
     let prompt = with_standard_input(prompt, terminal)?;
     if prompt.is_none() && (args.json || args.branches > 1) {
         let flag = if args.json { "--json" } else { "--branches" };
@@ -140,7 +154,7 @@ impl Invocation<'_> {
             }
         };
         let source = match name {
-            Some(name) => self.find(name).map_err(as_prompt)?,
+            Some(name) => self.find(name, &as_prompt)?,
             None => Source::Embedded,
         };
         if words.as_ref().is_some_and(|prompt| prompt.trim().is_empty()) {
@@ -150,14 +164,16 @@ impl Invocation<'_> {
         Ok((source, words))
     }
 
-    /// Returns the model with this name. Offers to download it.
-    fn find(&self, name: &str) -> Outcome<Source> {
-        let missing = match Source::look_up(name, self.library)? {
+    /// Returns the model with this name. Offers to download it. `unknown` completes the error of an unknown name.
+    fn find(&self, name: &str, unknown: &dyn Fn(Failure) -> Failure) -> Outcome<Source> {
+        let missing = match Source::look_up(name, self.library).map_err(unknown)? {
             Found::Here(source) => return Ok(source),
             Found::Missing(missing) => missing,
         };
         let Some((reference, short)) = missing.download().filter(|_| self.wants_download(&missing)) else {
-            return Err(missing.failure());
+            // A model of another program is no prompt.
+            let is_here = missing.elsewhere.is_some();
+            return Err(if is_here { missing.failure() } else { unknown(missing.failure()) });
         };
         library::download(&reference, short, self.library, self.terminal, self.interrupt)?;
         Source::find(Some(name), self.library)
@@ -166,7 +182,8 @@ impl Invocation<'_> {
     /// Asks for confirmation of a download, if there is a terminal.
     fn wants_download(&self, missing: &Missing) -> bool {
         let Some((title, bytes)) = missing.offer() else { return false };
-        if !self.terminal.interactive || !self.terminal.progress || self.args.json {
+        let is_here = missing.elsewhere.is_some();
+        if is_here || !self.terminal.interactive || !self.terminal.progress || self.args.json {
             return false;
         }
         let size = bytes.map(|bytes| format!(" {}", units::bytes(bytes))).unwrap_or_default();
@@ -180,14 +197,11 @@ impl Invocation<'_> {
 
     /// Opens a model and selects the prompt style.
     fn open_source(&self, source: &Source) -> Outcome<Opened> {
-        if let Source::Library { name, defaults, .. } = source
-            && !defaults.is_empty()
-        {
-            let defaults = defaults.join(", ");
-            self.terminal
-                .note(&format!("`run` does not use what is recorded with {name} for servers: {defaults}"));
-        }
-        let context = Some(self.args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0);
+        let context = match self.args.ctx {
+            None => load::Context::Default,
+            Some(0) => load::Context::Trained,
+            Some(tokens) => load::Context::Tokens(tokens),
+        };
         let weights = self.session.and_then(|session| session.weights(source));
         let model = load::writer(source, context)?;
         let style = Style::new(&model, self.args.raw, self.args.system.as_deref())?;
@@ -226,11 +240,20 @@ impl Invocation<'_> {
         Ok(Running { reference: source.reference(), _digest: digest, name, loaded, style, constraint })
     }
 
-    /// Finds, opens and starts a model.
+    /// Finds, opens and starts another model of a chat. Ctrl-C meanwhile keeps the present one, not ends the program.
     fn open(&self, name: &str) -> Outcome<Running> {
-        let source = self.find(name)?;
-        let opened = self.open_source(&source)?;
-        self.start(&source, opened)
+        let source = self.find(name, &|failure| failure)?;
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let (pressed, terminal) = (is_stopped.clone(), self.terminal);
+        let _armed = self.interrupt.on_press(move || {
+            pressed.store(true, Ordering::Relaxed);
+            terminal.note("the model is dropped when it is loaded; Ctrl-C again ends the program");
+        });
+        let running = self.open_source(&source).and_then(|opened| self.start(&source, opened))?;
+        match is_stopped.load(Ordering::Relaxed) {
+            true => Err(Failure::new(format!("{name} is not used: Ctrl-C was pressed"))),
+            false => Ok(running),
+        }
     }
 }
 
@@ -262,13 +285,9 @@ fn start(
     let context = match args.ctx {
         Some(0) => model.context_length,
         Some(tokens) => tokens,
-        None => model.context_length.min(DEFAULT_CONTEXT),
+        None => model.context_length.min(load::DEFAULT_CONTEXT),
     };
-    if context > model.context_length {
-        let trained = model.context_length;
-        terminal
-            .note(&format!("the model was trained for {trained} tokens; past them its answers get worse"));
-    }
+    let trained = model.context_length;
     let defaults = EngineOptions::default();
     let options = EngineOptions {
         block_size: args.page_size.unwrap_or(defaults.block_size),
@@ -280,10 +299,21 @@ fn start(
         step_time: Duration::MAX,
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
+        speculate: args.speculate.speculate == Speculate::Auto,
         disk,
         ..defaults
     };
-    load::start(model, options, args.ctx.is_none(), args.threads.threads, (devices, &args.on), terminal)
+    let may_shrink = args.ctx.is_none();
+    let loaded =
+        load::start(model, options, may_shrink, args.threads.threads, (devices, &args.on), terminal)?;
+    if context > trained {
+        let memory = units::bytes(loaded.kv_bytes);
+        terminal.note(&format!(
+            "the model was trained for {trained} tokens; past them its answers get worse, and {context} tokens need {memory} for \
+             their K and V"
+        ));
+    }
+    Ok(loaded)
 }
 
 /// Converts a refused request to a failure, with a hint for the flag. Invalid values are usage errors.

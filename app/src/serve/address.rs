@@ -1,6 +1,6 @@
 //! Resolves `--host` and `--port` to a socket address.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use crate::failure::{Failure, Outcome};
 
@@ -34,9 +34,48 @@ pub fn resolve(host: Option<&str>, port: u16) -> Outcome<SocketAddr> {
     all.first().copied().ok_or_else(|| wrong("it has no address"))
 }
 
+/// Returns the URL at which this machine reaches a server that may listen at all addresses.
+pub fn from_here(place: &str) -> String {
+    place.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+}
+
+/// Returns the URL at which other machines reach a server that listens at all addresses (`http://0.0.0.0:11434`);
+/// `None` for other servers and without a network.
+pub fn from_outside(place: &str) -> Option<String> {
+    let address: SocketAddr = place.strip_prefix("http://")?.parse().ok()?;
+    if !address.ip().is_unspecified() {
+        return None;
+    }
+    // Addresses for documentation (RFC 5737 and 3849). No packet is sent: the system only selects a route.
+    let own = |any: IpAddr, other: IpAddr| {
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect((other, 9)).ok()?;
+        Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
+    };
+    let v4 = || own(Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into());
+    let v6 = || own(Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into());
+    // A server at [::] accepts IPv4 as well on most systems.
+    let ip = v4().or_else(|| v6().filter(|_| address.is_ipv6()))?;
+    Some(format!("http://{}", SocketAddr::new(ip, address.port())))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_at_all_addresses_has_one_for_other_machines() {
+        for place in ["http://127.0.0.1:80", "http://192.168.0.2:80", "http://[::1]:80", "unix:/x"] {
+            assert_eq!(from_outside(place), None, "{place}");
+        }
+        // Without a network there is none.
+        for place in ["http://0.0.0.0:8099", "http://[::]:8099"] {
+            let address = from_outside(place);
+            let is_fine =
+                |url: &String| url.ends_with(":8099") && !url.contains("0.0.0.0") && !url.contains("[::]");
+            assert!(address.as_ref().is_none_or(is_fine), "{address:?}");
+        }
+    }
 
     #[test]
     fn hosts_are_addresses_and_names() {

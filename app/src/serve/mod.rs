@@ -19,8 +19,8 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use paguro_engine::HostMemory;
 use paguro_server::{
-    HttpLimits, KeyFile, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher, KvReceiver, LibraryService,
-    Listen, ModelSource, Residency, Server, ServerSettings,
+    BindError, HttpLimits, KeyFile, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher, KvReceiver,
+    LibraryService, Listen, Listening, ModelSource, Residency, Server, ServerSettings,
 };
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -114,6 +114,11 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
     let config = read_config(args.config.as_deref(), program.serve_config.as_deref())?;
     let options = args.given.flags.clone().or(config.clone()).or(args.given.environment.clone());
     let traces = start_log(&options, program.terminal)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // An address in use is reported before devices and models are opened.
+    let places = places(&options)?;
+    let listening =
+        runtime.block_on(Listening::bind(&places)).map_err(|error| not_bound(&error, &options))?;
     let on = RunOnArgs {
         device: options.device.unwrap_or_default(),
         numerics: options.numerics,
@@ -139,7 +144,7 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
     let library = service.as_ref().map(|service| service.library.clone());
     let store = disk::open(&options, &program.library);
     let host = host_memory(&options, on_gpu);
-    let (events, publisher, places) = match kv_events(&options)? {
+    let (events, publisher, kv_places) = match kv_events(&options)? {
         Some(settings) => {
             let (events, receiver) = KvEvents::new();
             let (publisher, places) = bind_kv_events(receiver, settings)?;
@@ -156,28 +161,18 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
         Tiers { host, store, events },
     )?;
     let models = Arc::new(models);
-    let mut settings = server_settings(&options, memory, program.keys_file()?)?;
+    let mut settings = server_settings(&options, places, memory, program.keys_file()?);
     settings.mcp = mcp::servers(&options.mcp, &program.tool_environment)?;
     warn_without_keys(&settings);
     settings.aliases = models.aliases(&options.aliases)?;
     settings.devices.push(shown_device);
-    settings.kv_events = places;
+    settings.kv_events = kv_places;
     settings.shown = shown::settings(&args.given, &config, &options, &settings);
     let (opens_page, has_page) = (options.open.unwrap_or(false), settings.ui);
-    let server = Server::new(settings, models.clone(), service);
+    let bound = Server::new(settings, models.clone(), service).at(listening);
 
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(async {
         let (stop, cut) = stop_signals()?;
-        let bound = server.bind().await.map_err(|error| {
-            let in_use = error.source.kind() == std::io::ErrorKind::AddrInUse;
-            let failure = Failure::from_error(&error);
-            if in_use {
-                failure.hint("another program listens there; --port N selects another port")
-            } else {
-                failure
-            }
-        })?;
         if let Some(publisher) = publisher {
             publisher.start()?;
         }
@@ -185,8 +180,12 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
         // A closed standard output does not stop the server.
         for place in bound.places() {
             let _ = out.line(format_args!("listening at {place}"));
+            if let Some(address) = address::from_outside(&place) {
+                let _ = out.line(format_args!("from other machines {address}"));
+            }
         }
         if let Some(place) = bound.places().iter().find(|place| place.starts_with("http://")) {
+            let place = address::from_here(place);
             let page = if has_page { format!("   page {place}/") } else { String::new() };
             let _ = out.line(format_args!("OpenAI {place}/v1   Anthropic and Ollama {place}{page}"));
             let _ = out.line(format_args!("all requests and their fields {place}/docs"));
@@ -306,13 +305,37 @@ fn warn_without_keys(settings: &ServerSettings) {
     }
 }
 
-fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcome<ServerSettings> {
+/// Returns the addresses of the settings.
+fn places(options: &ServeOptions) -> Outcome<Vec<Listen>> {
     let tcp = Listen::Tcp(address::resolve(options.host.as_deref(), options.port.unwrap_or(PORT))?);
-    let socket = options.socket.clone().map(Listen::Unix);
+    Ok([tcp].into_iter().chain(options.socket.clone().map(Listen::Unix)).collect())
+}
+
+/// Returns the error for an address that cannot be bound.
+fn not_bound(error: &BindError, options: &ServeOptions) -> Failure {
+    let failure = Failure::from_error(error);
+    if error.source.kind() != std::io::ErrorKind::AddrInUse {
+        return failure;
+    }
+    let port = options.port.unwrap_or(PORT);
+    let other = port.checked_add(1).unwrap_or(PORT);
+    let failure = match port {
+        PORT => failure.hint("Ollama or another `paguro serve` may be running: the port is that of both"),
+        _ => failure.hint("another program listens there"),
+    };
+    failure.hint(format!("to listen elsewhere: paguro serve --port {other}"))
+}
+
+fn server_settings(
+    options: &ServeOptions,
+    listen: Vec<Listen>,
+    memory: u64,
+    keys: PathBuf,
+) -> ServerSettings {
     let defaults = HttpLimits::default();
     let connections = options.max_connections.unwrap_or(defaults.connections);
-    Ok(ServerSettings {
-        listen: [tcp].into_iter().chain(socket).collect(),
+    ServerSettings {
+        listen,
         residency: Residency {
             memory,
             keep_alive: options.keep_alive.map_or(Some(Duration::from_secs(300)), |time| time.0),
@@ -348,13 +371,13 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcom
         owned_by: options.owned_by.clone().unwrap_or_else(|| "paguro".to_owned()),
         drain_time: options.drain_time.map_or(Duration::ZERO, |time| time.0),
         shutdown_time: options.shutdown_timeout.map_or(Duration::from_secs(10), |time| time.0),
-    })
+    }
 }
 
 /// Opens the page in the user's browser.
 fn open_page(places: &[String]) {
     let Some(place) = places.iter().find(|place| place.starts_with("http://")) else { return };
-    let address = place.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:");
+    let address = address::from_here(place);
     if let Err(error) = open::that_detached(&address) {
         tracing::warn!(%error, address, "no browser could be opened; open the address yourself");
     }

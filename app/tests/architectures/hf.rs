@@ -182,6 +182,19 @@ pub fn tensors(case: &Value) -> Vec<Numbers> {
     case["tensors"].as_array().unwrap().iter().map(tensor).collect()
 }
 
+/// Writes the folder of a case as the folder `to`.
+pub fn write_case(name: &str, to: &Path) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/hf");
+    let all: Value = serde_json::from_slice(&fs::read(folder.join("cases.json")).unwrap()).unwrap();
+    let case = all["cases"].as_array().unwrap().iter().find(|case| case["name"] == name).unwrap();
+    let from = write(&format!("{name}-import"), case, &all["tokenizer"]);
+    fs::create_dir_all(to).unwrap();
+    for file in fs::read_dir(&from).unwrap().map(Result::unwrap) {
+        fs::rename(file.path(), to.join(file.file_name())).unwrap();
+    }
+    fs::remove_dir(from).unwrap();
+}
+
 /// Writes the folder of a case.
 fn write(name: &str, case: &Value, tokenizer: &Value) -> std::path::PathBuf {
     let all = tensors(case).into_iter().map(|tensor| {

@@ -3,7 +3,7 @@
 //! `make.py` created tiny models with random weights and recorded llama.cpp's logits in `cases/`. Prompts are longer
 //! than the sliding windows, and run here in chunks over scattered pages.
 
-mod hf;
+pub mod hf;
 mod mlx;
 mod weights;
 
@@ -78,6 +78,14 @@ struct Case {
     logits: Vec<f32>,
     /// Error of llama.cpp itself, if it quantizes activations.
     peer_error: f32,
+}
+
+/// Returns the GGUF file of a case.
+pub fn gguf(name: &str) -> Vec<u8> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/cases");
+    let all: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
+    let case = all["cases"].as_array().unwrap().iter().find(|case| case["name"] == name).unwrap();
+    weights::gguf(&std::fs::read(folder.join(format!("{name}.header"))).unwrap(), case, &all["blocks"])
 }
 
 fn cases() -> Vec<Case> {

@@ -1,5 +1,6 @@
 //! The model library from the command line: the built binary, a hub on loopback, real files.
 
+mod imports;
 #[cfg(unix)]
 mod kills;
 #[path = "../../../crates/library/tests/common/mod.rs"]
@@ -25,7 +26,10 @@ impl Fixture {
         let mut command = common::paguro(args);
         command.env("PAGURO_HOME", self.root()).env("HF_ENDPOINT", self.hub.endpoint());
         // Keys lie there.
-        command.env("HOME", self.folder.path()).env_remove("XDG_DATA_HOME");
+        command.env("HOME", self.folder.path());
+        for name in ["XDG_DATA_HOME", "XDG_CACHE_HOME", "OLLAMA_MODELS"] {
+            command.env_remove(name);
+        }
         command.current_dir(self.folder.path());
         command
     }

@@ -27,6 +27,7 @@ mod retrieval;
 mod schemas;
 #[path = "../common/scripted.rs"]
 mod scripted;
+mod speculation;
 mod structured;
 mod telemetry;
 mod tolerance;

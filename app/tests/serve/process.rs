@@ -14,7 +14,7 @@ fn stderr(args: &[&str], config: &str) -> String {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("serve.toml");
     fs::write(&file, config).unwrap();
-    let mut command = paguro(home.path(), &["serve", "--config", file.to_str().unwrap()]);
+    let mut command = paguro(home.path(), &["serve", "--port", "0", "--config", file.to_str().unwrap()]);
     let output = command.args(args).stderr(std::process::Stdio::piped()).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     String::from_utf8(output.stderr).unwrap()
@@ -167,6 +167,65 @@ fn ps_shows_what_is_loaded() {
     assert!(table.starts_with("name ") && table.contains("\ntales  "), "{table}");
     let json: serde_json::Value = serde_json::from_str(&ps(&["--json"])).unwrap();
     assert_eq!((&json["models"][0]["name"], &json["models"][0]["running"]), (&json!("tales"), &json!(0)));
+}
+
+#[test]
+fn a_model_is_unloaded_by_name() {
+    let server = Server::start(&[]);
+    server.post("/v1/chat/completions", &ask(json!({}))).ok();
+    let url = format!("http://{}", server.address);
+    let unload = |name: &str| {
+        let output = paguro(server.home(), &["unload", "--url", &url, name]).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(unload("tales"), (Some(0), "tales is not loaded\n".to_owned()));
+    server.wait_for("paguro_model_unloads_total", 1.0);
+    let (code, error) = unload("tails");
+    assert!(code == Some(1) && error.starts_with("error: the server refuses: "), "{error}");
+}
+
+#[test]
+fn the_models_of_folders_are_served_by_file_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |path: &str| {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    };
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf");
+    for path in ["a/one.gguf", "a/sub/two", "a/sub/one.gguf", "b/three.gguf"] {
+        fs::copy(file, at(path)).unwrap();
+    }
+    fs::write(at("a/broken.gguf"), "no model").unwrap();
+    fs::write(at("a/mmproj-one.gguf"), "GGUF, and a projector").unwrap();
+    let config = at("serve.toml");
+    fs::write(&config, format!("models = [{:?}]", at("b/three.gguf").to_str().unwrap())).unwrap();
+    let (a, config) = (at("a"), config.to_str().unwrap().to_owned());
+    // Models of the command line are served besides those of the file.
+    let server =
+        Server::start(&["--config", &config, "--models-dir", a.to_str().unwrap(), "--alias", "first"]);
+    let list = server.get("/v1/models").ok();
+    let mut names: Vec<_> =
+        list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["first", "one", "sub/one", "tales", "three", "two"]);
+    for model in ["two", "sub/one", "first"] {
+        server.post("/v1/chat/completions", &ask(json!({"model": model}))).ok();
+    }
+    let server = Server::start(&[a.to_str().unwrap()]);
+    server.post("/v1/chat/completions", &ask(json!({"model": "one"}))).ok();
+}
+
+#[test]
+fn an_address_in_use_is_reported_before_models_are_opened() {
+    let server = Server::start(&[]);
+    let (_, port) = server.address.rsplit_once(':').unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let mut command = paguro(home.path(), &["serve", "--port", port, "no-such-model.gguf"]);
+    let output = command.stderr(std::process::Stdio::piped()).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("error: cannot listen at 127.0.0.1:"), "{error}");
+    assert!(error.contains("hint: another program listens there") && error.contains("--port "), "{error}");
 }
 
 #[test]

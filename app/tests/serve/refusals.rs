@@ -176,12 +176,6 @@ fn every_field_is_honoured_or_refused_by_name() {
         ],
     );
     refused(
-        json!({"prediction": {"type": "content", "content": "x"}}),
-        expect![[
-            r#"400 invalid_request_error/invalid_value prediction: `prediction` is not supported: it would change the speed only"#
-        ]],
-    );
-    refused(
         json!({"web_search_options": {"search_context_size": "low"}}),
         expect![
             "400 invalid_request_error/invalid_value web_search_options: `web_search_options` is not supported: this server does not search the web"

@@ -158,3 +158,37 @@ fn the_last_message_is_continued() {
     let refused = answer(json!({"role": "user", "content": "And then?"}));
     assert!(refused.error().contains("needs a last message of role `assistant`"), "{}", refused.body);
 }
+
+#[test]
+fn examples_of_the_documentation_are_answered() {
+    let server = Server::start(&[]);
+    let document = server.get("/openapi.json").ok();
+    let mut operations = Vec::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let example = &operation["requestBody"]["content"]["application/json"]["example"];
+            if let Some(position) = operation["x-position"].as_u64() {
+                operations.push((position, method.to_uppercase(), path, example));
+            }
+        }
+    }
+    operations.sort_by_key(|operation| operation.0);
+    assert_eq!(operations[0].2, "/v1/chat/completions");
+    // Models of some examples are not here. Fields are checked before the model, so 404 means that they are right.
+    for (_, method, path, example) in operations.iter().filter(|operation| operation.3.is_object()) {
+        if *path == "/api/pull" {
+            continue;
+        }
+        let answer = server.request(method, path, &[], &example.to_string());
+        let names_another =
+            example["model"].as_str().is_some_and(|model| !["tales", "bedtime"].contains(&model));
+        let expected = match (names_another, path.as_str()) {
+            (true, _) => 404,
+            // The only model here ranks and classifies nothing.
+            (_, "/rerank" | "/predict" | "/embed_sparse") => 400,
+            _ => 200,
+        };
+        assert_eq!(answer.status, expected, "{method} {path}: {}", answer.body);
+        assert!(expected != 400 || answer.body.contains("the model `tales`"), "{path}: {}", answer.body);
+    }
+}

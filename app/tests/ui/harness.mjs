@@ -83,7 +83,7 @@ export async function browser() {
 }
 
 /** A page whose errors and foreign requests are kept. */
-export async function open(browser, server, options = {}) {
+export async function open(browser, server, options = {}, prepare = async () => undefined) {
   const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, reducedMotion: "reduce", ...options });
   context.setDefaultTimeout(PATIENCE);
   const page = await context.newPage();
@@ -97,6 +97,7 @@ export async function open(browser, server, options = {}) {
     const { protocol, origin } = new URL(request.url());
     if (protocol.startsWith("http") && origin !== server.address) problems.push(`a request to ${request.url()}`);
   });
+  await prepare(page);
   await page.goto(server.address);
   return { page, context, problems };
 }
@@ -104,6 +105,7 @@ export async function open(browser, server, options = {}) {
 export async function send(page, text) {
   await page.getByRole("textbox", { name: "Message" }).fill(text);
   await page.keyboard.press("Enter");
+  await page.locator(".bubble", { hasText: text.slice(0, 40).trim() }).last().waitFor();
 }
 
 /** Waits until no answer is on its way, and returns the last one's text. */
@@ -111,8 +113,8 @@ export async function answered(page) {
   const last = page.getByRole("article", { name: /^Answer of/ }).last();
   await last.waitFor();
   await page.waitForFunction(() => {
-    const answers = document.querySelectorAll("article.answer");
-    return answers[answers.length - 1]?.getAttribute("aria-busy") === "false";
+    const turns = document.querySelectorAll("article.turn");
+    return turns[turns.length - 1]?.getAttribute("aria-busy") === "false";
   });
   return last.locator(".markdown, .card").first().innerText();
 }
@@ -124,13 +126,13 @@ export async function limit(page, tokens) {
   await page.getByRole("button", { name: "Close" }).click();
 }
 
-/** Serious findings of the accessibility check. */
+/** Findings of the accessibility check. */
 export async function findings(page) {
   // The page's policy keeps scripts out that are written into the document; this one comes through the debugger.
   await page.evaluate(axe);
   const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
   return violations
-    .filter(({ impact }) => impact === "serious" || impact === "critical")
+    .filter(({ impact }) => impact !== "minor")
     .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.target.join(" ")).slice(0, 3).join("; ")}`);
 }
 

@@ -1,7 +1,7 @@
 // Models: pulled from a hub on loopback, imported by path, with defaults of their own.
 
 import assert from "node:assert/strict";
-import { copyFileSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { copyFileSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
@@ -17,6 +17,10 @@ before(async () => {
   hub = await startHub("fox/Stories-GGUF", "stories-Q8_0.gguf", readFileSync(TALES), () => delay);
   folder = mkdtempSync(join(tmpdir(), "paguro-models-"));
   copyFileSync(TALES, join(folder, "nightly.gguf"));
+  // Without its chat template the model is a base model.
+  const base = readFileSync(TALES);
+  base.write("tokenizer.chat_templatX", base.indexOf("tokenizer.chat_template"));
+  writeFileSync(join(folder, "base.gguf"), base);
   server = new Server(0, "--memory", "2GiB");
   server.more = { HF_ENDPOINT: hub.endpoint };
   await server.start();
@@ -87,6 +91,35 @@ test("a model is imported by its path, and a wrong path is told", { timeout: 60_
   await dialog.getByLabel("Name").fill("nightly");
   await dialog.getByRole("button", { name: "Import" }).click();
   await row(page, "nightly").getByText("Needs").waitFor();
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test("a model is offered for what it can do, and an alias is no model of its own", { timeout: 60_000 }, async () => {
+  server.run("import", join(folder, "base.gguf"), "--name", "bare");
+  server.run("preset", "bare", "--alias", "naked");
+  const { page, context, problems } = await open(chromium, server);
+  // The model inside the program is the default only while there is no other to chat with.
+  await page.getByRole("heading", { name: "What shall we talk about?" }).waitFor();
+  await go(page, "/models");
+  const model = row(page, "bare");
+  await model.getByText("also naked").waitFor();
+  assert.equal(await page.locator(".models .name", { hasText: "naked" }).count(), 0);
+  assert.match(await model.innerText(), /continues text[^]*imported where it is/);
+  assert.equal(await model.getByRole("button", { name: "Chat" }).count(), 0);
+  await model.getByRole("button", { name: /^Delete / }).click();
+  assert.match(await page.getByRole("dialog").innerText(), /Its files stay where they are.*Its alias is removed as well/);
+  await page.getByRole("button", { name: "Keep" }).click();
+  await model.getByRole("link", { name: "Continue text" }).click();
+  await page.getByLabel("Text to continue").waitFor();
+  assert.equal(await page.getByRole("combobox", { name: "Model" }).inputValue(), "bare");
+  await page.getByLabel("Tokens").fill("4");
+  await page.getByRole("button", { name: "Run" }).click();
+  await page.locator(".scored-token").first().waitFor();
+  await go(page, "/chat");
+  await page.getByRole("button", { name: /^Model: / }).click();
+  const items = await page.getByRole("menuitem").allInnerTexts();
+  assert.ok(items.some((item) => /^bare\s+Continue text/.test(item)) && items.some((item) => item.startsWith("tales")), items.join(" | "));
   assert.deepEqual(problems, []);
   await context.close();
 });

@@ -29,6 +29,12 @@ test("the chat, empty and with an answer", { timeout: 90_000 }, async () => {
   await page.getByRole("slider", { name: "Temperature", exact: true }).waitFor();
   assert.deepEqual(await findings(page), []);
   await picture(page, "chat-settings");
+  await page.getByRole("button", { name: "Close", exact: true }).click();
+  await page.locator("body").click({ position: { x: 700, y: 450 } });
+  await page.keyboard.press("?");
+  await page.getByRole("dialog").getByText("Begin a new chat").waitFor();
+  assert.deepEqual(await findings(page), []);
+  await page.keyboard.press("Escape");
   await page.keyboard.press("Control+k");
   await page.getByRole("combobox", { name: "Search" }).fill("machine");
   await page.getByRole("option", { name: /Machine room/ }).click();

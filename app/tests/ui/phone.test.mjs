@@ -98,6 +98,17 @@ test("on a phone every control is large enough for a finger, and nothing is wide
     await page.waitForTimeout(300);
     await look(path);
   }
+  // The documentation of the APIs, too: by use, with examples, and nothing wider than the screen.
+  await page.goto(`${server.address}/docs`);
+  const examples = page.locator(".example pre");
+  await examples.first().waitFor();
+  assert.match(await examples.first().innerText(), /^curl http:\/\/[^ ]+\/v1\/chat\/completions -d '\{/);
+  await page.getByRole("searchbox", { name: "Search paths" }).fill("api chat");
+  await page.getByText("/api/chat", { exact: true }).tap();
+  await examples.nth(1).waitFor();
+  await page.getByText("All types").tap();
+  assert.ok(!(await page.locator("main").innerText()).includes("`"), "backticks are drawn as code");
+  await look("docs");
   assert.deepEqual(wrong, []);
   assert.deepEqual(await findings(page), []);
   assert.deepEqual(problems, []);

@@ -200,6 +200,11 @@ impl TokenMask {
         Self { bits: bits.into() }
     }
 
+    /// Returns true if the set has `token`.
+    pub fn allows(&self, token: u32) -> bool {
+        self.bits.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
     /// Returns the words of the set.
     pub fn bits(&self) -> &[u32] {
         &self.bits

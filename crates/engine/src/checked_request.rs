@@ -6,7 +6,7 @@ use paguro_backend::{SamplingParams, TokenMask};
 use paguro_model::Pooling;
 
 use crate::{
-    Constraint, SubmitError,
+    Constraint, DraftOptions, SubmitError,
     constraint::MaskBudget,
     fair::Tenant,
     request::{FinishReason, Request, RequestLimits},
@@ -20,7 +20,6 @@ pub(crate) struct CheckedRequest {
     pub priority: i32,
     pub tenant: Tenant,
     pub deadline: Option<Instant>,
-    pub prompt_tokens: usize,
     /// Sampling parameters of each branch, which differ in the seed.
     pub sampling: Vec<SamplingParams>,
     pub stop_tokens: Vec<u32>,
@@ -31,6 +30,8 @@ pub(crate) struct CheckedRequest {
     pub max_tokens: usize,
     pub at_max_tokens: FinishReason,
     pub logprobs: Option<usize>,
+    /// Options of drafts.
+    pub drafts: DraftOptions,
     /// Grammar, until it moves to the first sequence.
     pub constraint: Option<Constraint>,
     /// Time of the masks of all branches.
@@ -80,7 +81,6 @@ impl CheckedRequest {
             priority: request.priority,
             tenant: request.tenant.clone(),
             deadline: request.deadline,
-            prompt_tokens: request.prompt.len(),
             sampling: (0..request.branches as u64)
                 .map(|branch| SamplingParams { seed: seed.wrapping_add(branch), ..request.sampling.clone() })
                 .collect(),
@@ -90,6 +90,7 @@ impl CheckedRequest {
             max_tokens,
             at_max_tokens,
             logprobs: request.logprobs,
+            drafts: request.drafts.clone(),
             constraint: request.constraint.clone(),
             masks: MaskBudget::default(),
             thought: None,

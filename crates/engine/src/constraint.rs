@@ -31,7 +31,7 @@ pub use self::{
     vocabulary::Constraint,
 };
 pub(crate) use self::{
-    mask::{Guide, MaskBudget, Verdict},
+    mask::{Drafted, Guide, MaskBudget, Verdict},
     vocabulary::Vocabulary,
     workers::MaskWorkers,
 };

@@ -59,6 +59,16 @@ impl StepCost {
         weights.iter().zip(work.features()).map(|(weight, feature)| weight * feature).sum()
     }
 
+    /// Returns the expected seconds of a row more, without those of its depth.
+    pub fn row_seconds(&self) -> f64 {
+        self.seconds(Work { rows: 1.0, depth: 0.0 }) - self.seconds(Work::default())
+    }
+
+    /// Returns the expected seconds of rows for this sum of positions, which may be negative: a difference.
+    pub fn depth_seconds(&self, depth: f64) -> f64 {
+        self.weights.unwrap_or_default()[2] * Work { rows: 0.0, depth }.features()[2]
+    }
+
     /// Returns the maximum number of rows from `start` on, up to `most`, with which a step that already has `work`
     /// takes at most `limit` seconds.
     pub fn rows_within(&self, work: Work, start: usize, most: usize, limit: f64) -> usize {

@@ -133,6 +133,9 @@ impl Engine {
         }
         let mut scheduler = Scheduler::new(limits, options.step_time, options.max_wait_steps, layout, pages);
         scheduler.record_probe(rows, duration);
+        if options.speculate {
+            scheduler.speculate();
+        }
         let queue = Queue::new(options.queue_capacity, options.queue_tokens);
         let space = scheduler.disk().and_then(|disk| disk.space().cloned());
         let shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());

@@ -31,6 +31,7 @@ mod scheduler;
 mod schema;
 mod sequence;
 mod snapshot;
+mod speculation;
 mod states;
 mod stats;
 #[cfg(test)]
@@ -52,6 +53,7 @@ pub use options::{EngineOptions, EnginePlan, PageBudget, PageOrder};
 pub use paguro_backend::{KernelCount, MemoryPlan, Score, sampling::Dry};
 pub use request::{Event, FinishReason, Request, Usage};
 pub use snapshot::{SequenceSnapshot, Snapshot};
+pub use speculation::{DraftOptions, MOST_DRAFTED, Replay};
 pub use stats::{Sizes, Stats, StepTimes};
 pub use text::StopMatcher;
 pub use thought::ThoughtLimit;

@@ -39,6 +39,9 @@ pub struct EngineOptions {
     /// Number of steps after which a waiting request gets the highest priority among the waiting ones, which prevents
     /// starvation.
     pub max_wait_steps: u64,
+    /// True if answers are drafted. Tokens do not depend on it. See [`DraftOptions`](crate::DraftOptions) for the options of
+    /// a request.
+    pub speculate: bool,
     /// True if blocks stay in the prefix cache after their sequence has ended.
     pub prefix_cache: bool,
     /// A store on disk that outlives the engine; `None` for pages in memory only. It requires the prefix cache.
@@ -75,6 +78,7 @@ impl Default for EngineOptions {
             queue_capacity: 1024,
             queue_tokens: None,
             max_wait_steps: 1000,
+            speculate: true,
             prefix_cache: true,
             disk: None,
             host: None,

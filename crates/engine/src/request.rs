@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use paguro_backend::{SamplingParams, Score};
 use paguro_model::Pooling;
 
-use crate::{Constraint, RequestError, SubmitError, ThoughtLimit};
+use crate::{Constraint, DraftOptions, MOST_DRAFTED, RequestError, SubmitError, ThoughtLimit};
 
 /// A prompt with the options of its answers.
 #[derive(Clone, Debug)]
@@ -56,6 +56,8 @@ pub struct Request {
     pub lasting_tokens: Option<usize>,
     /// Prefixes are shared only among requests with equal salts. The empty salt is a salt like any other.
     pub prefix_salt: Vec<u8>,
+    /// Drafts of the answers. Tokens do not depend on them.
+    pub drafts: DraftOptions,
     /// Reports [`Event::Prefilled`] after each step that computes a part of the prompt.
     pub report_prefill: bool,
     /// Higher ones go first. A lower one that has waited for
@@ -88,6 +90,7 @@ impl Default for Request {
             embedding: None,
             lasting_tokens: None,
             prefix_salt: Vec::new(),
+            drafts: DraftOptions::default(),
             report_prefill: false,
             priority: 0,
             tenant: None,
@@ -203,6 +206,10 @@ pub struct Usage {
     pub disk_tokens: usize,
     /// Tokens sampled, a stop token included.
     pub generated_tokens: usize,
+    /// Drafted tokens that were checked.
+    pub drafted_tokens: usize,
+    /// Drafted tokens that were accepted: those that the answer has because of a draft.
+    pub accepted_tokens: usize,
 }
 
 /// Limits that requests are checked against.
@@ -273,6 +280,18 @@ impl Request {
         }
         if self.score_prompt_from.is_some_and(|from| from >= tokens) {
             return refuse("score_prompt_from", format!("is outside of the prompt of {tokens} tokens"));
+        }
+        if self.drafts.most > MOST_DRAFTED {
+            return refuse(
+                "drafts",
+                format!("are {} tokens long; at most {MOST_DRAFTED} are checked", self.drafts.most),
+            );
+        }
+        if let Some(token) = self.drafts.prediction.iter().find(|&&token| token as usize >= vocab) {
+            return refuse(
+                "drafts",
+                format!("have {token}, which is not in the vocabulary of {vocab} tokens"),
+            );
         }
         Ok(self.sampling.check(vocab)?)
     }

@@ -76,21 +76,21 @@ impl Snapshot {
 
 impl SequenceSnapshot {
     fn new(sequence: &Sequence, running: bool, step: u64) -> Self {
-        let (last_step, rows) = sequence.last_rows;
+        let (last_step, rows) = sequence.sched.last_rows;
         Self {
             request: sequence.request.id,
             branch: sequence.branches.start,
             branches: sequence.branches.len(),
             running,
-            preempted: !running && sequence.cached_tokens.is_some(),
-            priority: sequence.priority,
-            prompt_tokens: sequence.request.prompt_tokens,
-            cached_tokens: sequence.cached_tokens.unwrap_or(0),
-            computed: sequence.computed,
-            generated: sequence.generated(),
+            preempted: !running && sequence.prefix.cached_tokens.is_some(),
+            priority: sequence.sched.priority,
+            prompt_tokens: sequence.tokens.prompt(),
+            cached_tokens: sequence.prefix.cached_tokens.unwrap_or(0),
+            computed: sequence.kv.computed,
+            generated: sequence.tokens.generated(),
             max_tokens: sequence.request.max_tokens,
             rows: if running && last_step == step { rows } else { 0 },
-            pages: sequence.held_pages().map(|page| page.0).collect(),
+            pages: sequence.kv.held_pages().map(|page| page.0).collect(),
         }
     }
 }

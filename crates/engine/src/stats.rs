@@ -61,6 +61,15 @@ pub struct Stats {
     pub step_sequences: Sizes,
     /// Durations of steps.
     pub step_times: StepTimes,
+    /// Drafts that were checked: sequences with one, of all steps.
+    pub drafts: u64,
+    /// Their tokens.
+    pub draft_tokens: u64,
+    /// Tokens of drafts that were accepted.
+    pub accepted_tokens: u64,
+    /// Time that drafts have saved, in nanoseconds: the expected time of steps without drafts for as many tokens, less that
+    /// of the steps that checked them. Negative if it was longer.
+    pub draft_nanoseconds: i64,
     /// Masks of grammars computed, failed ones included.
     pub masks: u64,
     /// Processor time of these computations, in nanoseconds, of all threads together.

@@ -8,13 +8,23 @@ use crate::{
     cancel::Cancel,
     digest::Digest,
     error::LibraryError,
+    found::FoundModel,
     hub::{self, Hub, Reference},
-    import::{self, ImportOptions},
+    import::{self, Found, ImportOptions},
     library::{Library, PullOptions, now, stamp},
     lock::Lock,
     name::ModelName,
     record::{Details, FileRecord, Format, Inspect, ModelRecord, OnProgress, Progress, Source},
 };
+
+/// Result of an import of another program's model.
+#[derive(Clone, Debug)]
+pub enum Taken {
+    /// The model is in the library now.
+    New(ModelRecord),
+    /// The library had it before, under the same name.
+    Same(ModelRecord),
+}
 
 impl Library {
     /// Pulls a model from a hub, or its changed files. A model of that name is replaced when the new one is complete.
@@ -47,7 +57,15 @@ impl Library {
             repo: repository.name,
             commit: repository.commit,
         };
-        let new = New { name, source, format: chosen.format, files, defaults: Map::new(), replace: true };
+        let new = New {
+            name,
+            source,
+            format: chosen.format,
+            files,
+            defaults: Map::new(),
+            extra: Map::new(),
+            replace: true,
+        };
         self.record(writing, new, inspect)
     }
 
@@ -83,24 +101,92 @@ impl Library {
     ) -> Result<ModelRecord, LibraryError> {
         self.writable()?;
         let found = import::find(path)?;
-        let failed = |source| LibraryError::Inspect { name: path.display().to_string(), source };
+        let what = path.display().to_string();
+        match self.take(
+            &found,
+            &what,
+            &|details| import::name(&found, details),
+            options,
+            inspect,
+            progress,
+        )? {
+            Taken::New(record) => Ok(record),
+            Taken::Same(record) => Err(LibraryError::NameTaken { name: record.name.to_string() }),
+        }
+    }
+
+    /// Imports a model of another program. If the library has it under its name already, nothing is read.
+    ///
+    /// # Errors
+    /// As for [`Library::import`], and [`LibraryError::Unusable`].
+    pub fn import_found(
+        &self,
+        model: &FoundModel,
+        options: &ImportOptions,
+        inspect: &Inspect<'_>,
+        progress: &OnProgress<'_>,
+    ) -> Result<Taken, LibraryError> {
+        self.writable()?;
+        let name = |details: &Details| model.library_name(details);
+        self.take(model.files()?, &model.reference(), &name, options, inspect, progress)
+    }
+
+    /// Returns the models of the library that consist of the files of another program's model.
+    ///
+    /// # Errors
+    /// The catalogue cannot be read.
+    pub fn same_as(&self, model: &FoundModel) -> Result<Vec<ModelName>, LibraryError> {
+        let Ok(found) = model.files() else { return Ok(Vec::new()) };
+        let records = self.list()?.into_iter();
+        let same = records.filter(|record| import::is_same_model(&self.store, record, found));
+        Ok(same.map(|record| record.name).collect())
+    }
+
+    /// Imports files that were found.
+    fn take(
+        &self,
+        found: &Found,
+        what: &str,
+        name: &dyn Fn(&Details) -> Result<ModelName, LibraryError>,
+        options: &ImportOptions,
+        inspect: &Inspect<'_>,
+        progress: &OnProgress<'_>,
+    ) -> Result<Taken, LibraryError> {
+        let failed = |source| LibraryError::Inspect { name: what.to_owned(), source };
         // The model is inspected before it is copied, which may take minutes.
         let details = inspect(&found.open).map_err(failed)?;
         if !options.force {
-            refuse_unusable(&details, path.display())?;
+            refuse_unusable(&details, what)?;
         }
         let name = match &options.name {
             Some(name) => name.clone(),
-            None => import::name(&found, &details)?,
+            None => name(&details)?,
         };
-        self.check_free(&name, options.replace)?;
+        let short = name.short();
+        if options.reserved.iter().any(|other| other.eq_ignore_ascii_case(&short)) {
+            let problem = "a model inside the program has it, so another one is needed";
+            return Err(LibraryError::BadName { name: short, problem });
+        }
+        match self.catalogue.get(&name)? {
+            Some(old) if !options.replace && import::is_same_model(&self.store, &old, found) => {
+                return Ok(Taken::Same(old));
+            }
+            Some(_) if !options.replace => return Err(LibraryError::NameTaken { name: name.to_string() }),
+            _ => {}
+        }
         let writing = self.writing()?;
-        let files = import::store_files(&self.store, &found, options, progress)?;
+        let files = import::store_files(&self.store, found, options, progress)?;
         progress(Progress::Recording);
-        let source = Source::Import { path: found.open.clone() };
-        let defaults = Map::new();
-        let new = New { name, source, format: found.format, files, defaults, replace: options.replace };
-        self.record(writing, new, &|_| Ok(details.clone()))
+        let new = New {
+            name,
+            source: Source::Import { path: found.open.clone() },
+            format: found.format,
+            files,
+            defaults: options.defaults.clone(),
+            extra: options.extra.clone(),
+            replace: options.replace,
+        };
+        self.record(writing, new, &|_| Ok(details.clone())).map(Taken::New)
     }
 
     /// Adds another name of a model. Both share their blobs, and either may be removed.
@@ -157,8 +243,8 @@ impl Library {
             Ok(FileRecord { name: name.clone(), size, digest: *digest, location: None })
         };
         let mut files = files.iter().map(record).collect::<Result<Vec<_>, LibraryError>>()?;
-        // The first file of a split model also has the first name.
-        files.sort_by(|a, b| a.name.cmp(&b.name));
+        // The first file of a split model also has the first name. The model comes before its projector.
+        files.sort_by_key(|file| (import::is_projector(&file.name), file.name.clone()));
         for file in &files {
             if !self.store.is_sound(&file.digest, &Cancel::default(), |_| {})? {
                 // The client is then told that the blob is missing, and uploads it again.
@@ -166,7 +252,8 @@ impl Library {
                 return Err(LibraryError::NoBlob(file.digest));
             }
         }
-        let new = New { name: name.clone(), source: Source::Upload, format, files, defaults, replace: true };
+        let (source, extra) = (Source::Upload, Map::new());
+        let new = New { name: name.clone(), source, format, files, defaults, extra, replace: true };
         self.record(writing, new, &|path| {
             let details = inspect(path)?;
             refuse_unusable(&details, name)?;
@@ -184,7 +271,10 @@ impl Library {
         let now = now();
         let record = ModelRecord {
             created_at: replaced.as_ref().map_or(now, |old| old.created_at),
-            extra: replaced.as_ref().map(|old| old.extra.clone()).unwrap_or_default(),
+            extra: match &replaced {
+                Some(old) if !old.extra.is_empty() => old.extra.clone(),
+                _ => new.extra,
+            },
             stamp: stamp(&details.inspected_by, &new.files),
             name: new.name,
             source: new.source,
@@ -203,14 +293,6 @@ impl Library {
         }
         Ok(record)
     }
-
-    /// Refuses a taken name before long work.
-    fn check_free(&self, name: &ModelName, replace: bool) -> Result<(), LibraryError> {
-        match self.catalogue.get(name)? {
-            Some(_) if !replace => Err(LibraryError::NameTaken { name: name.to_string() }),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Refuses a model that the program cannot run.
@@ -228,6 +310,8 @@ struct New {
     format: Format,
     files: Vec<FileRecord>,
     defaults: Map<String, Value>,
+    /// Settings, unless the model replaces one that has its own.
+    extra: Map<String, Value>,
     replace: bool,
 }
 
@@ -239,6 +323,7 @@ impl New {
             format: old.format,
             files: old.files.clone(),
             defaults: old.defaults.clone(),
+            extra: Map::new(),
             replace: false,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, io, path::PathBuf};
 
-use crate::digest::Digest;
+use crate::{digest::Digest, found::Program};
 
 /// Error of the library. The messages name the problem and, if known, the solution.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +108,32 @@ pub enum LibraryError {
         path: PathBuf,
         /// The reason.
         problem: String,
+    },
+    /// A model of another program that cannot be used.
+    #[error("cannot import `{name}`: {problem}")]
+    Unusable {
+        /// The model.
+        name: String,
+        /// The reason.
+        problem: String,
+    },
+    /// Another program has no model of this name.
+    #[error(
+        "{program} has no model `{name}` on this machine{}{}",
+        did_you_mean(similar),
+        looked_in(folders, problems)
+    )]
+    NotFoundThere {
+        /// The program.
+        program: Program,
+        /// Requested name.
+        name: String,
+        /// Similar names there, best first.
+        similar: Vec<String>,
+        /// Folders of its models.
+        folders: Vec<String>,
+        /// Folders that cannot be read.
+        problems: Vec<String>,
     },
     /// The caller's look at the model has failed.
     #[error("`{name}` cannot be opened: {source}")]
@@ -355,6 +381,11 @@ fn list_all(names: &[String]) -> String {
 
 fn did_you_mean(similar: &[String]) -> String {
     if similar.is_empty() { String::new() } else { format!(" (did you mean {}?)", list(similar)) }
+}
+
+fn looked_in(folders: &[String], problems: &[String]) -> String {
+    let problems: String = problems.iter().map(|problem| format!("; {problem}")).collect();
+    if folders.is_empty() { problems } else { format!("; its folders are {}{problems}", list_all(folders)) }
 }
 
 fn there_is(choices: &[String]) -> String {

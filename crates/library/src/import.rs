@@ -2,15 +2,19 @@
 
 use std::{
     fs::{self, File},
+    io::Read,
     path::{MAIN_SEPARATOR, Path, PathBuf},
 };
 
+use serde_json::{Map, Value};
+
 use crate::{
     cancel::Cancel,
+    digest::Digest,
     error::LibraryError,
-    files::{hash_file, kind, regular},
+    files::{hash_file, is_same, kind, regular},
     name::{LATEST, ModelName},
-    record::{Details, FileRecord, Format, OnProgress, Progress, Transfer},
+    record::{Details, FileRecord, Format, ModelRecord, OnProgress, Progress, Transfer},
     store::Store,
 };
 
@@ -21,10 +25,19 @@ pub struct ImportOptions {
     pub name: Option<ModelName>,
     /// Copy the files into the library; otherwise they stay where they are, and must.
     pub copy: bool,
+    /// Without `copy`: make hard links to the files in the library, where the file system and permissions allow it, so
+    /// that the model stays if its other names are removed.
+    pub link: bool,
+    /// Defaults of the model's requests.
+    pub defaults: Map<String, Value>,
+    /// Settings of the model, unless it replaces one that has its own.
+    pub extra: Map<String, Value>,
     /// Take the place of a model of that name.
     pub replace: bool,
     /// Take in a model that the program cannot run.
     pub force: bool,
+    /// Names that the program gives to other models.
+    pub reserved: Vec<String>,
     /// Stops the import.
     pub cancel: Cancel,
 }
@@ -36,7 +49,18 @@ pub(crate) struct Found {
     pub(crate) open: PathBuf,
     pub(crate) format: Format,
     /// Its files, in order.
-    pub(crate) files: Vec<PathBuf>,
+    pub(crate) files: Vec<FoundFile>,
+}
+
+/// A file of a model on the disk.
+#[derive(Debug)]
+pub(crate) struct FoundFile {
+    /// Its name in the library.
+    pub(crate) name: String,
+    /// Its place.
+    pub(crate) path: PathBuf,
+    /// Its digest, if another program has stored it.
+    pub(crate) digest: Option<Digest>,
 }
 
 /// True for files of a Hugging Face folder that are needed to run the model.
@@ -82,6 +106,18 @@ fn is_module(folder: &str) -> bool {
             && number.bytes().all(|byte| byte.is_ascii_digit())
             && kind.bytes().all(|byte| byte.is_ascii_alphabetic())
     })
+}
+
+/// Returns true for a file that begins as a GGUF file does. Only regular files are opened.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let mut read = || File::open(path)?.read_exact(&mut magic);
+    regular(path).is_ok_and(|file| file.len() >= 4) && read().is_ok() && &magic == b"GGUF"
+}
+
+/// Returns true for the name of a file that encodes images, beside a model.
+pub(crate) fn is_projector(name: &str) -> bool {
+    name.to_ascii_lowercase().contains("mmproj")
 }
 
 /// Returns the library's name of a file in a folder, or of the file itself.
@@ -156,6 +192,9 @@ pub(crate) fn format_of(path: &Path, names: &[&str]) -> Result<Format, LibraryEr
             }
         };
     }
+    if sorted.iter().any(|name| !is_projector(name)) {
+        sorted.retain(|name| !is_projector(name) || gguf_stem(name).is_none());
+    }
     match sorted[..] {
         [] => Err(bad("there are no files".into())),
         [name] if gguf_stem(name).is_some() => Ok(Format::Gguf),
@@ -212,6 +251,8 @@ pub(crate) fn find(path: &Path) -> Result<Found, LibraryError> {
             ));
         }
         let format = format_of(path, &names.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let named = files.into_iter().zip(names);
+        let files = named.map(|(path, name)| FoundFile { name, path, digest: None }).collect();
         return Ok(Found { open, format, files });
     }
     let metadata = fs::metadata(&open).map_err(LibraryError::io("open", path))?;
@@ -221,8 +262,13 @@ pub(crate) fn find(path: &Path) -> Result<Found, LibraryError> {
     // The given name, because names of links are often better than those of their targets.
     let given = std::path::absolute(path).map_err(LibraryError::io("open", path))?;
     let name = given.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let Some(stem) = gguf_stem(name) else {
-        return Err(bad("it is neither a folder nor a file whose name ends with .gguf".into()));
+    let stem = match gguf_stem(name) {
+        Some(stem) => stem,
+        None if is_gguf(&open) => name,
+        None => {
+            with_content(path)?;
+            return Err(bad("it is neither a folder nor a GGUF file, which begins with `GGUF`".into()));
+        }
     };
     let files = match split(stem) {
         None => vec![given.clone()],
@@ -236,7 +282,13 @@ pub(crate) fn find(path: &Path) -> Result<Found, LibraryError> {
         return Err(bad(format!("`{}` is missing", missing.display())));
     }
     files.iter().try_for_each(|file| with_content(file))?;
-    Ok(Found { open: files[0].clone(), format: Format::Gguf, files })
+    let open = files[0].clone();
+    let named = |path: PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = if gguf_stem(&name).is_some() { name } else { format!("{name}.gguf") };
+        FoundFile { name, path, digest: None }
+    };
+    Ok(Found { open, format: Format::Gguf, files: files.into_iter().map(named).collect() })
 }
 
 /// Derives a model's name: `tiny-llama-Q4_0.gguf` becomes `tiny-llama:Q4_0`.
@@ -246,7 +298,9 @@ pub(crate) fn name(found: &Found, details: &Details) -> Result<ModelName, Librar
         Format::Safetensors => &full[..],
         Format::Gguf => {
             let stem = gguf_stem(&full).unwrap_or(&full);
-            split(stem).map_or(stem, |(prefix, ..)| prefix)
+            let stem = split(stem).map_or(stem, |(prefix, ..)| prefix);
+            // Blobs of other programs are named by their digests.
+            stem.parse::<Digest>().map_or(stem, |_| &stem[..stem.len() - 52])
         }
     };
     let quantization = &details.quantization;
@@ -262,7 +316,7 @@ pub(crate) fn name(found: &Found, details: &Details) -> Result<ModelName, Librar
     ModelName::new(&ModelName::part_from(base), tag)
 }
 
-/// Copies the files into the library, or only computes their digests.
+/// Copies or links the files into the library, or only computes their digests.
 pub(crate) fn store_files(
     store: &Store,
     found: &Found,
@@ -270,35 +324,54 @@ pub(crate) fn store_files(
     progress: &OnProgress<'_>,
 ) -> Result<Vec<FileRecord>, LibraryError> {
     let mut transfers = Vec::with_capacity(found.files.len());
-    for file in &found.files {
-        let size = fs::metadata(file).map_err(LibraryError::io("read", file))?.len();
-        let name = name_in(&found.open, file).unwrap_or_default();
-        transfers.push(Transfer { name, size, digest: None });
+    for FoundFile { name, path, digest } in &found.files {
+        let size = fs::metadata(path).map_err(LibraryError::io("read", path))?.len();
+        transfers.push(Transfer { name: name.clone(), size, digest: *digest });
     }
     progress(Progress::Files(&transfers));
+    // All files of a model are in the library, or none.
+    let links = !options.copy && options.link && found.files.iter().all(|file| store.can_link(&file.path));
     let mut records = Vec::with_capacity(found.files.len());
-    for (i, (path, Transfer { name, .. })) in found.files.iter().zip(transfers).enumerate() {
+    for (i, FoundFile { name, path, digest: expected }) in found.files.iter().enumerate() {
         let advance = |done| progress(Progress::Bytes { file: i, done });
+        let what = path.display().to_string();
         let (digest, size) = if options.copy {
             let file = File::open(path).map_err(LibraryError::io("read", path))?;
-            store.put(&path.display().to_string(), file, None, &options.cancel, advance)?
+            store.put(&what, file, *expected, &options.cancel, advance)?
+        } else if links {
+            store.put_link(path, *expected, &options.cancel, advance)?
         } else {
-            hash_file(path, &options.cancel, advance)?
+            let (digest, size) = hash_file(path, &options.cancel, advance)?;
+            if let Some(expected) = expected.filter(|expected| *expected != digest) {
+                return Err(LibraryError::DigestMismatch { what, expected, found: digest });
+            }
+            (digest, size)
         };
         progress(Progress::Finished { file: i });
+        let stays = !options.copy && !links;
         // A damaged copy of the same content in the library is repaired.
-        if !options.copy
+        if stays
             && store.has(&digest)
             && !store
                 .is_sound(&digest, &options.cancel, |done| progress(Progress::Checking { file: i, done }))?
         {
             let file = File::open(path).map_err(LibraryError::io("read", path))?;
-            store.put(&path.display().to_string(), file, Some(digest), &options.cancel, |_| {})?;
+            store.put(&what, file, Some(digest), &options.cancel, |_| {})?;
         }
-        let location = (!options.copy).then(|| path.clone());
-        records.push(FileRecord { name, size, digest, location });
+        let location = stays.then(|| path.clone());
+        records.push(FileRecord { name: name.clone(), size, digest, location });
     }
     Ok(records)
+}
+
+/// Returns true if a model of the library consists of these files, as far as can be known without reading them.
+pub(crate) fn is_same_model(store: &Store, record: &ModelRecord, found: &Found) -> bool {
+    let same = |(file, found): (&FileRecord, &FoundFile)| {
+        let has_size = fs::metadata(&found.path).is_ok_and(|on_disk| on_disk.len() == file.size);
+        let in_library = file.location.clone().unwrap_or_else(|| store.blob(&file.digest));
+        has_size && (found.digest == Some(file.digest) || is_same(&in_library, &found.path))
+    };
+    record.files.len() == found.files.len() && record.files.iter().zip(&found.files).all(same)
 }
 
 #[cfg(test)]
@@ -332,6 +405,7 @@ mod tests {
         };
         check(&["a.gguf"], expect!["gguf"]);
         check(&["a-00002-of-00002.gguf", "a-00001-of-00002.gguf"], expect!["gguf"]);
+        check(&["a.gguf", "mmproj-a.gguf"], expect!["gguf"]);
         check(&["config.json", "model.safetensors", "tokenizer.json"], expect!["safetensors"]);
         check(&["config.json", "model.safetensors", "1_Pooling.config.json"], expect!["safetensors"]);
         check(&[], expect!["cannot import `x`: there are no files"]);
@@ -380,14 +454,14 @@ mod tests {
             fs::write(path, "{}").unwrap();
         }
         let found = find(folder.path()).unwrap();
-        let names: Vec<_> = found.files.iter().filter_map(|file| name_in(&found.open, file)).collect();
+        let names: Vec<_> = found.files.iter().map(|file| file.name.as_str()).collect();
         assert_eq!(
             names,
             ["1_Pooling.config.json", "config.json", "model.safetensors", "modules.json", "sparse_linear.pt"]
         );
         fs::remove_file(folder.path().join("model.safetensors")).unwrap();
         let found = find(folder.path()).unwrap();
-        assert!(found.files.iter().any(|file| file.ends_with("pytorch_model.bin")), "{:?}", found.files);
+        assert!(found.files.iter().any(|file| file.path.ends_with("pytorch_model.bin")), "{:?}", found.files);
     }
 
     #[test]
@@ -405,5 +479,7 @@ mod tests {
         check("/m/my model (1).GGUF", Format::Gguf, "my-model--1-");
         check("/m/Qwen3", Format::Safetensors, "Qwen3");
         check("/m/.gguf", Format::Gguf, "model");
+        let digest = Digest::of(b"x").file_name();
+        check(&format!("/m/blobs/{digest}"), Format::Gguf, "sha256-2d711642b726");
     }
 }

@@ -27,9 +27,11 @@ mod store;
 mod upload;
 mod verify;
 
+pub mod found;
 pub mod hub;
 pub mod known;
 
+pub use add::Taken;
 pub use cancel::Cancel;
 pub use digest::Digest;
 pub use error::LibraryError;

@@ -194,7 +194,12 @@ impl Library {
         }
         match (&first.location, format) {
             (Some(path), Format::Gguf) => Ok(path.clone()),
-            (Some(path), Format::Safetensors) => Ok(path.parent().unwrap_or(path).to_owned()),
+            (Some(path), Format::Safetensors) => {
+                // Files of modules lie in folders of their own.
+                let config = files.iter().find(|file| file.name == "config.json");
+                let path = config.and_then(|file| file.location.as_ref()).unwrap_or(path);
+                Ok(path.parent().unwrap_or(path).to_owned())
+            }
             (None, format) => {
                 let view = match self.limit() {
                     None => self.store.view(name, files)?,

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -60,10 +60,23 @@ impl Library {
     /// Opens the library in this folder if it exists.
     ///
     /// # Errors
-    /// As for [`Library::open`].
+    /// As for [`Library::open`], or the folder cannot be read, so that it may have a library.
     pub fn open_existing(root: &Path) -> Result<Option<Self>, LibraryError> {
-        let exists = root.join(catalogue::FILE).is_file() || holdings(root) != (0, 0);
-        if exists { Self::open(root).map(Some) } else { Ok(None) }
+        let exists = |path: &Path| match fs::metadata(path) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(LibraryError::io("read the library", root)(error)),
+        };
+        if !exists(root)? {
+            return Ok(None);
+        }
+        if !exists(&root.join(catalogue::FILE))? {
+            fs::read_dir(root).map_err(LibraryError::io("read the library", root))?;
+            if holdings(root) == (0, 0) {
+                return Ok(None);
+            }
+        }
+        Self::open(root).map(Some)
     }
 
     /// Opens the library in this folder with an empty catalogue, and renames a lost or damaged one. The files of its

@@ -160,7 +160,8 @@ impl Library {
                 continue;
             }
             let mut links = entries(&view)?;
-            links.sort();
+            // The model comes before its projector.
+            links.sort_by_key(|link| (import::is_projector(&name_of(link)), link.clone()));
             let mut files = Vec::new();
             for link in links {
                 let (digest, size) = hash_file(&link, cancel, |_| {})?;

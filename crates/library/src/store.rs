@@ -125,10 +125,62 @@ impl Store {
     /// Gives a complete, checked file of this library its name. A blob that has the name already is read: it stays if it
     /// is sound, since models share it by links; otherwise the new file replaces it, in the models' folders as well.
     pub(crate) fn publish(&self, file: &Path, digest: &Digest, cancel: &Cancel) -> Result<(), LibraryError> {
-        let blob = self.blob(digest);
         // The content must be on disk before the name.
         sync_file(file)?;
         protect(file)?;
+        self.name_blob(file, digest, cancel)
+    }
+
+    /// Returns true if a file can have another name in the library: it is on the same file system, and the system
+    /// allows links to files of their owner.
+    pub(crate) fn can_link(&self, path: &Path) -> bool {
+        self.second_name(path).is_ok()
+    }
+
+    /// Makes a hard link to a file of another program in a temporary folder.
+    fn second_name(&self, path: &Path) -> Result<tempfile::TempDir, LibraryError> {
+        let folder = self.temporary();
+        let new = shared_builder(0o777)
+            .tempdir_in(&folder)
+            .map_err(LibraryError::io("make a folder in", &folder))?;
+        // A link to a symbolic link would depend on its target.
+        let real = path.canonicalize().map_err(LibraryError::io("open", path))?;
+        fs::hard_link(&real, new.path().join("link"))
+            .map_err(LibraryError::io("make a hard link to", path))?;
+        Ok(new)
+    }
+
+    /// Gives a file of another program a second name in the library, if its content matches `expected`. Its permissions
+    /// stay as they are.
+    pub(crate) fn put_link(
+        &self,
+        path: &Path,
+        expected: Option<Digest>,
+        cancel: &Cancel,
+        mut progress: impl FnMut(u64),
+    ) -> Result<(Digest, u64), LibraryError> {
+        // Another model of the other program may have the same file.
+        if let Some(digest) = expected.filter(|digest| self.has(digest) && is_same(&self.blob(digest), path))
+        {
+            return Ok((digest, self.blob_size(&digest)?));
+        }
+        let folder = self.second_name(path)?;
+        // The file that is read is the one that is kept, even if the other name changes meanwhile.
+        let link = folder.path().join("link");
+        let (digest, size) = hash_file(&link, cancel, &mut progress)?;
+        if let Some(expected) = expected.filter(|&expected| expected != digest) {
+            let what = path.display().to_string();
+            return Err(LibraryError::DigestMismatch { what, expected, found: digest });
+        }
+        // The other program has written the file; it may not be open for writing here.
+        let _ = sync_file(&link);
+        self.name_blob(&link, &digest, cancel)?;
+        Ok((digest, size))
+    }
+
+    /// Gives a complete file the name of a blob.
+    fn name_blob(&self, file: &Path, digest: &Digest, cancel: &Cancel) -> Result<(), LibraryError> {
+        let blob = self.blob(digest);
         match fs::hard_link(file, &blob) {
             Ok(()) => drop(remove_file(file)?),
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -290,7 +342,11 @@ impl Store {
         let mut freed = 0;
         let stored = files.iter().filter(|file| file.location.is_none());
         for file in stored.filter(|file| !kept.blobs.contains(&file.digest.file_name())) {
-            freed += remove_file(&self.blob(&file.digest))?;
+            let blob = self.blob(&file.digest);
+            // Another program may have the file under a name of its own.
+            let is_last = link_count(&blob) < 2;
+            let size = remove_file(&blob)?;
+            freed += if is_last { size } else { 0 };
             self.set_damage(&file.digest, None)?;
         }
         sync_folder(&self.blobs())?;
@@ -381,6 +437,17 @@ impl Pruned {
 /// Names the folder of a set of names and contents.
 pub(crate) fn view_name(files: &[FileRecord]) -> String {
     Digest::of(listing(files).as_bytes()).hex()
+}
+
+/// Returns the number of names of a file; 1 where the system does not tell.
+fn link_count(path: &Path) -> u64 {
+    #[cfg(unix)]
+    return fs::metadata(path).map_or(1, |file| std::os::unix::fs::MetadataExt::nlink(&file));
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        1
+    }
 }
 
 fn is_complete(view: &Path, files: &[FileRecord]) -> bool {

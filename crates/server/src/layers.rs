@@ -91,7 +91,8 @@ pub async fn log(State(state): State<AppState>, mut request: Request, next: Next
     }
     span.record("http.response.status_code", status);
     let error = response.extensions_mut().remove::<Arc<ApiError>>().map(|error| reason(&error));
-    let line = Line { span, status, started, error, generated };
+    let is_poll = is_poll(&method, path);
+    let line = Line { span, status, started, error, generated, is_poll };
     // The statistics of a stream are complete when its body is dropped.
     match HttpBody::size_hint(response.body()).exact() {
         Some(_) => drop(line),
@@ -111,6 +112,16 @@ struct Line {
     /// Error of the request.
     error: Option<String>,
     generated: RequestLog,
+    /// True for a request that programs repeat every few seconds. It is logged only if it fails.
+    is_poll: bool,
+}
+
+/// Returns true for reads of the page, its files and its data, and of the routes of monitoring, which programs request
+/// every few seconds. Changes that the page makes are not among them.
+fn is_poll(method: &str, route: &str) -> bool {
+    const MONITORING: [&str; 9] =
+        ["/", "/health", "/ready", "/status", "/metrics", "/load", "/get_load", "/loads", "/v1/loads"];
+    matches!(method, "GET" | "HEAD") && (MONITORING.contains(&route) || route.starts_with("/ui/"))
 }
 
 impl Drop for Line {
@@ -141,6 +152,7 @@ impl Drop for Line {
                 );
             }
             None if status >= 500 => tracing::warn!(status, milliseconds, error, "answered"),
+            None if self.is_poll && status < 400 => tracing::debug!(status, milliseconds, "answered"),
             None => tracing::info!(status, milliseconds, error, "answered"),
         });
     }
@@ -176,6 +188,23 @@ fn is_sane(id: &HeaderValue) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_reads_of_the_page_and_of_monitoring_are_polls() {
+        for (method, route, expected) in [
+            ("GET", "/ui/v1/models", true),
+            ("GET", "/ui/{*path}", true),
+            ("GET", "/status", true),
+            ("HEAD", "/", true),
+            ("POST", "/ui/v1/keys", false),
+            ("DELETE", "/ui/v1/keys/{id}", false),
+            ("GET", "/v1/models", false),
+            ("GET", "/uix", false),
+            ("POST", "/api/chat", false),
+        ] {
+            assert_eq!(is_poll(method, route), expected, "{method} {route}");
+        }
+    }
 
     #[test]
     fn reasons_name_fields_and_quote_nobody() {

@@ -66,17 +66,49 @@ pub struct Arrival {
     pub peer: Option<IpAddr>,
 }
 
+/// Bound addresses of a server that need not exist yet. Connections wait in the system's queue.
+#[derive(Debug, Default)]
+pub struct Listening {
+    listeners: Vec<Listener>,
+}
+
+impl Listening {
+    /// Listens at all of these addresses.
+    ///
+    /// # Errors
+    /// The first address that cannot be bound.
+    pub async fn bind(places: &[Listen]) -> Result<Self, BindError> {
+        let mut listening = Self::default();
+        for place in places {
+            listening.listeners.push(Listener::bind(place).await?);
+        }
+        Ok(listening)
+    }
+}
+
+impl Drop for Listening {
+    /// Removes the files of sockets, if no server uses them.
+    fn drop(&mut self) {
+        for path in self.listeners.iter().filter_map(Listener::socket) {
+            // The file may already have been removed.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
 impl Server {
+    /// Returns a server at bound addresses.
+    pub fn at(self, mut listening: Listening) -> Bound {
+        Bound { server: self, listeners: std::mem::take(&mut listening.listeners) }
+    }
+
     /// Listens at all addresses of the settings.
     ///
     /// # Errors
     /// The first address that cannot be bound.
     pub async fn bind(self) -> Result<Bound, BindError> {
-        let mut listeners = Vec::new();
-        for place in &self.state.settings.listen {
-            listeners.push(Listener::bind(place).await?);
-        }
-        Ok(Bound { server: self, listeners })
+        let listening = Listening::bind(&self.state.settings.listen).await?;
+        Ok(self.at(listening))
     }
 }
 

@@ -324,7 +324,7 @@ impl Collector for EngineCollector {
         for (name, help, value) in gauges {
             family(&mut encoder, name, help, &of(value), |value| ConstGauge::new(*value))?;
         }
-        let counters: [StatsMetric; 26] = [
+        let counters: [StatsMetric; 31] = [
             ("paguro_steps", "Steps", |s| s.steps as f64),
             ("paguro_failed_steps", "Steps that failed", |s| s.failed_steps as f64),
             ("paguro_rows", "Rows computed", |s| s.rows as f64),
@@ -354,6 +354,19 @@ impl Collector for EngineCollector {
             ("paguro_host_stored", "Blocks and checkpoints copied to the host", |s| s.host.stored as f64),
             ("paguro_host_saved_seconds", "Time of computing that loads from the host saved", |s| {
                 s.host.saved_nanoseconds as f64 / 1e9
+            }),
+            ("paguro_drafts", "Drafts that were checked", |s| s.drafts as f64),
+            // Names that vLLM uses.
+            ("vllm:spec_decode_num_drafts", "The same as paguro_drafts", |s| s.drafts as f64),
+            ("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were checked", |s| {
+                s.draft_tokens as f64
+            }),
+            ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted", |s| {
+                s.accepted_tokens as f64
+            }),
+            // A counter never falls.
+            ("paguro_draft_saved_seconds", "Time that drafts saved, less that of rejected ones", |s| {
+                s.draft_nanoseconds.max(0) as f64 / 1e9
             }),
             ("paguro_evictions", "Cached pages evicted", |s| s.evictions as f64),
             ("paguro_preemptions", "Preempted sequences", |s| s.preemptions as f64),

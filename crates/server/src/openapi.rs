@@ -14,7 +14,7 @@ use utoipa::{
 };
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::{AppState, anthropic, fleet, ollama, openai, retrieval, status, ui};
+use crate::{AppState, anthropic, examples, fleet, ollama, openai, retrieval, status, ui};
 
 /// The OpenAPI document.
 #[derive(Debug, OpenApi)]
@@ -90,6 +90,7 @@ fn paths() -> (Router<AppState>, Value) {
     ollama::describe(&mut document);
     retrieval::describe(&mut document);
     fleet::describe(&mut document);
+    examples::describe(&mut document);
     (router, exact(document))
 }
 
@@ -154,8 +155,8 @@ fn tighten(schema: &mut Value) {
 
 /// Serves the page. Its content security policy permits no other origin.
 async fn docs() -> Response {
-    let policy =
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'";
+    let policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+        img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
     let policy = HeaderValue::from_static(policy);
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(include_str!("docs.html"))).into_response()
 }

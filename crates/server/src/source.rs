@@ -152,6 +152,10 @@ pub struct Details {
     pub sequences: usize,
     /// Memory of a load.
     pub plan: Option<LoadPlan>,
+    /// True if its files are outside of the library, and stay when it is deleted.
+    pub in_place: bool,
+    /// True if it came from a hub, and can be pulled again.
+    pub pulled: bool,
     /// Reason for which it cannot be opened or run.
     pub problem: Option<String>,
 }

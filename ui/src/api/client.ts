@@ -24,6 +24,8 @@ export class ApiError extends Error {
   constructor(
     readonly status: number,
     message: string,
+    /** Kind of the error in OpenAI's dialect. */
+    readonly code: string | null = null,
   ) {
     super(message);
   }
@@ -70,16 +72,27 @@ export async function request(path: string, call: Call = {}): Promise<Response> 
     if (call.signal?.aborted) throw error;
     throw new Unreachable();
   }
-  if (!response.ok) throw new ApiError(response.status, sentence(errorText(await response.text()), response.status));
+  if (!response.ok) {
+    const { text, code } = errorOf(await response.text());
+    throw new ApiError(response.status, sentence(text, response.status), code);
+  }
   return response;
 }
 
 const SESSION = "/ui/v1/session";
 
+let seen: (session: Session) => void = () => undefined;
+
+/** Calls a function with every answer of [`session`]. */
+export function onSession(listener: (session: Session) => void): void {
+  seen = listener;
+}
+
 /** Permissions of this page, and its token. */
 export async function session(): Promise<Session> {
   const answer = await json<Session>(SESSION);
   token = answer.token;
+  seen(answer);
   return answer;
 }
 
@@ -87,14 +100,14 @@ export async function json<T>(path: string, call?: Call): Promise<T> {
   return (await (await request(path, call)).json()) as T;
 }
 
-/** The message of an error in any of the server's dialects. */
-function errorText(body: string): string {
+/** The message of an error in any of the server's dialects, and its code. */
+function errorOf(body: string): { text: string; code: string | null } {
   try {
-    const value = JSON.parse(body) as { error?: string | { message?: string } };
-    if (typeof value.error === "string") return value.error;
-    return value.error?.message ?? body;
+    const value = JSON.parse(body) as { error?: string | { message?: string; code?: string | null } };
+    if (typeof value.error === "string") return { text: value.error, code: null };
+    return { text: value.error?.message ?? body, code: value.error?.code ?? null };
   } catch {
-    return body;
+    return { text: body, code: null };
   }
 }
 

@@ -8,6 +8,8 @@ export interface Session {
   key_known: boolean;
   scopes: Scope[];
   library: boolean;
+  /** The build of the page that the server has. */
+  page: string;
   token: string;
 }
 
@@ -26,6 +28,12 @@ export interface ModelCard {
   bytes: number;
   created: number;
   in_library: boolean;
+  built_in: boolean;
+  /** Its files stay when it is deleted. */
+  in_place: boolean;
+  /** It can be pulled again. */
+  pulled: boolean;
+  aliases: string[];
   file: null | {
     family: string;
     format: string;
@@ -33,6 +41,8 @@ export interface ModelCard {
     quantization: string;
     context: number | null;
     capabilities: string[];
+    /** Purposes of the model. */
+    uses: string[];
     template: string;
   };
   problem: string | null;
@@ -225,6 +235,9 @@ export interface ModelTick {
     disk?: TierTick;
     evictions: number;
     preemptions: number;
+    draft_tokens: number;
+    accepted_tokens: number;
+    draft_saved_seconds: number;
     page_copies: number;
     last_rows: number;
     last_sequences: number;

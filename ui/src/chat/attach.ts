@@ -29,7 +29,9 @@ async function pdfText(file: File): Promise<string> {
   const [pdf, { default: worker }] = await Promise.all([
     import("pdfjs-dist"),
     import("pdfjs-dist/build/pdf.worker.min.mjs?url"),
-  ]);
+  ]).catch(() => {
+    throw new Error("The reader of PDFs could not be loaded. Reload the page when the server answers; the draft is kept.");
+  });
   pdf.GlobalWorkerOptions.workerSrc = worker;
   const task = pdf.getDocument({ data: await file.arrayBuffer(), useSystemFonts: true });
   try {

@@ -3,11 +3,15 @@ import { useEffect, useMemo, useState } from "react";
 import { useLocation } from "wouter";
 
 import { Tip } from "../components/tip.tsx";
+import { attempt } from "../components/toasts.tsx";
 import { defaultModel, useChat } from "../store/chat.ts";
+import { fullness } from "../store/context.ts";
 import type { Attachment, ChatSettings } from "../store/db.ts";
+import { draftOf, keepDraft } from "../store/drafts.ts";
 import { usePrefs } from "../store/prefs.ts";
-import { connect, useServer } from "../store/server.ts";
+import { useServer } from "../store/server.ts";
 import { pathTo, treeOf } from "../store/tree.ts";
+import { cardOf, noChat } from "../store/uses.ts";
 import { Composer } from "./composer.tsx";
 import { Empty } from "./empty.tsx";
 import { Messages } from "./messages.tsx";
@@ -34,12 +38,14 @@ export function ChatPage({ id }: { id: string | null }) {
   const [, navigate] = useLocation();
   const { current, messages, conversations, known } = useChat();
   const models = useServer((server) => server.models);
+  const modelsKnown = useServer((server) => server.modelsKnown);
   const prefs = usePrefs();
   const [side, setSide] = useState(() => !narrow() && prefs.sideOpen);
   const [settings, setSettings] = useState(false);
   const [tree, setTree] = useState(false);
-  // A chat that has not begun is kept nowhere.
-  const [draft, setDraft] = useState<{ model: string | null; settings: ChatSettings }>({ model: null, settings: {} });
+  // A chat that has not begun is kept as a draft.
+  const [draft, setDraft] = useState<{ model: string | null; settings: ChatSettings }>(() => ({ model: null, settings: draftOf("").settings ?? {} }));
+  useEffect(() => keepDraft("", { settings: draft.settings }), [draft.settings]);
 
   useEffect(() => {
     if (useChat.getState().current !== id) void useChat.getState().open(id);
@@ -65,14 +71,11 @@ export function ChatPage({ id }: { id: string | null }) {
 
   const send = async (text: string, attachments: Attachment[]) => {
     const chat = useChat.getState();
-    // A message may be sent before the models are known.
-    if (!shownModel) await connect();
-    const model = shownModel ?? defaultModel();
     if (!id) {
-      const created = await chat.create(model, draft.settings);
+      const created = await chat.create(shownModel, draft.settings);
       setDraft({ model: null, settings: {} });
       navigate(`/chat/${created}`);
-    } else if (!conversation?.model && model) await chat.update(id, { model });
+    } else if (!conversation?.model && shownModel) await chat.update(id, { model: shownModel });
     await chat.send(text, attachments);
   };
 
@@ -82,7 +85,9 @@ export function ChatPage({ id }: { id: string | null }) {
     else setDraft({ ...draft, model });
   };
 
+  const blocked = noChat(models, modelsKnown, shownModel);
   const chatSettings = conversation?.settings ?? draft.settings;
+  const full = useMemo(() => fullness(path, cardOf(models, shownModel), chatSettings.max_tokens), [path, models, shownModel, chatSettings.max_tokens]);
   const changeSettings = (next: ChatSettings) =>
     id ? void useChat.getState().update(id, { settings: next }) : setDraft({ ...draft, settings: next });
   const setServers = (servers: string[]) => {
@@ -112,6 +117,7 @@ export function ChatPage({ id }: { id: string | null }) {
       )}
       <section className="talk" aria-label="Conversation">
         <header className="talk-head">
+          {path.length > 0 && <h1 className="sr">{conversation?.title || "Chat"}</h1>}
           <Tip text={sideShown ? "Hide the chats" : "Show the chats"} placement="bottom">
             <button type="button" className="button quiet icon" aria-label={sideShown ? "Hide the chats" : "Show the chats"} aria-expanded={sideShown} onClick={toggleSide}>
               <PanelLeft size={18} aria-hidden />
@@ -138,8 +144,23 @@ export function ChatPage({ id }: { id: string | null }) {
             </button>
           </Tip>
         </header>
-        {path.length > 0 && id ? <Messages key={`messages ${id}`} path={path} messages={messages} /> : id ? <div className="grow" /> : <Empty model={shownModel} send={(text) => void send(text, [])} />}
-        <Composer key={`composer ${id ?? ""}`} conversation={id} model={shownModel} servers={chatSettings.servers ?? []} setServers={setServers} send={send} />
+        {path.length > 0 && id ? (
+          <Messages key={`messages ${id}`} path={path} messages={messages} />
+        ) : id && current !== id ? (
+          <div className="grow" />
+        ) : (
+          <Empty model={shownModel} blocked={blocked !== null} send={(text) => void attempt(() => send(text, []))} />
+        )}
+        <Composer
+          key={`composer ${id ?? ""}`}
+          conversation={id}
+          model={shownModel}
+          blocked={blocked}
+          full={full}
+          servers={chatSettings.servers ?? []}
+          setServers={setServers}
+          send={send}
+        />
       </section>
       {settings && (
         <SettingsPanel

@@ -1,42 +1,60 @@
-import { ArrowUp, FileText, Paperclip, Square, X } from "lucide-react";
-import { type DragEvent, useEffect, useRef, useState } from "react";
+import { ArrowUp, FileText, FileUp, Gauge, Paperclip, Square, X } from "lucide-react";
+import { useEffect, useRef, useState } from "react";
+import { Link } from "wouter";
 
 import { attempt } from "../components/toasts.tsx";
-import { count } from "../format.ts";
+import { count, grouped } from "../format.ts";
 import { useChat } from "../store/chat.ts";
+import type { Fullness } from "../store/context.ts";
 import type { Attachment } from "../store/db.ts";
+import { draftOf, keepDraft } from "../store/drafts.ts";
 import { useServer } from "../store/server.ts";
 import { readFile } from "./attach.ts";
 import { ToolMenu } from "./tool-menu.tsx";
 
-/** Texts that are not sent yet, by conversation. */
-const drafts = new Map<string, string>();
-
 export function Composer({
   conversation,
   model,
+  blocked,
+  full,
   servers,
   setServers,
   send,
 }: {
   conversation: string | null;
   model: string | null;
+  /** Reason for which the model cannot chat. */
+  blocked: string | null;
+  /** How full the context is, if it nearly is. */
+  full: Fullness | null;
   /** Servers of tools that the model may use. */
   servers: string[];
   setServers: (servers: string[]) => void;
   send: (text: string, attachments: Attachment[]) => Promise<void>;
 }) {
   const draft = conversation ?? "";
-  const [text, setText] = useState(drafts.get(draft) ?? "");
-  const [files, setFiles] = useState<Attachment[]>([]);
-  const [over, setOver] = useState(false);
+  const [text, setText] = useState(() => draftOf(draft).text);
+  const [files, setFiles] = useState<Attachment[]>(() => draftOf(draft).files);
   const busy = useChat((chat) => (conversation ? chat.streaming[conversation] !== undefined : false));
   const area = useRef<HTMLTextAreaElement>(null);
   const input = useRef<HTMLInputElement>(null);
+  const box = useRef<HTMLDivElement>(null);
   const modelsKnown = useServer((server) => server.modelsKnown);
-  const canSend = !busy && (model !== null || !modelsKnown) && (text.trim() !== "" || files.length > 0);
+  const canSend = !busy && blocked === null && (model !== null || !modelsKnown) && (text.trim() !== "" || files.length > 0);
 
-  useEffect(() => void drafts.set(draft, text), [draft, text]);
+  useEffect(() => keepDraft(draft, { text, files }), [draft, text, files]);
+  useEffect(() => {
+    // Short messages of the page keep clear of this box.
+    const element = box.current;
+    if (!element) return;
+    const root = document.documentElement;
+    const observer = new ResizeObserver(() => root.style.setProperty("--composer", `${element.offsetHeight}px`));
+    observer.observe(element);
+    return () => {
+      observer.disconnect();
+      root.style.removeProperty("--composer");
+    };
+  }, []);
   useEffect(() => {
     const element = area.current;
     if (!element) return;
@@ -61,7 +79,8 @@ export function Composer({
     if (!canSend) return;
     setText("");
     setFiles([]);
-    drafts.delete(draft);
+    // The box of the new chat may be drawn before this one keeps its emptiness.
+    keepDraft(draft, { text: "", files: [] });
     void attempt(() => send(text.trim(), files));
   };
   const add = (list: FileList | File[]) => {
@@ -72,23 +91,24 @@ export function Composer({
       });
     }
   };
-  const drop = (event: DragEvent) => {
-    event.preventDefault();
-    setOver(false);
-    add(event.dataTransfer.files);
-  };
+  const over = useDrop(add);
 
   return (
-    <div className="composer-box">
-      <div
-        className={`composer${over ? " over" : ""}`}
-        onDragOver={(event) => {
-          event.preventDefault();
-          setOver(true);
-        }}
-        onDragLeave={() => setOver(false)}
-        onDrop={drop}
-      >
+    <div className="composer-box" ref={box}>
+      {over && (
+        <div className="drop" aria-hidden>
+          <FileUp size={28} />
+          Drop text files or PDFs to attach them
+        </div>
+      )}
+      {blocked !== null ? (
+        <p className="composer-note bad" role="status">
+          {blocked}
+        </p>
+      ) : (
+        full && <ContextNote full={full} />
+      )}
+      <div className={`composer${over ? " over" : ""}`}>
         {files.length > 0 && (
           <ul className="files" aria-label="Attached files">
             {files.map((file) => (
@@ -157,4 +177,70 @@ export function Composer({
       </div>
     </div>
   );
+}
+
+/** How full the context is, and what happens then. */
+function ContextNote({ full }: { full: Fullness }) {
+  return (
+    <p className="composer-note" role="status">
+      <Gauge size={14} aria-hidden />
+      <span>
+        <span className="num">
+          {grouped(full.used)} of {grouped(full.limit)}
+        </span>{" "}
+        tokens of context.{" "}
+        {full.isFull ? "The next answer is given without the oldest turns." : "Soon the oldest turns will be left out."}
+        {full.canGrow && (
+          <>
+            {" "}
+            <Link href="/models">Models</Link> can give it more, under the defaults of the model.
+          </>
+        )}
+      </span>
+    </p>
+  );
+}
+
+/** Accepts files that are dropped anywhere on the page. Returns true while some are dragged over it. */
+function useDrop(add: (files: FileList) => void): boolean {
+  const [over, setOver] = useState(false);
+  const latest = useRef(add);
+  latest.current = add;
+  useEffect(() => {
+    // Every element that the pointer enters is left later.
+    let depth = 0;
+    const hasFiles = (event: DragEvent) => event.dataTransfer?.types.includes("Files") ?? false;
+    const enter = (event: DragEvent) => {
+      if (!hasFiles(event)) return;
+      depth += 1;
+      setOver(true);
+    };
+    const leave = (event: DragEvent) => {
+      if (!hasFiles(event)) return;
+      depth = Math.max(0, depth - 1);
+      if (depth === 0) setOver(false);
+    };
+    const move = (event: DragEvent) => {
+      // Without this the browser would open the file in place of the page.
+      if (hasFiles(event)) event.preventDefault();
+    };
+    const drop = (event: DragEvent) => {
+      depth = 0;
+      setOver(false);
+      if (!hasFiles(event) || !event.dataTransfer) return;
+      event.preventDefault();
+      latest.current(event.dataTransfer.files);
+    };
+    addEventListener("dragenter", enter);
+    addEventListener("dragleave", leave);
+    addEventListener("dragover", move);
+    addEventListener("drop", drop);
+    return () => {
+      removeEventListener("dragenter", enter);
+      removeEventListener("dragleave", leave);
+      removeEventListener("dragover", move);
+      removeEventListener("drop", drop);
+    };
+  }, []);
+  return over;
 }

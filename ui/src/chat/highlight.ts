@@ -12,7 +12,11 @@ async function load() {
 }
 
 export async function highlight(text: string, language: string): Promise<ReactNode> {
-  loading ??= load();
+  // Without the server there are no colours; the next code tries again.
+  loading ??= load().catch((error: unknown) => {
+    loading = null;
+    throw error;
+  });
   const lowlight = await loading;
   if (!language || !lowlight.registered(language)) return text;
   return toJsxRuntime(lowlight.highlight(language, text), { Fragment, jsx, jsxs });

@@ -3,26 +3,28 @@
 
 import { Check, Copy } from "lucide-react";
 import { type ReactNode, memo, useEffect, useMemo, useState } from "react";
-import ReactMarkdown, { type Components, type Options } from "react-markdown";
+import ReactMarkdown, { type Components } from "react-markdown";
 import remarkGfm from "remark-gfm";
 
-import { type Block, blocksOf, dollars, hasMath } from "./blocks.ts";
+import { type Block, blocksOf, formulas } from "./blocks.ts";
 import { highlight } from "./highlight.ts";
 import { type Maths, loadMaths } from "./maths.ts";
+import { Fallback } from "../components/recover.tsx";
 
 /** A single block past this would hold up the page: it is shown as it was written. */
 const LARGEST = 40_000;
 
 export const Markdown = memo(function Markdown({ text }: { text: string }) {
-  const maths = useMaths(text);
-  const blocks = useMemo(() => blocksOf(maths ? dollars(text) : text), [text, maths]);
+  const blocks = useMemo(() => blocksOf(text), [text]);
   return (
     <div className="markdown">
       {blocks.map((block, index) =>
         block.kind === "code" ? (
           <CodeBlock key={index} language={block.language} text={block.text} closed={block.closed} />
         ) : (
-          <TextBlock key={index} text={block.text} maths={maths} />
+          <Fallback key={index} text={block.text}>
+            <TextBlock text={block.text} />
+          </Fallback>
         ),
       )}
     </div>
@@ -31,11 +33,11 @@ export const Markdown = memo(function Markdown({ text }: { text: string }) {
 
 export type { Block };
 
-function useMaths(text: string): Maths | null {
-  const wanted = useMemo(() => hasMath(text), [text]);
+/** The reader of formulas, if it is wanted. Without the server, formulas are shown as they were written. */
+function useMaths(wanted: boolean): Maths | null {
   const [maths, setMaths] = useState<Maths | null>(null);
   useEffect(() => {
-    if (wanted && !maths) void loadMaths().then((loaded) => setMaths(loaded));
+    if (wanted && !maths) loadMaths().then(setMaths, () => undefined);
   }, [wanted, maths]);
   return wanted ? maths : null;
 }
@@ -65,13 +67,14 @@ const components: Components = {
   code: ({ className, children }) => <Code className={className}>{children}</Code>,
 };
 
-const TextBlock = memo(function TextBlock({ text, maths }: { text: string; maths: Maths | null }) {
-  if (text.length > LARGEST) return <pre className="plain">{text}</pre>;
-  const plugins: NonNullable<Options["remarkPlugins"]> = [remarkGfm];
-  if (maths) plugins.push(maths.plugin);
+const TextBlock = memo(function TextBlock({ text }: { text: string }) {
+  const isLarge = text.length > LARGEST;
+  const rewritten = useMemo(() => (isLarge ? null : formulas(text)), [text, isLarge]);
+  const maths = useMaths(rewritten !== null);
+  if (isLarge) return <pre className="plain">{text}</pre>;
   return (
-    <ReactMarkdown remarkPlugins={plugins} components={components}>
-      {text}
+    <ReactMarkdown remarkPlugins={[remarkGfm, ...(maths?.plugins ?? [])]} components={components}>
+      {maths && rewritten !== null ? rewritten : text}
     </ReactMarkdown>
   );
 });
@@ -87,7 +90,7 @@ function Code({ className, children }: { className: string | undefined; children
 function Formula({ tex, display }: { tex: string; display: boolean }) {
   const [html, setHtml] = useState<string | null>(null);
   useEffect(() => {
-    void loadMaths().then((maths) => setHtml(maths.render(tex, display)));
+    loadMaths().then((maths) => setHtml(maths.render(tex, display)), () => undefined);
   }, [tex, display]);
   if (html === null) return <code>{tex}</code>;
   // KaTeX made this: MathML of elements that it knows, with all text escaped.
@@ -101,7 +104,7 @@ export function CodeBlock({ language, text, closed }: { language: string; text: 
     let dropped = false;
     // While it grows, colours come a moment later, so that every token does not cost a whole parse.
     const timer = setTimeout(
-      () => void highlight(text, language).then((nodes) => !dropped && setColored({ of: text, nodes })),
+      () => highlight(text, language).then((nodes) => !dropped && setColored({ of: text, nodes }), () => undefined),
       closed ? 0 : 120,
     );
     return () => {

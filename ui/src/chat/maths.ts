@@ -3,18 +3,27 @@
 
 import type { Options } from "react-markdown";
 
-type Plugin = NonNullable<Options["remarkPlugins"]>[number];
-
 export interface Maths {
-  plugin: Plugin;
+  plugins: NonNullable<Options["remarkPlugins"]>;
   render(tex: string, display: boolean): string;
 }
 
 let loading: Promise<Maths> | null = null;
 
+/** Rejects if the server is away or has another build; the next call tries again. */
 export function loadMaths(): Promise<Maths> {
-  loading ??= Promise.all([import("remark-math"), import("katex")]).then(([math, { default: katex }]) => ({
-    plugin: math.default,
+  loading ??= load().catch((error: unknown) => {
+    loading = null;
+    throw error;
+  });
+  return loading;
+}
+
+async function load(): Promise<Maths> {
+  const [math, { default: katex }] = await Promise.all([import("remark-math"), import("katex")]);
+  return {
+    // Which single dollars are formulas is decided by `formulas`.
+    plugins: [[math.default, { singleDollarTextMath: false }]],
     render: (tex: string, display: boolean) =>
       katex.renderToString(tex, {
         displayMode: display,
@@ -24,6 +33,5 @@ export function loadMaths(): Promise<Maths> {
         maxExpand: 200,
         strict: "ignore",
       }),
-  }));
-  return loading;
+  };
 }

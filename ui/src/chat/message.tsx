@@ -1,14 +1,16 @@
-import { ChevronLeft, ChevronRight, CirclePlay, FileText, LoaderCircle, PencilLine, Play, RotateCw, TriangleAlert, Wrench } from "lucide-react";
-import { type FormEvent, memo, useEffect, useState } from "react";
+import { ChevronLeft, ChevronRight, CirclePlay, FileText, LoaderCircle, PencilLine, Play, RotateCw, Scissors, Trash2, TriangleAlert, Wrench } from "lucide-react";
+import { memo, useEffect, useState } from "react";
 
 import type { ToolCall } from "../api/types.ts";
 import { Mark } from "../components/frame.tsx";
-import { attempt } from "../components/toasts.tsx";
-import { count, plural, rate, seconds } from "../format.ts";
+import { Fallback } from "../components/recover.tsx";
+import { attempt, toast } from "../components/toasts.tsx";
+import { count, grouped, plural, rate, seconds } from "../format.ts";
 import { useChat } from "../store/chat.ts";
 import type { AnswerStats, Message } from "../store/db.ts";
 import { usePrefs } from "../store/prefs.ts";
 import { useServer } from "../store/server.ts";
+import { cardOf } from "../store/uses.ts";
 import { type FoundTool, isTrusted, toolOf, trustName, useTools } from "../store/tools.ts";
 import { JsonTree, parseWhole } from "./json-tree.tsx";
 import { CopyButton, Markdown } from "./markdown.tsx";
@@ -17,56 +19,106 @@ interface Props {
   message: Message;
   others: Message[];
   isLast: boolean;
+  /** Messages at the beginning of the branch that this answer, and not the one before, was given without. */
+  forgotten: number;
 }
 
 export const MessageView = memo(
   function MessageView(props: Props) {
     const { role } = props.message;
-    if (role === "user") return <UserMessage {...props} />;
-    if (role === "tool") return <ToolResult message={props.message} />;
-    return <Answer {...props} />;
+    return (
+      <Fallback text={props.message.content}>
+        {role === "user" ? <UserMessage {...props} /> : role === "tool" ? <ToolResult message={props.message} /> : <Answer {...props} />}
+      </Fallback>
+    );
   },
   (a, b) =>
-    a.message === b.message && a.isLast === b.isLast && a.others.length === b.others.length && a.others.at(-1)?.id === b.others.at(-1)?.id,
+    a.message === b.message && a.isLast === b.isLast && a.forgotten === b.forgotten && a.others.length === b.others.length && a.others.at(-1)?.id === b.others.at(-1)?.id,
 );
 
-function UserMessage({ message, others }: Props) {
-  const [editing, setEditing] = useState(false);
+/** True while an answer of this chat is on its way: then nothing of it is changed. */
+const useBusy = (message: Message) => useChat((chat) => chat.streaming[message.conversation] !== undefined);
+
+/** Changes the text of a message: in its place, or of a turn of the person as another branch. */
+function Editor({ message, label, close }: { message: Message; label: string; close: () => void }) {
   const [text, setText] = useState(message.content);
-  const submit = (event?: FormEvent) => {
-    event?.preventDefault();
-    setEditing(false);
-    if (text.trim()) void useChat.getState().send(text, message.attachments ?? [], message.parent);
+  const asked = message.role === "user";
+  const can = text.trim() !== "" || (message.attachments?.length ?? 0) > 0;
+  const save = () => {
+    close();
+    if (text !== message.content) void attempt(() => useChat.getState().edit(message, text));
   };
+  const send = () => {
+    close();
+    void attempt(() => useChat.getState().send(text, message.attachments ?? [], message.parent));
+  };
+  return (
+    <form
+      className="edit"
+      onSubmit={(event) => {
+        event.preventDefault();
+        if (!can) return;
+        if (asked) send();
+        else save();
+      }}
+    >
+      <textarea
+        className="input"
+        aria-label={label}
+        autoFocus
+        rows={Math.min(asked ? 12 : 20, text.split("\n").length + 1)}
+        value={text}
+        onChange={(event) => setText(event.target.value)}
+        onKeyDown={(event) => {
+          if (event.key === "Escape") {
+            event.preventDefault();
+            close();
+          }
+          const submits = event.key === "Enter" && !event.nativeEvent.isComposing && (asked ? !event.shiftKey : event.ctrlKey || event.metaKey);
+          if (submits) {
+            event.preventDefault();
+            event.currentTarget.form?.requestSubmit();
+          }
+        }}
+      />
+      <div className="row wrap">
+        <span className="muted small grow">{asked ? "Send makes another branch. Save changes the message here, for later answers." : "Later answers read the changed text."}</span>
+        <button type="button" className="button small" onClick={close}>
+          Cancel
+        </button>
+        <button type={asked ? "button" : "submit"} className={`button small${asked ? "" : " primary"}`} disabled={!can} onClick={asked ? save : undefined}>
+          Save
+        </button>
+        {asked && (
+          <button type="submit" className="button primary small" disabled={!can}>
+            Send
+          </button>
+        )}
+      </div>
+    </form>
+  );
+}
+
+function DeleteButton({ message, what }: { message: Message; what: string }) {
+  const remove = () =>
+    void attempt(async () => {
+      const undo = await useChat.getState().deleteMessage(message);
+      toast(`The ${what} is deleted.`, { action: { name: "Undo", run: () => void attempt(undo) } });
+    });
+  return (
+    <button type="button" className="button quiet icon small" aria-label={`Delete the ${what}`} title={`Delete the ${what} alone`} onClick={remove}>
+      <Trash2 size={15} aria-hidden />
+    </button>
+  );
+}
+
+function UserMessage({ message, others, isLast }: Props) {
+  const [editing, setEditing] = useState(false);
+  const busy = useBusy(message);
   if (editing) {
     return (
       <article className="turn user editing" aria-label="Your message">
-        <form className="edit" onSubmit={submit}>
-          <textarea
-            className="input"
-            aria-label="Edit your message"
-            autoFocus
-            rows={Math.min(12, text.split("\n").length + 1)}
-            value={text}
-            onChange={(event) => setText(event.target.value)}
-            onKeyDown={(event) => {
-              if (event.key === "Escape") setEditing(false);
-              if (event.key === "Enter" && !event.shiftKey && !event.nativeEvent.isComposing) {
-                event.preventDefault();
-                submit();
-              }
-            }}
-          />
-          <div className="row">
-            <span className="muted small grow">The old turn stays as another branch.</span>
-            <button type="button" className="button small" onClick={() => setEditing(false)}>
-              Cancel
-            </button>
-            <button type="submit" className="button primary small">
-              Send
-            </button>
-          </div>
-        </form>
+        <Editor message={message} label="Edit your message" close={() => setEditing(false)} />
       </article>
     );
   }
@@ -86,36 +138,61 @@ function UserMessage({ message, others }: Props) {
       <div className="tools">
         <Branches message={message} others={others} />
         <CopyButton text={message.content} label="Copy the message" />
-        <button type="button" className="button quiet icon small" aria-label="Edit" title="Edit: makes another branch" onClick={() => setEditing(true)}>
-          <PencilLine size={15} aria-hidden />
-        </button>
+        {!busy && (
+          <>
+            <button type="button" className="button quiet icon small" aria-label="Edit" title="Edit the message" onClick={() => setEditing(true)}>
+              <PencilLine size={15} aria-hidden />
+            </button>
+            <DeleteButton message={message} what="message" />
+          </>
+        )}
+        {isLast && !busy && (
+          <button type="button" className="button small" onClick={() => void attempt(() => useChat.getState().regenerate(message))}>
+            Answer
+          </button>
+        )}
       </div>
     </article>
   );
 }
 
-function Answer({ message, others, isLast }: Props) {
+function Answer({ message, others, isLast, forgotten }: Props) {
+  const [editing, setEditing] = useState(false);
+  const busy = useBusy(message);
+  // Where the message above was deleted, there is nothing to answer again.
+  const answers = useChat((chat) => chat.messages.some((one) => one.id === message.parent && one.role !== "assistant"));
   const streaming = message.state === "streaming";
   const waiting = streaming && !message.content && !message.reasoning && !message.toolCalls;
   const data = !streaming && message.content ? parseWhole(message.content) : undefined;
   const [asText, setAsText] = useState(false);
-  const resumable = isLast && !streaming && (message.state === "stopped" || message.state === "length" || message.state === "interrupted");
+  const resumable = isLast && !streaming && (message.state === "stopped" || message.state === "length" || message.state === "interrupted" || message.edited === true);
   return (
     <article className="turn answer" aria-label={`Answer of ${message.model ?? "the model"}`} aria-busy={streaming}>
       <div className="who">
         <Mark size={16} />
         <span>{message.model}</span>
       </div>
+      {forgotten > 0 && (
+        <p className="forgotten">
+          <Scissors size={14} aria-hidden />
+          <span>
+            The chat no longer fits into {message.stats?.context === undefined ? "the context" : `${grouped(message.stats.context)} tokens`}; this answer was given without the{" "}
+            {forgotten === 1 ? "oldest message" : `${forgotten} oldest messages`}.
+          </span>
+        </p>
+      )}
       {message.reasoning && <Reasoning message={message} />}
       {waiting && <Waiting model={message.model} />}
-      {data !== undefined && !asText ? (
+      {editing ? (
+        <Editor message={message} label="Edit the answer" close={() => setEditing(false)} />
+      ) : data !== undefined && !asText ? (
         <div className="card body-pad">
           <JsonTree value={data} />
         </div>
       ) : (
         message.content && <Markdown text={message.content} />
       )}
-      {data !== undefined && (
+      {data !== undefined && !editing && (
         <button type="button" className="button quiet small" onClick={() => setAsText(!asText)}>
           {asText ? "Show as a tree" : "Show as text"}
         </button>
@@ -125,9 +202,11 @@ function Answer({ message, others, isLast }: Props) {
         <div className="note bad" role="alert">
           <TriangleAlert size={16} aria-hidden />
           <span className="grow">{message.error}</span>
-          <button type="button" className="button small" onClick={() => void useChat.getState().regenerate(message)}>
-            Try again
-          </button>
+          {answers && !busy && (
+            <button type="button" className="button small" onClick={() => void attempt(() => useChat.getState().regenerate(message))}>
+              Try again
+            </button>
+          )}
         </div>
       )}
       {message.state === "interrupted" && (
@@ -145,22 +224,32 @@ function Answer({ message, others, isLast }: Props) {
           <>
             <Branches message={message} others={others} />
             <CopyButton text={message.content} label="Copy the answer" />
-            <button
-              type="button"
-              className="button quiet icon small"
-              aria-label="Answer again"
-              title="Answer again: makes another branch"
-              onClick={() => void useChat.getState().regenerate(message)}
-            >
-              <RotateCw size={15} aria-hidden />
-            </button>
-            {resumable && message.content && (
-              <button type="button" className="button quiet small" onClick={() => void useChat.getState().resume(message)}>
+            {!busy && (
+              <>
+                {answers && (
+                  <button
+                    type="button"
+                    className="button quiet icon small"
+                    aria-label="Answer again"
+                    title="Answer again: makes another branch"
+                    onClick={() => void attempt(() => useChat.getState().regenerate(message))}
+                  >
+                    <RotateCw size={15} aria-hidden />
+                  </button>
+                )}
+                <button type="button" className="button quiet icon small" aria-label="Edit the answer" title="Edit the answer" onClick={() => setEditing(true)}>
+                  <PencilLine size={15} aria-hidden />
+                </button>
+                <DeleteButton message={message} what="answer" />
+              </>
+            )}
+            {resumable && !busy && !editing && message.content && (
+              <button type="button" className="button quiet small" onClick={() => void attempt(() => useChat.getState().resume(message))}>
                 <CirclePlay size={15} aria-hidden />
                 Continue
               </button>
             )}
-            {message.stats && <Stats stats={message.stats} state={message.state} />}
+            {message.stats && <Stats stats={message.stats} message={message} />}
           </>
         )}
       </div>
@@ -170,7 +259,7 @@ function Answer({ message, others, isLast }: Props) {
 
 /** Progress before the first token. */
 function Waiting({ model }: { model: string | undefined }) {
-  const loaded = useServer((server) => server.models.some((one) => one.name === model && one.loaded));
+  const loaded = useServer((server) => cardOf(server.models, model)?.loaded);
   return <p className="waiting">{loaded ? "Reading the prompt" : `Loading ${model ?? "the model"}`}</p>;
 }
 
@@ -213,15 +302,16 @@ function Branches({ message, others }: { message: Message; others: Message[] }) 
   );
 }
 
-function Stats({ stats, state }: { stats: AnswerStats; state: Message["state"] }) {
+function Stats({ stats, message }: { stats: AnswerStats; message: Message }) {
   const { usage } = stats;
+  const { state } = message;
   const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
   const parts = [
+    message.edited ? "edited" : null,
     state === "length" ? "cut at the limit" : state === "stopped" ? "stopped" : null,
     stats.rate === undefined ? null : `${rate(stats.rate)} tok/s`,
     stats.firstToken === undefined ? null : `first token ${seconds(stats.firstToken)}`,
-    usage ? `${cached} of ${usage.prompt_tokens} prompt tokens cached` : null,
-    stats.pages === undefined ? null : `${plural(stats.pages, "page")}, ${stats.sharedPages ?? 0} shared`,
+    usage ? plural(usage.completion_tokens, "token") : null,
   ].filter((part) => part !== null);
   if (parts.length === 0) return null;
   const first = stats.firstToken ?? stats.total;
@@ -243,16 +333,26 @@ function Stats({ stats, state }: { stats: AnswerStats; state: Message["state"] }
             <>
               <dt>Prompt</dt>
               <dd className="num">
-                {usage.prompt_tokens} tokens, {usage.prompt_tokens - cached} computed
+                {cached} of {usage.prompt_tokens} tokens cached
               </dd>
               <dt>Answer</dt>
               <dd className="num">{usage.completion_tokens} tokens</dd>
+              {stats.context !== undefined && (
+                <>
+                  <dt>Context</dt>
+                  <dd className="num">
+                    {grouped(usage.prompt_tokens + usage.completion_tokens)} of {grouped(stats.context)} tokens
+                  </dd>
+                </>
+              )}
             </>
           )}
-          {stats.blockSize !== undefined && (
+          {stats.pages !== undefined && stats.blockSize !== undefined && (
             <>
-              <dt>Page</dt>
-              <dd className="num">{stats.blockSize} tokens</dd>
+              <dt title="A page holds the keys and values of a run of tokens. Answers with the same beginning share pages.">Pages of {stats.blockSize} tokens</dt>
+              <dd className="num">
+                {plural(stats.pages, "page")}, {stats.sharedPages ?? 0} shared
+              </dd>
             </>
           )}
         </dl>

@@ -12,13 +12,20 @@ import { MessageView } from "./message.tsx";
 /** Nearer to the end than this counts as being there. */
 const NEAR = 48;
 
+/** Messages that an answer was given without, if the answer before it still had some of them. */
+function newlyForgotten(path: Message[], index: number): number {
+  const now = path[index]?.forgotten ?? 0;
+  const before = now === 0 ? undefined : path.slice(0, index).findLast((message) => message.role === "assistant");
+  return now > (before?.forgotten ?? 0) ? now : 0;
+}
+
 export function Messages({ path, messages }: { path: Message[]; messages: Message[] }) {
   const scroller = useRef<HTMLDivElement>(null);
   const list = useRef<VirtualizerHandle>(null);
   const atEnd = useRef(true);
   const [away, setAway] = useState(false);
   // While an answer streams the tree stays as it is, whatever its text.
-  const shape = messages.map((message) => message.id).join();
+  const shape = messages.map((message) => `${message.id}${message.parent}`).join();
   const tree = useMemo(() => treeOf(messages), [shape]);
   const last = path.at(-1);
 
@@ -63,12 +70,13 @@ export function Messages({ path, messages }: { path: Message[]; messages: Messag
       >
         <div className="messages-inner">
           <Virtualizer ref={list} scrollRef={scroller} bufferSize={600}>
-            {path.map((message) => (
+            {path.map((message, index) => (
               <MessageView
                 key={message.id}
                 message={message}
                 others={siblings(tree, message)}
                 isLast={message.id === last?.id}
+                forgotten={newlyForgotten(path, index)}
               />
             ))}
           </Virtualizer>

@@ -1,15 +1,23 @@
 import * as Ariakit from "@ariakit/react";
-import { Check, ChevronDown, LoaderCircle } from "lucide-react";
+import { Check, ChevronDown, FlaskConical, LoaderCircle } from "lucide-react";
 import { useEffect, useState } from "react";
+import { useLocation } from "wouter";
 
 import { attempt } from "../components/toasts.tsx";
 import { bytes, seconds } from "../format.ts";
 import { useServer } from "../store/server.ts";
+import { cardOf, chats, playgroundOf } from "../store/uses.ts";
 
 export function ModelPicker({ model, choose }: { model: string | null; choose: (name: string) => void }) {
   const { models, memory, loading } = useServer();
-  const started = model ? loading[model] : undefined;
-  const card = models.find((one) => one.name === model);
+  const [, navigate] = useLocation();
+  const card = cardOf(models, model);
+  const started = card ? loading[card.name] : undefined;
+  const able = models.filter((one) => chats(one) || one.problem !== null);
+  const benches = models.flatMap((one) => {
+    const bench = playgroundOf(one);
+    return bench ? [{ one, bench }] : [];
+  });
   return (
     <Ariakit.MenuProvider placement="bottom-start">
       <Ariakit.MenuButton className="button quiet picker">
@@ -33,7 +41,7 @@ export function ModelPicker({ model, choose }: { model: string | null; choose: (
             <span style={{ width: `${memory.limit ? (100 * memory.used) / memory.limit : 0}%` }} />
           </div>
         </div>
-        {models.map((one) => (
+        {able.map((one) => (
           <Ariakit.MenuItem
             key={one.name}
             className="menu-item"
@@ -53,9 +61,23 @@ export function ModelPicker({ model, choose }: { model: string | null; choose: (
                     .join(" · ")}
               </span>
             </span>
-            {one.name === model && <Check size={16} aria-label="chosen" />}
+            {one.name === card?.name && <Check size={16} aria-label="chosen" />}
           </Ariakit.MenuItem>
         ))}
+        {benches.length > 0 && (
+          <Ariakit.MenuGroup>
+            <Ariakit.MenuGroupLabel className="menu-label">In the playground</Ariakit.MenuGroupLabel>
+            {benches.map(({ one, bench }) => (
+              <Ariakit.MenuItem key={one.name} className="menu-item" onClick={() => navigate(bench.path)}>
+                <FlaskConical size={14} aria-hidden />
+                <span className="grow">
+                  {one.name}
+                  <span className="menu-sub">{bench.name}</span>
+                </span>
+              </Ariakit.MenuItem>
+            ))}
+          </Ariakit.MenuGroup>
+        )}
       </Ariakit.Menu>
     </Ariakit.MenuProvider>
   );

@@ -3,6 +3,7 @@ import { type FormEvent, type ReactNode, useState } from "react";
 import { Link, useLocation } from "wouter";
 
 import { rate } from "../format.ts";
+import { lastChat, useChat } from "../store/chat.ts";
 import { useDark, usePrefs } from "../store/prefs.ts";
 import { useServer } from "../store/server.ts";
 import { Tip } from "./tip.tsx";
@@ -31,6 +32,8 @@ export function Mark({ size = 24 }: { size?: number }) {
 
 export function Rail() {
   const [location] = useLocation();
+  // Back to the chat that was left; the button above the chats begins another one.
+  const current = useChat((chat) => chat.current) ?? lastChat();
   return (
     <nav className="rail" aria-label="Pages">
       <span className="mark">
@@ -38,7 +41,7 @@ export function Rail() {
       </span>
       {PAGES.map(({ path, name, icon: Icon }) => (
         <Tip key={path} text={name} placement="right">
-          <Link href={path} aria-label={name} aria-current={location.startsWith(path) ? "page" : undefined}>
+          <Link href={path === "/chat" && current ? `/chat/${current}` : path} aria-label={name} aria-current={location.startsWith(path) ? "page" : undefined}>
             <Icon size={20} strokeWidth={1.75} aria-hidden />
             <span className="name">{name === "Machine room" ? "Machine" : name}</span>
           </Link>
@@ -76,42 +79,46 @@ export function Strip() {
   const queue = sum((model) => model.waiting);
   if (online === false) {
     return (
-      <Link href="/room" className="strip away">
-        <span>
-          <span className="dot" aria-hidden />
-          The server does not answer
-        </span>
-      </Link>
+      <footer className="foot">
+        <Link href="/room" className="strip away">
+          <span>
+            <span className="dot" aria-hidden />
+            The server does not answer
+          </span>
+        </Link>
+      </footer>
     );
   }
   return (
-    <Link href="/room" className="strip" title="Open the machine room">
-      <span>
-        <span className={`dot${busiest ? " on" : ""}`} aria-hidden />
-        {busiest ? busiest.name : status ? "No model is loaded" : "Connecting"}
-        {models.length > 1 && <span className="muted">+{models.length - 1}</span>}
-      </span>
-      {busiest && <span className="wide">{busiest.device}</span>}
-      <span>
-        <span className="num">{rate(perSecond)}</span> tok/s
-      </span>
-      <span>
-        <span className="num">
-          {sum((model) => model.pages_used)}/{sum((model) => model.pages)}
-        </span>{" "}
-        pages
-      </span>
-      <span className="wide">
-        <span className="num">{sum((model) => model.running)}</span> running
-      </span>
-      <span className="wide">
-        <span className="num">{queue}</span> waiting
-      </span>
-      <span className="grow" />
-      <span className="wide">
-        <kbd className="kbd">Ctrl K</kbd>
-      </span>
-    </Link>
+    <footer className="foot">
+      <Link href="/room" className="strip" title="Open the machine room">
+        <span>
+          <span className={`dot${busiest ? " on" : ""}`} aria-hidden />
+          <span className="strip-name">{busiest ? busiest.name : status ? "No model is loaded" : "Connecting"}</span>
+          {models.length > 1 && <span className="muted">+{models.length - 1}</span>}
+        </span>
+        {busiest && <span className="wide">{busiest.device}</span>}
+        <span>
+          <span className="num">{rate(perSecond)}</span> tok/s
+        </span>
+        <span className="roomy" title="Pages of keys and values in use">
+          <span className="num">
+            {sum((model) => model.pages_used)}/{sum((model) => model.pages)}
+          </span>{" "}
+          pages
+        </span>
+        <span className="wide">
+          <span className="num">{sum((model) => model.running)}</span> running
+        </span>
+        <span className="wide">
+          <span className="num">{queue}</span> waiting
+        </span>
+        <span className="grow" />
+        <span className="wide">
+          <kbd className="kbd">Ctrl K</kbd>
+        </span>
+      </Link>
+    </footer>
   );
 }
 
@@ -119,7 +126,7 @@ export function AwayNote() {
   const online = useServer((server) => server.online);
   if (online !== false) return null;
   return (
-    <div className="note bad away-note" role="alert">
+    <div className="banner bad" role="alert">
       <PlugZap size={16} aria-hidden />
       <span>The server does not answer. The page goes on by itself when it is back.</span>
     </div>

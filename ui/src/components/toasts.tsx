@@ -1,5 +1,6 @@
 // Short messages about what was done or could not be done.
 
+import { X } from "lucide-react";
 import { create } from "zustand";
 
 import { describe } from "../api/client.ts";
@@ -8,15 +9,25 @@ interface Toast {
   id: number;
   text: string;
   bad: boolean;
+  action?: { name: string; run: () => void };
 }
 
 const useToasts = create<{ toasts: Toast[] }>(() => ({ toasts: [] }));
 let next = 0;
 
-export function toast(text: string, bad = false): void {
+/** Most messages at once; older ones leave first. */
+const MOST = 3;
+
+function close(id: number): void {
+  useToasts.setState(({ toasts }) => ({ toasts: toasts.filter((one) => one.id !== id) }));
+}
+
+export function toast(text: string, { bad = false, action }: { bad?: boolean; action?: Toast["action"] } = {}): void {
   const id = next++;
-  useToasts.setState(({ toasts }) => ({ toasts: [...toasts, { id, text, bad }] }));
-  setTimeout(() => useToasts.setState(({ toasts }) => ({ toasts: toasts.filter((one) => one.id !== id) })), bad ? 8000 : 3000);
+  const added: Toast = { id, text, bad, ...(action ? { action } : {}) };
+  // The same message again replaces the one before.
+  useToasts.setState(({ toasts }) => ({ toasts: [...toasts.filter((one) => one.text !== text || action), added].slice(-MOST) }));
+  setTimeout(() => close(id), bad || action ? 8000 : 3000);
 }
 
 /** Does something and tells what went wrong. */
@@ -25,7 +36,7 @@ export async function attempt(work: () => Promise<unknown>): Promise<boolean> {
     await work();
     return true;
   } catch (error) {
-    toast(describe(error), true);
+    toast(describe(error), { bad: true });
     return false;
   }
 }
@@ -33,12 +44,27 @@ export async function attempt(work: () => Promise<unknown>): Promise<boolean> {
 export function Toasts() {
   const toasts = useToasts((state) => state.toasts);
   return (
-    <div className="toasts" role="status" aria-live="polite">
-      {toasts.map(({ id, text, bad }) => (
+    <section className="toasts" role="status" aria-live="polite" aria-label="Messages of the page">
+      {toasts.map(({ id, text, bad, action }) => (
         <div key={id} className={`note ${bad ? "bad" : "good"}`}>
-          {text}
+          <span className="grow">{text}</span>
+          {action && (
+            <button
+              type="button"
+              className="button small"
+              onClick={() => {
+                close(id);
+                action.run();
+              }}
+            >
+              {action.name}
+            </button>
+          )}
+          <button type="button" className="button quiet icon small" aria-label="Close the message" onClick={() => close(id)}>
+            <X size={15} aria-hidden />
+          </button>
         </div>
       ))}
-    </div>
+    </section>
   );
 }

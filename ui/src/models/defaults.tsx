@@ -112,7 +112,7 @@ function Defaults({ model, close }: { model: ModelCard; close: () => void }) {
                 min={min}
                 max={max}
                 step={step === 1 ? 1 : "any"}
-                placeholder={own?.[option] === undefined ? "own" : String(Number(own[option].toPrecision(4)))}
+                placeholder={own?.[option] === undefined ? "default" : String(Number(own[option].toPrecision(4)))}
                 defaultValue={typeof preset.options[option] === "number" ? preset.options[option] : ""}
               />
             </div>

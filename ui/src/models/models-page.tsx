@@ -2,7 +2,7 @@ import "./models.css";
 
 import { CircleStop, Pin, Play, SlidersHorizontal, Trash2 } from "lucide-react";
 import { useEffect, useState } from "react";
-import { useLocation } from "wouter";
+import { Link, useLocation } from "wouter";
 
 import { request } from "../api/client.ts";
 import type { ModelCard } from "../api/types.ts";
@@ -13,6 +13,7 @@ import { attempt, toast } from "../components/toasts.tsx";
 import { ago, bytes, count, percent, seconds } from "../format.ts";
 import { usePrefs } from "../store/prefs.ts";
 import { useServer } from "../store/server.ts";
+import { chats, playgroundOf } from "../store/uses.ts";
 import { DefaultsDialog } from "./defaults.tsx";
 import { Get } from "./get.tsx";
 import { RunsHere } from "./runs-here.tsx";
@@ -35,7 +36,7 @@ function Page() {
   }, [refreshModels]);
   const wanted = text.trim().toLowerCase();
   const shown = models.filter((model) =>
-    [model.name, model.file?.family, model.file?.quantization].some((part) => part?.toLowerCase().includes(wanted)),
+    [model.name, ...model.aliases, model.file?.family, model.file?.quantization].some((part) => part?.toLowerCase().includes(wanted)),
   );
   const free = Math.max(0, memory.limit - memory.used);
   return (
@@ -105,6 +106,14 @@ function fit(model: ModelCard, limit: number, free: number): { bytes: number; st
   return { bytes: needs.total, state: "tight", text: `${whole} do not fit into ${bytes(limit)}; it is loaded with fewer` };
 }
 
+/** Consequences of deleting a model, in words. */
+function farewell(model: ModelCard): string {
+  const also = model.aliases.length > 0 ? ` ${model.aliases.length === 1 ? "Its alias is" : "Its aliases are"} removed as well.` : "";
+  if (model.in_place) return `It is removed from the library. Its files stay where they are, and it can be imported again.${also}`;
+  const files = `Its ${bytes(model.bytes)} are removed from the disk, as far as no other model has the same files.`;
+  return `${files} ${model.pulled ? "It can be pulled again." : "There may be no other copy of it."}${also}`;
+}
+
 function Model({ model, limit, free }: { model: ModelCard; limit: number; free: number }) {
   const [, navigate] = useLocation();
   const { loading, load, unload, may, refreshModels } = useServer();
@@ -112,6 +121,7 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
   const [defaults, setDefaults] = useState(false);
   const wanted = fit(model, limit, free);
   const needed = loaded?.bytes ?? wanted.bytes;
+  const bench = playgroundOf(model);
   const never = !loaded && wanted.state === "never";
   const remove = () =>
     void attempt(async () => {
@@ -131,12 +141,12 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
           ) : loading[model.name] !== undefined ? (
             <span className="tag sand">loading</span>
           ) : null}
-          {file?.capabilities.filter((one) => one !== "completion").map((one) => (
+          {file?.uses.filter((one) => one !== "chat").map((one) => (
             <span key={one} className="tag">
-              {one}
+              {one === "text" ? "continues text" : one}
             </span>
           ))}
-          {loaded?.embeds && !file?.capabilities.includes("embedding") && <span className="tag">embeddings</span>}
+          {model.aliases.length > 0 && <span className="muted small">also {model.aliases.join(", ")}</span>}
         </div>
         {model.problem ? (
           <p className="problem">{model.problem}</p>
@@ -149,7 +159,8 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
               file?.format,
               `${bytes(model.bytes)} on disk`,
               file?.context && `trained for ${file.context} tokens`,
-              model.created > 0 ? `here since ${ago(model.created * 1000)}` : "inside the program",
+              model.built_in ? "inside the program" : model.created > 0 && `here since ${ago(model.created * 1000)}`,
+              model.in_place && "imported where it is",
             ]
               .filter(Boolean)
               .join(" · ")}
@@ -181,17 +192,24 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
         </span>
       </div>
       <div className="model-actions">
-        <button
-          type="button"
-          className="button small"
-          disabled={model.problem !== null}
-          onClick={() => {
-            usePrefs.getState().set({ lastModel: model.name });
-            navigate("/chat");
-          }}
-        >
-          Chat
-        </button>
+        {chats(model) ? (
+          <button
+            type="button"
+            className="button small"
+            onClick={() => {
+              usePrefs.getState().set({ lastModel: model.name });
+              navigate("/chat");
+            }}
+          >
+            Chat
+          </button>
+        ) : (
+          bench && (
+            <Link href={bench.path} className="button small">
+              {bench.name}
+            </Link>
+          )
+        )}
         {loaded ? (
           <>
             <Tip text={loaded.expires_in === null ? "Let it leave when it is not used" : "Keep it loaded"}>
@@ -234,7 +252,7 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
           <ConfirmButton
             label={`Delete ${model.name}`}
             title={`Delete ${model.name}?`}
-            text={`Its ${bytes(model.bytes)} are removed from the library, as far as no other model has the same files. It can be pulled again.`}
+            text={farewell(model)}
             action={remove}
             className="button quiet icon small"
           >

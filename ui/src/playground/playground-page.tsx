@@ -1,9 +1,10 @@
 import "./playground.css";
 
 import { useMemo, useState } from "react";
-import { Link } from "wouter";
+import { Link, useLocation } from "wouter";
 
 import { json } from "../api/client.ts";
+import type { ModelCard } from "../api/types.ts";
 import { parseWhole } from "../chat/json-tree.tsx";
 import { CodeBlock } from "../chat/markdown.tsx";
 import { CONTROLS, NumberField } from "../chat/settings-panel.tsx";
@@ -12,6 +13,7 @@ import { plural } from "../format.ts";
 import { defaultModel } from "../store/chat.ts";
 import type { ChatSettings } from "../store/db.ts";
 import { useServer } from "../store/server.ts";
+import { type Use, cardOf, uses } from "../store/uses.ts";
 import { Layout, Text, useRun } from "./bench.tsx";
 import { StructuredTab } from "./structured.tsx";
 import { type TokenScore, Tokens, pieces } from "./tokens.tsx";
@@ -24,10 +26,21 @@ const TABS = [
   ["structured", "Structured output"],
 ] as const;
 
-export function PlaygroundPage({ tab }: { tab: string }) {
+/** Purposes of the models of a tab, the most suitable first; other tabs are for all models. */
+const SUITS: Record<string, Use[]> = {
+  completion: ["text", "chat"],
+  template: ["chat"],
+  structured: ["chat"],
+  embeddings: ["embeddings"],
+};
+
+export function PlaygroundPage({ tab, wanted }: { tab: string; wanted: string | null }) {
   const models = useServer((server) => server.models);
-  const [chosen, setChosen] = useState<string | null>(null);
-  const model = chosen ?? (models.length ? defaultModel() : null);
+  const [, navigate] = useLocation();
+  const able = models.filter((one) => one.problem === null && suits(one, tab));
+  const best = tab === "embeddings" ? able.find((one) => uses(one, "embeddings"))?.name : undefined;
+  const usual = cardOf(able, defaultModel())?.name;
+  const model = cardOf(able, wanted)?.name ?? best ?? usual ?? able[0]?.name ?? null;
   return (
     <NeedsScope scope="inference">
       <div className="page">
@@ -37,19 +50,20 @@ export function PlaygroundPage({ tab }: { tab: string }) {
               <h1>Playground</h1>
               <p>One request at a time, with everything that comes back, and the same request for your own program.</p>
             </div>
-            <select className="input model-choice" aria-label="Model" value={model ?? ""} onChange={(event) => setChosen(event.target.value)}>
-              {models.map((one) => (
+            <select className="input model-choice" aria-label="Model" value={model ?? ""} onChange={(event) => navigate(`/playground/${tab}/${encodeURIComponent(event.target.value)}`)}>
+              {able.map((one) => (
                 <option key={one.name}>{one.name}</option>
               ))}
             </select>
           </header>
           <nav className="tabs" aria-label="Kinds of requests">
             {TABS.map(([id, name]) => (
-              <Link key={id} href={`/playground/${id}`} aria-current={tab === id ? "page" : undefined}>
+              <Link key={id} href={wanted === null ? `/playground/${id}` : `/playground/${id}/${encodeURIComponent(wanted)}`} aria-current={tab === id ? "page" : undefined}>
                 {name}
               </Link>
             ))}
           </nav>
+          {!model && models.length > 0 && <p className="muted">No model here does this.</p>}
           {model && (
             <div key={tab}>
               {tab === "tokens" ? (
@@ -73,6 +87,13 @@ export function PlaygroundPage({ tab }: { tab: string }) {
 
 export default PlaygroundPage;
 
+/** True if a model is offered in a tab. Any model that generates has embeddings, too. */
+function suits(model: ModelCard, tab: string): boolean {
+  const wanted = SUITS[tab];
+  if (!wanted) return true;
+  return wanted.some((use) => uses(model, use)) || (tab === "embeddings" && (model.file?.capabilities.includes("embedding") ?? false));
+}
+
 function Sampling({ settings, set }: { settings: ChatSettings; set: (settings: ChatSettings) => void }) {
   return (
     <div className="numbers">
@@ -86,7 +107,7 @@ function Sampling({ settings, set }: { settings: ChatSettings; set: (settings: C
             min={min}
             max={max}
             step={step}
-            placeholder="own"
+            placeholder="default"
             value={settings[name] ?? ""}
             onChange={(event) => {
               const { [name]: _, ...rest } = settings;
@@ -138,7 +159,7 @@ function CompletionTab({ model }: { model: string }) {
       go={() => run.run((signal) => json<Completion>("/v1/completions", { body, signal }))}
       left={
         <>
-          <Text label="Text to go on from" value={prompt} set={setPrompt} />
+          <Text label="Text to continue" value={prompt} set={setPrompt} />
           <Sampling settings={settings} set={setSettings} />
         </>
       }

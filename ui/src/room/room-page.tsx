@@ -170,6 +170,7 @@ function Figures({ frame, model }: { frame: Frame; model: ModelFrame }) {
     ...tier("From host", stats.host, "memory of the host"),
     ...tier("From disk", stats.disk, "the disk"),
     ["Evicted", count(stats.evictions), "cached pages given up for others"],
+    ["Drafts", percent(stats.accepted_tokens, stats.draft_tokens), `${count(stats.accepted_tokens)} of ${count(stats.draft_tokens)} drafted tokens accepted; about ${seconds(stats.draft_saved_seconds)} saved`],
     ["Preempted", count(stats.preemptions), "sequences that lost their pages for a while"],
     ["Page copies", count(stats.page_copies), "shared pages that were copied before a branch wrote them"],
     ["Model", bytes(model.bytes), "weights and pages"],

@@ -309,7 +309,7 @@ function Requests() {
           <p>Nothing was asked yet.</p>
         </div>
       ) : (
-        <div className="scroll-x requests" tabIndex={0} role="region" aria-label="Last requests">
+        <div className="scroll-x requests" tabIndex={0} role="group" aria-label="Table of requests">
           <table className="list">
             <thead>
               <tr>

@@ -2,23 +2,17 @@
 
 import { create } from "zustand";
 
-import { ApiError, describe, events, request } from "../api/client.ts";
-import type { ToolCall, Usage } from "../api/types.ts";
+import { describe } from "../api/client.ts";
+import type { ToolCall } from "../api/types.ts";
 import { toast } from "../components/toasts.tsx";
-import {
-  type AnswerStats,
-  type Attachment,
-  type ChatSettings,
-  type Conversation,
-  type Message,
-  type MessageState,
-  db,
-  newId,
-} from "./db.ts";
+import { Answering } from "./answering.ts";
+import { type Attachment, type ChatSettings, type Conversation, type Message, db, newId } from "./db.ts";
+import { dropDraft } from "./drafts.ts";
 import { usePrefs } from "./prefs.ts";
-import { useServer } from "./server.ts";
-import { callTool, isTrusted, offeredTools, toolOf, useTools } from "./tools.ts";
-import { newestLeaf, pathTo, siblings, treeOf } from "./tree.ts";
+import { connect, useServer } from "./server.ts";
+import { callTool, isTrusted, toolOf, useTools } from "./tools.ts";
+import { below, newestLeaf, pathTo, siblings, treeOf } from "./tree.ts";
+import { cardOf, chats } from "./uses.ts";
 
 /** Rounds of trusted calls before the person is asked once more. */
 const MOST_ROUNDS = 10;
@@ -41,7 +35,12 @@ interface Chat {
   toolResult(call: ToolCall, content: string, failed?: boolean, of?: Conversation): Promise<void>;
   /** Runs a call on the server that has its tool, and gives the model the result. */
   runTool(call: ToolCall, of?: Conversation): Promise<void>;
+  /** Answers a message of the person, or answers again. */
   regenerate(message: Message): Promise<void>;
+  /** Changes the text of a message in its place. */
+  edit(message: Message, content: string): Promise<void>;
+  /** Deletes one message; what follows it stays. Returns the way back. */
+  deleteMessage(message: Message): Promise<() => Promise<void>>;
   resume(message: Message): Promise<void>;
   stop(): void;
   select(message: Message): Promise<void>;
@@ -64,9 +63,18 @@ export const useChat = create<Chat>((set, get) => {
     await db.messages.put(message);
   };
 
+  /** Replaces and removes messages of the open conversation at once. */
+  const change = async (of: string, changed: Message[], removed: Message[]) => {
+    await db.transaction("rw", db.messages, async () => {
+      await db.messages.bulkPut(changed);
+      await db.messages.bulkDelete(removed.map(({ id }) => id));
+    });
+    if (get().current === of) set({ messages: await db.messages.where({ conversation: of }).toArray() });
+    tell(of);
+  };
+
   const answer = async (of: Conversation, parent: string, begun?: Message) => {
-    const model = of.model ?? useServer.getState().models[0]?.name;
-    if (!model || get().streaming[of.id]) return;
+    if (get().streaming[of.id]) return;
     const message: Message = begun
       ? { ...begun, state: "streaming" }
       : {
@@ -77,17 +85,34 @@ export const useChat = create<Chat>((set, get) => {
           content: "",
           created: Date.now(),
           state: "streaming",
-          model,
+          ...(of.model ? { model: of.model } : {}),
         };
     delete message.error;
     const abort = new AbortController();
     set(({ streaming }) => ({ streaming: { ...streaming, [of.id]: abort } }));
-    await put(message);
-    await get().update(of.id, { leaf: message.id });
-    const path = pathTo(treeOf(await db.messages.where({ conversation: of.id }).toArray()), parent);
-    const done = await new Answering(message, show).run(model, of.settings, path, abort);
-    set(({ streaming: { [of.id]: _, ...rest } }) => ({ streaming: rest }));
-    if (done.state === "done" && done.toolCalls?.length) void runTrusted(of.id, done, path).catch((error: unknown) => toast(describe(error), true));
+    let [done, path]: [Message, Message[]] = [message, []];
+    try {
+      await put(message);
+      await get().update(of.id, { leaf: message.id });
+      path = pathTo(treeOf(await db.messages.where({ conversation: of.id }).toArray()), parent);
+      tell(of.id);
+      // A message may be sent before the models are known.
+      const model = of.model ?? (await firstModel());
+      if (model !== null && !of.model) {
+        message.model = model;
+        await get().update(of.id, { model });
+      }
+      const answering = new Answering(message, show);
+      done = model === null ? await answering.fail(NO_MODEL) : await answering.run(model, of.settings, path, abort);
+    } finally {
+      // Also if the browser's memory is full.
+      set(({ streaming: { [of.id]: _, ...rest } }) => ({ streaming: rest }));
+      tell(of.id);
+      // Other tabs may have added messages meanwhile.
+      const messages = await db.messages.where({ conversation: of.id }).toArray().catch(() => null);
+      if (messages && get().current === of.id && !get().streaming[of.id]) set({ messages });
+    }
+    if (done.state === "done" && done.toolCalls?.length) void runTrusted(of.id, done, path).catch((error: unknown) => toast(describe(error), { bad: true }));
     void useServer.getState().refreshModels().catch(() => undefined);
   };
 
@@ -116,6 +141,7 @@ export const useChat = create<Chat>((set, get) => {
     },
 
     async open(id) {
+      rememberChat(id);
       if (id === null) {
         set({ current: null, messages: [] });
         return;
@@ -138,6 +164,8 @@ export const useChat = create<Chat>((set, get) => {
       await db.conversations.put({ id, title: "", created: now, updated: now, model, settings, leaf: null });
       await get().refresh();
       set({ current: id, messages: [] });
+      rememberChat(id);
+      tell(id);
       return id;
     },
 
@@ -146,12 +174,16 @@ export const useChat = create<Chat>((set, get) => {
       set(({ conversations }) => ({
         conversations: conversations.map((one) => (one.id === id ? { ...one, ...change } : one)),
       }));
+      tell(id);
     },
 
     async remove(id) {
       get().streaming[id]?.abort();
       await db.messages.where({ conversation: id }).delete();
       await db.conversations.delete(id);
+      dropDraft(id);
+      tell(id);
+      if (lastChat() === id) rememberChat(null);
       if (get().current === id) set({ current: null, messages: [] });
       await get().refresh();
     },
@@ -217,7 +249,39 @@ export const useChat = create<Chat>((set, get) => {
 
     async regenerate(message) {
       const of = conversation();
-      if (of && message.parent !== null) await answer(of, message.parent);
+      const asked = message.role === "user" ? message.id : message.parent;
+      if (of && asked !== null) await answer(of, asked);
+    },
+
+    async edit(message, content) {
+      if (get().streaming[message.conversation]) return;
+      const stale = below(treeOf(get().messages), message.id).map((one) => ({ ...one, stale: true }));
+      const edited = { ...message, content, edited: true };
+      await change(message.conversation, [edited, ...stale], []);
+    },
+
+    async deleteMessage(message) {
+      const of = get().conversations.find((one) => one.id === message.conversation);
+      if (!of || get().streaming[of.id]) return async () => undefined;
+      const tree = treeOf(get().messages);
+      const removed = [message];
+      // Results belong to the calls of an answer.
+      for (let next = tree.children.get(message.id); next?.[0]?.role === "tool"; next = tree.children.get(next[0].id)) removed.push(...next);
+      const ids = new Set(removed.map(({ id }) => id));
+      const later = below(tree, message.id).filter(({ id }) => !ids.has(id));
+      const changed = later.map((one) => ({ ...one, stale: true, parent: one.parent !== null && ids.has(one.parent) ? message.parent : one.parent }));
+      if (of.leaf !== null && ids.has(of.leaf)) {
+        // First another end, so that the chat is never without one.
+        const rest = treeOf(get().messages.filter(({ id }) => !ids.has(id)));
+        const first = rest.children.get(message.parent)?.at(-1);
+        await get().update(of.id, { leaf: first ? newestLeaf(rest, first.id) : message.parent });
+      }
+      await change(of.id, changed, removed);
+      return async () => {
+        if (!(await db.conversations.get(of.id))) return;
+        await change(of.id, [...removed, ...later], []);
+        await get().update(of.id, { leaf: of.leaf });
+      };
     },
 
     async resume(message) {
@@ -244,185 +308,66 @@ export function titleOf(text: string): string {
 
 export { siblings };
 
-/** The part of a message that the model reads. */
-export function spoken(message: Message): string {
-  const files = (message.attachments ?? []).map(({ name, text }) => `<file name="${name}">\n${text}\n</file>\n\n`);
-  return files.join("") + message.content;
+const NO_MODEL = "There is no model here that can chat. Pull one on the page Models, then try again.";
+
+/** The model of a chat that was begun before the models were known. */
+async function firstModel(): Promise<string | null> {
+  if (!useServer.getState().modelsKnown) await connect().catch(() => undefined);
+  return defaultModel();
 }
 
-function wire(message: Message): Record<string, unknown> {
-  const { role, content, toolCalls, toolCall } = message;
-  if (role === "tool") return { role, content, tool_call_id: toolCall?.id };
-  if (role === "user") return { role, content: spoken(message) };
-  const calls = toolCalls?.map(({ id, name, arguments: text }) => ({
-    id,
-    type: "function",
-    function: { name, arguments: text || "{}" },
-  }));
-  return { role, content, ...(calls?.length ? { tool_calls: calls } : {}) };
+const LAST = "paguro.chat";
+
+/** The chat of this tab that was open last, also after a reload; `null` if that was a new one. */
+export function lastChat(): string | null {
+  return sessionStorage.getItem(LAST);
 }
 
-/** Fields of a request that these settings set. */
-export function requestFields(settings: ChatSettings): Record<string, unknown> {
-  const { system: _, tools, servers: __, stop, ...rest } = settings;
-  const fields: Record<string, unknown> = { ...rest };
-  const stops = stop?.filter((text) => text !== "");
-  if (stops?.length) fields["stop"] = stops;
-  if (tools?.trim()) {
-    try {
-      fields["tools"] = JSON.parse(tools);
-    } catch {
-      throw new ApiError(0, "The tools of this chat are not JSON. Correct them in its settings.");
-    }
-  }
-  return fields;
+function rememberChat(id: string | null): void {
+  if (id === null) sessionStorage.removeItem(LAST);
+  else sessionStorage.setItem(LAST, id);
 }
 
-interface Chunk {
-  error?: { message?: string };
-  choices?: {
-    delta: {
-      content?: string;
-      reasoning_content?: string;
-      tool_calls?: { index: number; id?: string; function: { name?: string; arguments?: string } }[];
-    };
-    finish_reason: "stop" | "length" | "tool_calls" | null;
-  }[];
-  usage?: Usage;
+/** Tells other tabs with this page that a conversation has changed. */
+const tabs = typeof BroadcastChannel === "undefined" ? null : new BroadcastChannel("paguro.chats");
+
+function tell(conversation: string): void {
+  tabs?.postMessage(conversation);
 }
 
-/** One answer on its way from the server to the page and to the browser's memory. */
-class Answering {
-  private shown = false;
-  private saved = 0;
-  private readonly started = performance.now();
-  private reasoningStarted: number | null = null;
-  private first: number | null = null;
-  private last = 0;
-
-  constructor(
-    private message: Message,
-    private readonly show: (message: Message) => void,
-  ) {}
-
-  async run(model: string, settings: ChatSettings, path: Message[], abort: AbortController): Promise<Message> {
-    const continues = this.message.content !== "";
-    const messages: Record<string, unknown>[] = path.map(wire);
-    if (settings.system?.trim()) messages.unshift({ role: "system", content: settings.system });
-    if (continues) messages.push({ role: "assistant", content: this.message.content });
-    let usage: Usage | undefined;
-    let state: MessageState | null = null;
-    try {
-      const fields = requestFields(settings);
-      const offered = await offeredTools(settings.servers);
-      if (offered.length) fields["tools"] = [...((fields["tools"] as unknown[] | undefined) ?? []), ...offered];
-      const response = await request("/v1/chat/completions", {
-        signal: abort.signal,
-        body: {
-          model,
-          messages,
-          stream: true,
-          stream_options: { include_usage: true },
-          ...fields,
-          ...(continues ? { continue_final_message: true } : {}),
-        },
-      });
-      for await (const data of events(response)) {
-        if (data === "[DONE]") {
-          state ??= "done";
-          break;
-        }
-        const chunk = JSON.parse(data) as Chunk;
-        if (chunk.error) throw new ApiError(0, chunk.error.message ?? "The answer ended with an error.");
-        usage = chunk.usage ?? usage;
-        const choice = chunk.choices?.[0];
-        if (choice) {
-          this.take(choice.delta);
-          if (choice.finish_reason) state = choice.finish_reason === "length" ? "length" : "done";
-        }
-      }
-      // A stream that ends without its last line was cut.
-      state ??= "interrupted";
-    } catch (error) {
-      if (abort.signal.aborted) state = "stopped";
-      else if (error instanceof ApiError) {
-        state = "failed";
-        this.message.error = describe(error);
-      } else {
-        state = this.message.content || this.message.reasoning ? "interrupted" : "failed";
-        this.message.error = "The connection to the server was lost.";
-      }
-    }
-    await this.end(state, usage);
-    return this.message;
-  }
-
-  private take(delta: NonNullable<Chunk["choices"]>[number]["delta"]): void {
-    const now = performance.now();
-    if (delta.content || delta.reasoning_content || delta.tool_calls) {
-      this.first ??= now;
-      this.last = now;
-    }
-    const message = this.message;
-    if (delta.reasoning_content) {
-      this.reasoningStarted ??= now;
-      message.reasoning = (message.reasoning ?? "") + delta.reasoning_content;
-      message.reasoningSeconds = (now - this.reasoningStarted) / 1000;
-    }
-    if (delta.content) message.content += delta.content;
-    for (const part of delta.tool_calls ?? []) {
-      const calls = (message.toolCalls ??= []);
-      const call = (calls[part.index] ??= { id: "", name: "", arguments: "" });
-      call.id = part.id ?? call.id;
-      call.name = part.function.name ?? call.name;
-      call.arguments += part.function.arguments ?? "";
-    }
-    if (!this.shown) {
-      this.shown = true;
-      // Once per frame, however many tokens come; timers go on in hidden tabs.
-      const draw = () => {
-        this.shown = false;
-        this.show({ ...this.message });
-      };
-      if (document.hidden) setTimeout(draw, 100);
-      else requestAnimationFrame(draw);
-    }
-    if (now - this.saved > 1000) {
-      this.saved = now;
-      void db.messages.put({ ...message });
-    }
-  }
-
-  private async end(state: MessageState, usage: Usage | undefined): Promise<void> {
-    const stats: AnswerStats = { total: (performance.now() - this.started) / 1000 };
-    if (this.first !== null) stats.firstToken = (this.first - this.started) / 1000;
-    const card = () => useServer.getState().models.find((model) => model.name === this.message.model)?.loaded;
-    // The first answer of a model has loaded it.
-    if (usage && !card()) await useServer.getState().refreshModels().catch(() => undefined);
-    const loaded = card();
-    if (usage) {
-      stats.usage = usage;
-      const passed = (this.last - (this.first ?? this.last)) / 1000;
-      // Tokens that come all at once have no speed.
-      if (usage.completion_tokens > 1 && passed > 0.02) stats.rate = (usage.completion_tokens - 1) / passed;
-      if (loaded) {
-        stats.blockSize = loaded.block_size;
-        if (loaded.one_kv_group) {
-          stats.pages = Math.ceil((usage.prompt_tokens + usage.completion_tokens) / loaded.block_size);
-          stats.sharedPages = Math.floor((usage.prompt_tokens_details?.cached_tokens ?? 0) / loaded.block_size);
-        }
-      }
-    }
-    this.message = { ...this.message, state, stats };
-    this.show(this.message);
-    await db.messages.put(this.message);
-  }
+/** Shows what other tabs change, until the returned function is called. */
+export function listenToTabs(): () => void {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const changed = new Set<string>();
+  const read = async () => {
+    const { current, streaming, refresh } = useChat.getState();
+    await refresh();
+    const again = current !== null && changed.has(current) && !streaming[current];
+    changed.clear();
+    if (!again) return;
+    const messages = await db.messages.where({ conversation: current }).toArray();
+    if (useChat.getState().current === current) useChat.setState({ messages });
+  };
+  const listen = ({ data }: MessageEvent) => {
+    changed.add(String(data));
+    // An answer changes its conversation several times at once.
+    clearTimeout(timer);
+    timer = setTimeout(() => void read(), 50);
+  };
+  tabs?.addEventListener("message", listen);
+  return () => {
+    clearTimeout(timer);
+    tabs?.removeEventListener("message", listen);
+  };
 }
 
-/** The model that a new conversation begins with. */
+/** The model that a new conversation begins with: the last choice, one that is loaded, or the newest that fits. The model
+    inside the program comes last, because it only tells stories. */
 export function defaultModel(): string | null {
-  const { models } = useServer.getState();
-  const { lastModel } = usePrefs.getState();
-  const loaded = models.find((model) => model.loaded);
-  return (models.find((model) => model.name === lastModel) ?? loaded ?? models[0])?.name ?? null;
+  const { models, memory } = useServer.getState();
+  const able = models.filter(chats);
+  const last = cardOf(able, usePrefs.getState().lastModel);
+  const others = able.filter((model) => !model.built_in);
+  const fitting = others.filter((model) => model.needs !== null && model.needs.least <= memory.limit).sort((a, b) => b.created - a.created);
+  return (last ?? others.find((model) => model.loaded) ?? fitting[0] ?? able.find((model) => model.built_in) ?? able[0])?.name ?? null;
 }

@@ -48,6 +48,8 @@ export interface AnswerStats {
   /** Tokens per second after the first one. */
   rate?: number;
   blockSize?: number;
+  /** Most tokens of prompt and answer. */
+  context?: number;
   /** Pages, where they follow from the length. */
   pages?: number;
   sharedPages?: number;
@@ -74,6 +76,12 @@ export interface Message {
   model?: string;
   stats?: AnswerStats;
   error?: string;
+  /** Of an answer: messages at the beginning of its branch that were left out, because they no longer fit. */
+  forgotten?: number;
+  /** The person has changed the text. */
+  edited?: boolean;
+  /** Something above was changed or removed since, so that the counts of tokens are those of another text. */
+  stale?: boolean;
 }
 
 const db = new Dexie("paguro") as Dexie & {

@@ -2,7 +2,7 @@
 
 import { create } from "zustand";
 
-import { ApiError, Unreachable, json, session as ask, storeKey } from "../api/client.ts";
+import { ApiError, Unreachable, json, onSession, session as ask, storeKey } from "../api/client.ts";
 import type { ModelCard, ModelCards, Scope, Session, Status } from "../api/types.ts";
 
 interface Server {
@@ -15,6 +15,8 @@ interface Server {
   status: Status | null;
   /** Tokens per second of all models together, between the last two polls. */
   rate: number;
+  /** True when the server has another build of the page than this one. */
+  outdated: boolean;
   /** Models that this page is loading, with the time at which that began. */
   loading: Record<string, number>;
   may(scope: Scope): boolean;
@@ -32,6 +34,7 @@ export const useServer = create<Server>((set, get) => ({
   modelsKnown: false,
   status: null,
   rate: 0,
+  outdated: false,
   loading: {},
 
   may: (scope) => get().session?.scopes.includes(scope) ?? false,
@@ -51,7 +54,7 @@ export const useServer = create<Server>((set, get) => ({
   async refreshModels() {
     if (!get().may("inference")) return;
     const { models, memory_limit, memory_used } = await json<ModelCards>("/ui/v1/models");
-    set({ models, modelsKnown: true, memory: { limit: memory_limit, used: memory_used } });
+    set({ models: models.map(complete), modelsKnown: true, memory: { limit: memory_limit, used: memory_used } });
   },
 
   async load(model, keepAlive) {
@@ -75,6 +78,12 @@ export const useServer = create<Server>((set, get) => ({
   },
 }));
 
+/** The build of this page; the development server has none. */
+const BUILD = document.querySelector<HTMLMetaElement>("meta[name=paguro-page]")?.content ?? null;
+
+// Older servers do not say which build they have: then it is another one.
+onSession(({ page }) => useServer.setState({ outdated: BUILD !== null && page !== BUILD }));
+
 /** Asks who we are here, and for the models. */
 export async function connect(): Promise<void> {
   try {
@@ -87,13 +96,30 @@ export async function connect(): Promise<void> {
   }
 }
 
+/** A card with all fields. Another build of the server, which an open page may meet after a restart, has others. */
+function complete(model: ModelCard): ModelCard {
+  const can = (name: string) => model.file?.capabilities?.includes(name) ?? false;
+  const uses = model.file?.uses ?? (!can("completion") ? ["embeddings"] : model.file?.template ? ["chat"] : ["text"]);
+  return {
+    ...model,
+    aliases: model.aliases ?? [],
+    file: model.file && { ...model.file, uses, capabilities: model.file.capabilities ?? [] },
+    problem: model.problem ?? null,
+    needs: model.needs ?? null,
+    loaded: model.loaded ?? null,
+  };
+}
+
+/** Polls until the server is asked who it is: it may have been replaced between two of them. */
+const ASK_AGAIN = 15;
+let polls = 0;
 let lastTokens: { at: number; tokens: Map<string, number> } | null = null;
 
 async function poll(): Promise<void> {
   const { online, session } = useServer.getState();
   if (document.hidden) return;
   try {
-    if (online !== true || session === null) {
+    if (online !== true || session === null || ++polls % ASK_AGAIN === 0) {
       await connect();
       if (!useServer.getState().may("inference")) return;
     } else if (!session.scopes.includes("inference")) {
@@ -129,5 +155,8 @@ async function poll(): Promise<void> {
 export function watchServer(): void {
   const again = () => void poll().finally(() => setTimeout(again, useServer.getState().online ? 2000 : 1000));
   again();
-  document.addEventListener("visibilitychange", () => void poll());
+  document.addEventListener("visibilitychange", () => {
+    polls = -1;
+    void poll();
+  });
 }

@@ -41,3 +41,16 @@ export function newestLeaf(tree: Tree, id: string): string {
 export function siblings(tree: Tree, message: Message): Message[] {
   return tree.children.get(message.parent) ?? [message];
 }
+
+/** All messages below one, on all branches. */
+export function below(tree: Tree, id: string): Message[] {
+  const found: Message[] = [];
+  const open = [id];
+  for (let at = open.pop(); at !== undefined; at = open.pop()) {
+    for (const child of tree.children.get(at) ?? []) {
+      found.push(child);
+      open.push(child.id);
+    }
+  }
+  return found;
+}

@@ -27,8 +27,18 @@ impl Identity {
             }
         };
         let nanoseconds = modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
-        Ok(Self { version: format!("{nanoseconds}-{bytes}-{node}"), created: seconds(modified), bytes })
+        let created = match source {
+            Source::Embedded => program_time(),
+            _ => modified,
+        };
+        Ok(Self { version: format!("{nanoseconds}-{bytes}-{node}"), created: seconds(created), bytes })
     }
+}
+
+/// Returns the time at which this program was built or installed.
+fn program_time() -> SystemTime {
+    let time = || std::env::current_exe()?.metadata()?.modified();
+    time().unwrap_or(UNIX_EPOCH)
 }
 
 /// Returns the inode number of a file.

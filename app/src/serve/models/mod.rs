@@ -4,6 +4,7 @@
 //! detects files that were replaced.
 
 mod identity;
+mod named;
 mod plan;
 mod source;
 
@@ -23,10 +24,13 @@ use paguro_model::{ModelError, ModelFile};
 use paguro_server::{Alias, Details, KvEvents, LoadError, ModelEntry};
 use serde_json::Map;
 
-use self::identity::{Identity, seconds};
+use self::{
+    identity::{Identity, seconds},
+    named::Named,
+};
 use super::disk;
 use crate::{
-    cli::{BatchTokensArg, RunOnArgs, ServeOptions},
+    cli::{BatchTokensArg, RunOnArgs, ServeOptions, Speculate},
     devices::{Chosen, Devices},
     failure::{Failure, Outcome},
     load,
@@ -50,6 +54,8 @@ pub struct ServedModels {
     context: Option<usize>,
     kv_bytes: Option<u64>,
     kv_dtype: KvDtype,
+    /// `--speculate`.
+    speculate: bool,
     /// Memory limit of all models together, in bytes.
     memory: u64,
     parallel: usize,
@@ -92,28 +98,18 @@ impl ServedModels {
         library: Option<Arc<Library>>,
         tiers: Tiers,
     ) -> Outcome<Self> {
-        let mut models = vec![(EMBEDDED.to_owned(), Source::Embedded)];
-        let mut first = None;
+        let mut named = Named::new();
+        let mut folders = options.model_folders.clone();
         for name in options.models.iter().chain(&options.more_models) {
-            let source = Source::find(Some(name), settings)?;
-            let Source::Path(path) = &source else {
-                first.get_or_insert_with(|| name.clone());
+            let path = Path::new(name);
+            if path.is_dir() && !path.join("config.json").is_file() {
+                folders.push(path.to_owned());
                 continue;
-            };
-            // Errors of the model are reported at the start instead of at the first request.
-            load::file(&source)?;
-            let name = served_name(path);
-            first.get_or_insert_with(|| name.clone());
-            if let Some((_, other)) = models.iter().find(|(other, _)| *other == name) {
-                let failure = Failure::usage(format!("two models would be served as `{name}`"));
-                return Err(failure.hint(format!(
-                    "{} and {}: rename one of them",
-                    other.name(),
-                    source.name()
-                )));
             }
-            models.push((name, source));
+            named.add(name, settings)?;
         }
+        folders.iter().try_for_each(|folder| named.add_folder(folder))?;
+        let Named { models, first } = named;
         let defaults = EngineOptions::default();
         let parallel = options.parallel.unwrap_or(defaults.max_sequences);
         Ok(Self {
@@ -126,6 +122,7 @@ impl ServedModels {
             context: options.ctx,
             kv_bytes: options.kv_memory.map(|bytes| bytes.0),
             kv_dtype: options.kv_dtype.map_or(defaults.kv_dtype, KvDtype::from),
+            speculate: options.speculate != Some(Speculate::Off),
             memory,
             parallel,
             step_time: options.step_time.map_or(defaults.step_time, |time| time.0),
@@ -188,7 +185,7 @@ impl ServedModels {
         }
         let (library, record) = self.record(name)?;
         let path = library.path(&record).map_err(|error| LoadError::Failed(error.to_string()))?;
-        Ok(Source::Library { name: record.name.short(), path, defaults: Vec::new() })
+        Ok(Source::Library { name: record.name.short(), path })
     }
 
     /// Returns the preset of a model in the settings file.
@@ -298,6 +295,8 @@ impl ServedModels {
         details.architecture = record.details.architecture.clone();
         details.parameters = record.details.parameters;
         details.quantization = record.details.quantization.clone();
+        details.in_place = record.files.iter().any(|file| file.location.is_some());
+        details.pulled = matches!(record.source, paguro_library::Source::Hub { .. });
         entry.details = details;
         entry
     }
@@ -309,13 +308,6 @@ fn unusable(error: &ModelError) -> LoadError {
         ModelError::Io { .. } | ModelError::Unreadable { .. } => LoadError::Failed(error.to_string()),
         _ => LoadError::Unsupported(error.to_string()),
     }
-}
-
-/// Returns the name under which a file is served: its own without folder and extension.
-fn served_name(path: &Path) -> String {
-    let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let name = if full.is_dir() { full.file_name() } else { full.file_stem() };
-    name.map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Returns the details of a model that cannot be opened.

@@ -8,10 +8,10 @@ use paguro_model::{LoadOptions, ModelFile, ModelShape};
 use paguro_server::{Details, LoadError, LoadPlan};
 
 use super::{ServedModels, failed, unusable};
-use crate::{failure::Failure, presets::Preset};
+use crate::{failure::Failure, load, presets::Preset};
 
 /// Default maximum of tokens with pages, and of the tokens of one sequence.
-const MOST_TOKENS: usize = 65_536;
+const MOST_TOKENS: usize = load::DEFAULT_CONTEXT;
 
 /// Minimum context of a load, if the model supports it.
 const LEAST_TOKENS: usize = 1024;
@@ -38,6 +38,7 @@ impl ServedModels {
             queue_capacity: self.queue,
             queue_tokens: self.queue_tokens,
             kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
+            speculate: self.speculate,
             ..EngineOptions::default()
         }
     }
@@ -75,7 +76,13 @@ impl ServedModels {
         preset: &Preset,
         requested: Option<usize>,
     ) -> Result<LoadPlan, LoadError> {
-        let context = self.wanted(preset, file.context_length().unwrap_or(MOST_TOKENS), requested).max(1);
+        let trained = file.context_length().unwrap_or(MOST_TOKENS).max(1);
+        let mut context = self.wanted(preset, trained, requested).max(1);
+        let has_shape = |tokens| file.shape(&LoadOptions { max_context: Some(tokens) }).is_ok();
+        // Models with a table of positions, such as encoders, have no others. `--ctx` is for all models.
+        if context > trained && !has_shape(context) && has_shape(trained) {
+            context = trained;
+        }
         let tokens = context.saturating_mul(self.parallel).min(MOST_TOKENS.max(context));
         let plan = self.engine_plan(file, preset, context, PageBudget::Tokens(tokens))?;
         // Exactly the bytes of the settings, if given.
@@ -106,6 +113,8 @@ impl ServedModels {
             context,
             sequences: self.parallel,
             plan,
+            in_place: false,
+            pulled: false,
             problem,
         }
     }

@@ -63,15 +63,20 @@ impl Job<'_> {
     }
 }
 
-/// Most rows for which weights are unpacked in registers, a few rows at a time.
+/// Most rows for which weights are unpacked in registers, a few rows at a time. Without vector registers a panel is no
+/// faster, and its kernels are most of the instances.
 const fn few_limit<S: Simd>() -> usize {
-    if S::REGISTERS >= 32 { 8 } else { 12 }
+    match S::REGISTERS {
+        32.. => 8,
+        8.. => 12,
+        _ => usize::MAX,
+    }
 }
 
 /// Runs a job.
 #[inline(always)]
 pub fn multiply<S: Simd, F: Format>(s: S, job: &Job<'_>, scratch: &mut super::Scratch) {
-    if job.count <= const { few_limit::<S>() } {
+    if const { few_limit::<S>() == usize::MAX } || job.count <= const { few_limit::<S>() } {
         few::<S, F>(s, job)
     } else {
         many::<S, F>(s, job, &mut scratch.panel)
@@ -156,7 +161,7 @@ const fn rows_at_once<S: Simd>() -> usize {
     match S::REGISTERS {
         32.. => 8,
         8.. => 4,
-        _ => 2,
+        _ => 1,
     }
 }
 
@@ -171,7 +176,7 @@ fn few<S: Simd, F: Format>(s: S, job: &Job<'_>) {
             let rows = even_share(job.count - row, most);
             match rows {
                 1 => few_rows::<S, F, 1>(s, job, group, row),
-                2 => few_rows::<S, F, 2>(s, job, group, row),
+                2 if const { rows_at_once::<S>() >= 2 } => few_rows::<S, F, 2>(s, job, group, row),
                 3 if const { rows_at_once::<S>() >= 3 } => few_rows::<S, F, 3>(s, job, group, row),
                 4 if const { rows_at_once::<S>() >= 4 } => few_rows::<S, F, 4>(s, job, group, row),
                 5 if const { rows_at_once::<S>() >= 5 } => few_rows::<S, F, 5>(s, job, group, row),
@@ -191,7 +196,10 @@ fn few_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>, group: usiz
     // If weights are the only stream and are read in ascending order, the hardware prefetcher suffices.
     let fetches = const { R > 1 || F::LAYOUT.high_bits > 0 };
     let packed_blocks = job.group_bytes / layout.bytes();
-    let rows: [*const QuantBlock; R] = std::array::from_fn(|r| job.row(row + r));
+    let mut rows = [job.row(row); R];
+    for r in 1..R {
+        rows[r] = job.row(row + r);
+    }
     let mut at = job.group(group);
     let mut sums = [s.zero(); R];
     let mut block = 0;
@@ -204,7 +212,10 @@ fn few_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>, group: usiz
                 if fetches {
                     prefetch_block::<S, F>(s, at.wrapping_add(cache::DISTANCE), b);
                 }
-                let x: [&QuantBlock; R] = std::array::from_fn(|r| &*rows[r].add(block));
+                let mut x = [&*rows[0].add(block); R];
+                for r in 1..R {
+                    x[r] = &*rows[r].add(block);
+                }
                 if const { parts::<F>() == 2 } {
                     halved_block::<S, F, R>(s, &packed, b, &x, &mut sums);
                 } else {

@@ -262,7 +262,10 @@ unsafe fn tile<S: Simd, F: Format, const R: usize, const G: usize>(
     prefetch: &mut Prefetch<G>,
 ) {
     // SAFETY: passed on to the caller.
-    let rows: [*const QuantBlock; R] = std::array::from_fn(|r| unsafe { job.row(row + r).add(blocks.start) });
+    let mut rows = [job.row(row).wrapping_add(blocks.start); R];
+    for r in 1..R {
+        rows[r] = job.row(row + r).wrapping_add(blocks.start);
+    }
     let mut sums = [[s.zero(); G]; R];
     for r in 0..R {
         for g in 0..G {
@@ -273,7 +276,10 @@ unsafe fn tile<S: Simd, F: Format, const R: usize, const G: usize>(
         prefetch.advance(s);
         // SAFETY: passed on to the caller.
         unsafe {
-            let x: [&QuantBlock; R] = std::array::from_fn(|r| &*rows[r].add(block));
+            let mut x = [&*rows[0].add(block); R];
+            for r in 1..R {
+                x[r] = &*rows[r].add(block);
+            }
             if const { parts::<F>() == 2 } {
                 halved_block::<S, F, R, G>(s, panel, block, &x, &mut sums);
             } else {

@@ -8,6 +8,22 @@ use super::{LANES, Simd};
 #[derive(Clone, Copy, Debug)]
 pub struct Scalar;
 
+/// Returns `f` of each index; a plain loop, of which compilers have less to inline than of `std::array::from_fn`.
+#[inline(always)]
+fn lanes<T: Copy + Default, const N: usize>(f: impl Fn(usize) -> T) -> [T; N] {
+    let mut out = [T::default(); N];
+    for i in 0..N {
+        out[i] = f(i);
+    }
+    out
+}
+
+/// Returns `f` of each element.
+#[inline(always)]
+fn map<T: Copy, U: Copy + Default, const N: usize>(v: [T; N], f: impl Fn(T) -> U) -> [U; N] {
+    lanes(|i| f(v[i]))
+}
+
 #[inline(always)]
 fn reduce<T: Copy>(mut v: [T; LANES], f: impl Fn(T, T) -> T) -> T {
     for half in [8, 4, 2, 1] {
@@ -42,57 +58,57 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn from_f16(self, x: &[f16; LANES]) -> Self::F32 {
-        x.map(f16::to_f32)
+        map(*x, f16::to_f32)
     }
     #[inline(always)]
     fn to_f16(self, v: Self::F32, out: &mut [f16; LANES]) {
-        *out = v.map(f16::from_f32);
+        *out = map(v, f16::from_f32);
     }
     #[inline(always)]
     fn from_bf16(self, x: &[bf16; LANES]) -> Self::F32 {
-        x.map(|x| f32::from_bits(u32::from(x.to_bits()) << 16))
+        map(*x, |x| f32::from_bits(u32::from(x.to_bits()) << 16))
     }
 
     #[inline(always)]
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        std::array::from_fn(|i| a[i] + b[i])
+        lanes(|i| a[i] + b[i])
     }
     #[inline(always)]
     fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        std::array::from_fn(|i| a[i] - b[i])
+        lanes(|i| a[i] - b[i])
     }
     #[inline(always)]
     fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        std::array::from_fn(|i| a[i] * b[i])
+        lanes(|i| a[i] * b[i])
     }
     #[inline(always)]
     fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        std::array::from_fn(|i| a[i] / b[i])
+        lanes(|i| a[i] / b[i])
     }
     #[inline(always)]
     fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
-        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+        lanes(|i| a[i].mul_add(b[i], c[i]))
     }
     #[inline(always)]
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+        lanes(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
     fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        std::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+        lanes(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
     fn abs(self, a: Self::F32) -> Self::F32 {
-        a.map(f32::abs)
+        map(a, f32::abs)
     }
     #[inline(always)]
     fn select_lt(self, a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32 {
-        std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+        lanes(|i| if a[i] < b[i] { x[i] } else { y[i] })
     }
     #[inline(always)]
     fn mul_pow2(self, v: Self::F32, n: Self::F32) -> Self::F32 {
         // In two halves, so that neither factor leaves the range of normal numbers; only the second can round.
-        std::array::from_fn(|i| {
+        lanes(|i| {
             let n = n[i] as i32;
             let half = n >> 1;
             v[i] * f32::from_bits(((half + 127) << 23) as u32)
@@ -101,13 +117,11 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn mul_pow2_normal(self, v: Self::F32, n: Self::F32) -> Self::F32 {
-        std::array::from_fn(|i| {
-            f32::from_bits(v[i].to_bits().wrapping_add_signed((n[i] as i32).wrapping_shl(23)))
-        })
+        lanes(|i| f32::from_bits(v[i].to_bits().wrapping_add_signed((n[i] as i32).wrapping_shl(23))))
     }
     #[inline(always)]
     fn round(self, a: Self::F32) -> Self::F32 {
-        a.map(f32::round_ties_even)
+        map(a, f32::round_ties_even)
     }
     #[inline(always)]
     fn reduce_sum(self, v: Self::F32) -> f32 {
@@ -128,31 +142,31 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn from_u8(self, x: &[u8; LANES]) -> Self::I32 {
-        x.map(i32::from)
+        map(*x, i32::from)
     }
     #[inline(always)]
     fn from_i8(self, x: &[i8; LANES]) -> Self::I32 {
-        x.map(i32::from)
+        map(*x, i32::from)
     }
     #[inline(always)]
     fn store_i8(self, v: Self::I32, out: &mut [i8; LANES]) {
-        *out = v.map(|x| x as i8);
+        *out = map(v, |x| x as i8);
     }
     #[inline(always)]
     fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
-        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+        lanes(|i| a[i].wrapping_add(b[i]))
     }
     #[inline(always)]
     fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
-        std::array::from_fn(|i| a[i].max(b[i]))
+        lanes(|i| a[i].max(b[i]))
     }
     #[inline(always)]
     fn shl_i32(self, a: Self::I32, bits: u32) -> Self::I32 {
-        a.map(|x| x << bits)
+        map(a, |x| x << bits)
     }
     #[inline(always)]
     fn bits_i32(self, a: Self::I32, shift: u32, mask: i32) -> Self::I32 {
-        a.map(|x| (x >> shift) & mask)
+        map(a, |x| (x >> shift) & mask)
     }
     #[inline(always)]
     fn reduce_sum_i32(self, v: Self::I32) -> i32 {
@@ -160,15 +174,15 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn to_i32(self, a: Self::F32) -> Self::I32 {
-        a.map(|x| x.round_ties_even() as i32)
+        map(a, |x| x.round_ties_even() as i32)
     }
     #[inline(always)]
     fn to_f32(self, a: Self::I32) -> Self::F32 {
-        a.map(|x| x as f32)
+        map(a, |x| x as f32)
     }
     #[inline(always)]
     fn bits_to_f32(self, a: Self::I32) -> Self::F32 {
-        a.map(|x| f32::from_bits(x as u32))
+        map(a, |x| f32::from_bits(x as u32))
     }
 
     #[inline(always)]
@@ -185,19 +199,19 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn or_u8(self, a: Self::U8, b: Self::U8) -> Self::U8 {
-        std::array::from_fn(|i| a[i] | b[i])
+        lanes(|i| a[i] | b[i])
     }
     #[inline(always)]
     fn bits_u8(self, v: Self::U8, shift: i32, mask: u8) -> Self::U8 {
-        v.map(|b| if shift >= 0 { (b >> shift) & mask } else { (b << -shift) & mask })
+        map(v, |b| if shift >= 0 { (b >> shift) & mask } else { (b << -shift) & mask })
     }
     #[inline(always)]
     fn lookup_u8(self, table: &[u8; 16], v: Self::U8) -> Self::U8 {
-        v.map(|b| table[usize::from(b & 15)])
+        map(v, |b| table[usize::from(b & 15)])
     }
     #[inline(always)]
     fn dot4(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32 {
-        std::array::from_fn(|i| {
+        lanes(|i| {
             let mut sum = acc[i];
             for j in 0..4 {
                 sum = sum.wrapping_add(i32::from(w[4 * i + j]) * i32::from(a[j]));
@@ -207,7 +221,7 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32 {
-        std::array::from_fn(|i| {
+        lanes(|i| {
             let mut sum = acc[i];
             for j in 0..4 {
                 sum = sum.wrapping_add(i32::from(v[4 * i + j] as i8) * i32::from(a[j]));

@@ -27,8 +27,12 @@ pub(crate) const MOST_OF_REQUEST: Duration = Duration::from_secs(30);
 
 /// Position of one branch in its grammar. It is kept during preemption, like the tokens.
 ///
-/// Each token of the answer starts a [computation](Guide::compute), whose [verdict](Verdict) decides if and how the
+/// Each step of the answer starts a [computation](Guide::compute), whose [verdict](Verdict) decides if and how the
 /// answer continues. The engine thread never waits for it: a sequence without a verdict samples no token.
+///
+/// A computation also looks ahead: it computes the masks after drafted tokens, and then rolls the parser back. The time of
+/// these masks counts against no limit, and their failure is none of the request's, so that drafts change no answer. After
+/// a failure, the parser is made again from a [copy](Spare).
 #[derive(Debug)]
 pub(crate) struct Guide {
     /// Beginning of the grammar, until the first computation.
@@ -58,7 +62,40 @@ pub(crate) enum Verdict {
 }
 
 /// The state of a grammar's parser. A box, because it is large and moves to the threads.
-struct Parser(Box<TokenParser>);
+struct Parser {
+    now: Box<TokenParser>,
+    /// From which it can be made again if looking ahead fails; made when it first looks ahead.
+    spare: Option<Spare>,
+    /// True if it can be rolled back, and looking ahead has neither failed nor taken long.
+    looks_ahead: bool,
+}
+
+/// An earlier state of a parser.
+struct Spare {
+    parser: Box<TokenParser>,
+    /// Tokens since then.
+    tokens: Vec<u32>,
+}
+
+impl Parser {
+    fn new(parser: TokenParser) -> Self {
+        let looks_ahead = parser.parser.grammar().lexer_spec().can_rollback();
+        Self { now: Box::new(parser), spare: None, looks_ahead }
+    }
+
+    /// Returns a parser in the same state.
+    fn copy(&self) -> Self {
+        Self { looks_ahead: self.looks_ahead, ..Self::new(self.now.deep_clone()) }
+    }
+
+    /// Goes on with a token.
+    fn consume(&mut self, token: u32) -> anyhow::Result<()> {
+        if let Some(spare) = &mut self.spare {
+            spare.tokens.push(token);
+        }
+        self.now.consume_token(token).map(drop)
+    }
+}
 
 impl fmt::Debug for Parser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -76,8 +113,10 @@ pub(super) struct Computation {
 #[derive(Debug)]
 struct Computed {
     verdict: Verdict,
+    /// Masks after the first drafted tokens.
+    ahead: Vec<TokenMask>,
     took: Duration,
-    /// The position after the token. `None` after a failure.
+    /// The position after the tokens. `None` after a failure.
     parser: Option<Arc<Mutex<Parser>>>,
 }
 
@@ -87,6 +126,8 @@ struct Stop {
     /// True if the result is not needed any more, or takes too long.
     is_stopped: bool,
     is_too_slow: bool,
+    /// True when the verdict is known and only masks after drafted tokens are computed.
+    is_ahead: bool,
     /// Ends the work of the parser soon. It is set while a thread computes.
     handle: Option<CancellationHandle>,
 }
@@ -109,8 +150,11 @@ impl Computation {
 
     fn stop(&self, is_too_slow: bool) {
         let mut stop = self.lock();
-        stop.is_stopped = true;
-        stop.is_too_slow |= is_too_slow;
+        // Slow masks after drafted tokens only end early.
+        if !(stop.is_ahead && is_too_slow) {
+            stop.is_stopped = true;
+            stop.is_too_slow |= is_too_slow;
+        }
         if let Some(handle) = &stop.handle {
             handle.cancel();
         }
@@ -123,6 +167,12 @@ impl Computation {
         !stop.is_stopped
     }
 
+    /// Begins to look ahead, which the handle ends early.
+    fn begin_ahead(&self, handle: CancellationHandle) {
+        let mut stop = self.lock();
+        (stop.is_ahead, stop.handle) = (true, Some(handle));
+    }
+
     fn lock(&self) -> MutexGuard<'_, Stop> {
         self.stop.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,7 +182,7 @@ impl Guide {
     /// Returns the position before the first token, whose mask must be [computed](Guide::compute) before it is sampled.
     pub fn new(constraint: Constraint) -> Self {
         Self {
-            start: Some(Parser(Box::new(constraint.parser))),
+            start: Some(Parser::new(constraint.parser)),
             next: Arc::default(),
             words: constraint.words,
             expected: None,
@@ -146,7 +196,7 @@ impl Guide {
     pub fn fork(&self) -> Self {
         debug_assert!(!self.is_computing(), "branches separate when the first mask is known");
         Self {
-            start: self.start.as_ref().map(|parser| Parser(Box::new(parser.0.deep_clone()))),
+            start: self.start.as_ref().map(Parser::copy),
             next: self.next.clone(),
             words: self.words,
             expected: self.expected,
@@ -155,14 +205,16 @@ impl Guide {
         }
     }
 
-    /// Starts the computation after `token`, or before the first token: does the grammar end here, and if not, the mask
+    /// Starts the computation after `tokens`, or before the first token: does the grammar end here, and if not, the mask
     /// of the next token. The mask is restricted to `within` unless the result would be empty; the last token of an
-    /// answer needs none. The last computation must have ended.
+    /// answer needs none. Also starts computing the masks after the tokens of `draft`, each restricted likewise. The last
+    /// computation must have ended.
     pub fn compute(
         &mut self,
-        token: Option<u32>,
+        tokens: Vec<u32>,
         is_last: bool,
         within: Option<Arc<TokenMask>>,
+        draft: Vec<Drafted>,
         request: &Arc<CheckedRequest>,
         workers: &mut MaskWorkers,
     ) {
@@ -177,9 +229,10 @@ impl Guide {
         drop(last);
         workers.run(MaskTask {
             parser,
-            token,
+            tokens,
             is_last,
             within,
+            draft,
             words: self.words,
             request: request.clone(),
             next: self.next.clone(),
@@ -223,6 +276,20 @@ impl Guide {
             _ => None,
         }
     }
+
+    /// Returns the masks after the first drafted tokens of the last computation. There may be fewer of them than drafted
+    /// tokens: not for tokens that the grammar does not allow, or with which it ends.
+    pub fn masks_ahead(&self) -> &[TokenMask] {
+        self.next.result.get().map_or(&[], |computed| &computed.ahead)
+    }
+}
+
+/// A drafted token.
+#[derive(Clone, Debug)]
+pub(crate) struct Drafted {
+    pub token: u32,
+    /// Restriction of the mask after it.
+    pub within: Option<Arc<TokenMask>>,
 }
 
 /// Ends a computation whose sequence has ended.
@@ -255,9 +322,10 @@ impl MaskBudget {
 #[derive(Debug)]
 pub(super) struct MaskTask {
     parser: Option<Arc<Mutex<Parser>>>,
-    token: Option<u32>,
+    tokens: Vec<u32>,
     is_last: bool,
     within: Option<Arc<TokenMask>>,
+    draft: Vec<Drafted>,
     words: usize,
     pub request: Arc<CheckedRequest>,
     pub next: Arc<Computation>,
@@ -268,6 +336,7 @@ pub(super) struct MaskTask {
 /// Result of a computation, before its time is known.
 pub(super) struct Answer {
     verdict: Verdict,
+    ahead: Vec<TokenMask>,
     parser: Option<Parser>,
 }
 
@@ -279,8 +348,8 @@ impl MaskTask {
         queued: Instant,
     ) -> MaskTask {
         let next = Arc::default();
-        let (token, is_last, within, words) = (None, false, None, 1);
-        Self { parser: None, token, is_last, within, words, request, next, expected, queued }
+        let (tokens, is_last, within, draft, words) = (Vec::new(), false, None, Vec::new(), 1);
+        Self { parser: None, tokens, is_last, within, draft, words, request, next, expected, queued }
     }
 
     /// Returns the maximum time of the computation.
@@ -297,59 +366,116 @@ impl MaskTask {
     pub fn compute(&mut self) -> Answer {
         let failed = |problem: &str| Answer {
             verdict: Verdict::Failed(RequestError::Constraint(problem.into())),
+            ahead: Vec::new(),
             parser: None,
         };
         let Some(parser) = self.parser.take() else { return failed("its computation ended early") };
         let mut parser = match Arc::try_unwrap(parser) {
-            Ok(parser) => parser.into_inner().unwrap_or_else(PoisonError::into_inner).0,
+            Ok(parser) => parser.into_inner().unwrap_or_else(PoisonError::into_inner),
             // Other branches continue from the same position.
-            Err(shared) => Box::new(lock(&shared).0.deep_clone()),
+            Err(shared) => lock(&shared).copy(),
         };
-        if !self.next.begin(Some(parser.enable_cancellation())) {
+        if !self.next.begin(Some(parser.now.enable_cancellation())) {
             return failed("its computation was stopped");
         }
         let verdict = catch_unwind(AssertUnwindSafe(|| {
-            if let Some(token) = self.token {
-                parser.consume_token(token)?;
-                if parser.check_stop()? {
-                    return Ok(Verdict::End);
-                }
+            for &token in &self.tokens {
+                parser.consume(token)?;
+            }
+            if !self.tokens.is_empty() && parser.now.check_stop()? {
+                return Ok(Verdict::End);
             }
             match self.is_last {
                 true => Ok(Verdict::Open),
-                false => Ok(Verdict::Mask(self.narrow(&parser.compute_mask()?.as_slice()[..self.words]))),
+                false => Ok(Verdict::Mask(self.mask(&mut parser.now, self.within.as_deref())?)),
             }
         }));
         let is_stopped = !self.next.begin(None);
         match verdict {
             _ if is_stopped => failed("its computation was stopped"),
-            Ok(verdict) => Answer { verdict, parser: Some(Parser(parser)) },
-            Err(_) if parser.stop_reason() == StopReason::NoExtensionBias => {
+            Ok(verdict) => Answer { verdict, ahead: Vec::new(), parser: Some(parser) },
+            Err(_) if parser.now.stop_reason() == StopReason::NoExtensionBias => {
                 failed("the vocabulary has no token for what must come next, or nothing is allowed there")
             }
             Err(error) => failed(&message(&error)),
         }
     }
 
-    /// Restricts a mask to `within`, unless nothing would remain.
-    fn narrow(&self, mask: &[u32]) -> TokenMask {
-        let within = self.within.as_ref().map(|within| and(mask, within.bits()));
+    /// Computes the mask of the next token, restricted to `within` unless nothing would remain.
+    fn mask(&self, parser: &mut TokenParser, within: Option<&TokenMask>) -> anyhow::Result<TokenMask> {
+        let mask = parser.compute_mask()?;
+        let mask = &mask.as_slice()[..self.words];
+        let within = within.map(|within| and(mask, within.bits()));
         let within = within.filter(|bits| bits.iter().any(|&word| word != 0));
-        TokenMask::new(within.unwrap_or(mask.into()))
+        Ok(TokenMask::new(within.unwrap_or(mask.into())))
+    }
+
+    /// Computes the masks after drafted tokens, and leaves the parser in its state before them.
+    pub fn look_ahead(&self, answer: &mut Answer) {
+        let (Verdict::Mask(first), Some(parser)) = (&answer.verdict, &mut answer.parser) else { return };
+        if self.draft.is_empty() || !parser.looks_ahead {
+            return;
+        }
+        let begin = Instant::now();
+        let spare = || Spare { parser: Box::new(parser.now.deep_clone()), tokens: Vec::new() };
+        let spare = parser.spare.take().unwrap_or_else(spare);
+        self.next.begin_ahead(parser.now.enable_cancellation());
+        let ahead = &mut answer.ahead;
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut consumed = 0;
+            for Drafted { token, within } in &self.draft {
+                let is_allowed = ahead.last().unwrap_or(first).allows(*token);
+                if !is_allowed || begin.elapsed() > PROMPT {
+                    break;
+                }
+                parser.now.consume_token(*token)?;
+                consumed += 1;
+                if parser.now.check_stop()? {
+                    break;
+                }
+                match self.mask(&mut parser.now, within.as_deref()) {
+                    Ok(mask) => ahead.push(mask),
+                    Err(_) if parser.now.stop_reason() == StopReason::NoExtensionBias => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            parser.now.rollback(consumed)
+        }));
+        // Nobody ends the parser's work any more.
+        let was_stopped = parser.now.cancellation_handle().is_some_and(|handle| handle.is_cancelled());
+        let is_wanted = self.next.begin(None);
+        match outcome {
+            _ if !is_wanted => {}
+            Ok(()) if !was_stopped => {
+                parser.looks_ahead = begin.elapsed() <= PROMPT;
+                parser.spare = Some(spare).filter(|_| parser.looks_ahead);
+            }
+            _ => {
+                ahead.clear();
+                let Spare { parser: mut again, tokens } = spare;
+                let replay = AssertUnwindSafe(|| {
+                    tokens.iter().try_for_each(|&token| again.consume_token(token).map(drop))
+                });
+                // It has gone this way before.
+                let replayed = catch_unwind(replay);
+                debug_assert!(replayed.is_ok());
+                *parser = Parser { looks_ahead: false, ..Parser::new(*again) };
+            }
+        }
     }
 
     /// Publishes the result of a computation that took `took`. It fails if that is too long.
     pub fn finish(&self, answer: Answer, took: Duration) {
         let limit = self.limit();
         self.request.masks.spend(took);
-        let Answer { verdict, parser } = answer;
+        let Answer { verdict, ahead, parser } = answer;
         let (verdict, parser) = match took > limit || self.next.lock().is_too_slow {
             true => (Verdict::Failed(RequestError::ConstraintTooSlow(slow(limit))), None),
             false => (verdict, parser),
         };
         let parser = parser.map(|parser| Arc::new(Mutex::new(parser)));
         // The first one counts.
-        let _ = self.next.result.set(Computed { verdict, took, parser });
+        let _ = self.next.result.set(Computed { verdict, ahead, took, parser });
     }
 }
 
@@ -359,7 +485,7 @@ impl Drop for MaskTask {
         if self.next.result.get().is_none() {
             let problem = "its computation ended early".into();
             let verdict = Verdict::Failed(RequestError::Constraint(problem));
-            self.finish(Answer { verdict, parser: None }, Duration::ZERO);
+            self.finish(Answer { verdict, ahead: Vec::new(), parser: None }, Duration::ZERO);
         }
     }
 }

@@ -227,7 +227,8 @@ impl MaskWorkers {
         let tasks = self.by_hand.as_mut().map(|held| held.extract_if(.., |_| chosen.next() == Some(true)));
         let tasks: Vec<_> = tasks.into_iter().flatten().collect();
         for mut task in tasks {
-            let answer = task.compute();
+            let mut answer = task.compute();
+            task.look_ahead(&mut answer);
             self.pool.finish(&task, answer, took);
         }
     }
@@ -318,8 +319,9 @@ impl Pool {
             limit: task.limit(),
             is_slow: kind == Kind::Slow,
         });
-        let answer = task.compute();
+        let mut answer = task.compute();
         let took = clock.stop();
+        task.look_ahead(&mut answer);
         self.finish(&task, answer, took)
     }
 

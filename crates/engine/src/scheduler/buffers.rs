@@ -20,7 +20,7 @@ pub(super) struct Saves {
     pub keys: Vec<BlockKey>,
 }
 
-/// Buffers of a step, which the next steps reuse. [`Sequence::rows`] is the number of rows of a sequence.
+/// Buffers of a step, which the next steps reuse. [`PlannedRows`](crate::sequence::PlannedRows) has the number of rows of a sequence.
 #[derive(Debug, Default)]
 pub(super) struct PlannedStep {
     /// Copies of pages and states, which run before the step.
@@ -33,6 +33,8 @@ pub(super) struct PlannedStep {
     pub carried: Vec<Carried>,
     pub sequences: Vec<StepSequence>,
     pub pages: Vec<PageId>,
+    /// True if all sequences decode.
+    pub decodes: bool,
     /// Owners of `sequences`, in the same order. Some of them may have ended since.
     pub owners: Vec<Owner>,
 }
@@ -52,15 +54,15 @@ pub(super) struct OutputCursor<'a> {
     next: usize,
 }
 
-impl OutputCursor<'_> {
-    /// Returns the indices of the outputs of a sequence. Sequences must be in the order of the plan; those that have ended
-    /// since are passed over.
-    pub fn of(&mut self, sequence: &Sequence) -> Range<usize> {
+impl<'a> OutputCursor<'a> {
+    /// Returns the outputs of a sequence and their indices. Sequences must be in the order of the plan; those that have
+    /// ended since are passed over.
+    pub fn of(&mut self, sequence: &Sequence) -> (Range<usize>, &'a SequenceOutputs) {
         for owner in self.owners.by_ref() {
-            let outputs = self.next..self.next + owner.outputs.len();
-            self.next = outputs.end;
+            let indices = self.next..self.next + owner.outputs.len();
+            self.next = indices.end;
             if owner.id == sequence.owner() {
-                return outputs;
+                return (indices, &owner.outputs);
             }
         }
         unreachable!("a sequence with rows is in the plan")
@@ -82,7 +84,7 @@ impl PlannedStep {
         let Self { tokens: all, sequences, pages, .. } = self;
         let (first_row, first_page) = (all.len(), pages.len());
         all.extend_from_slice(tokens);
-        for table in &sequence.tables {
+        for table in &sequence.kv.tables {
             pages.extend_from_slice(&table.pages);
         }
         sequences.push(StepSequence {
@@ -102,6 +104,7 @@ impl PlannedStep {
         self.sequences.clear();
         self.pages.clear();
         self.owners.clear();
+        self.decodes = true;
     }
 
     pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
@@ -137,6 +140,16 @@ impl PlannedStep {
                 let outputs = self.owners.iter().flat_map(|owner| owner.outputs.iter());
                 if outputs.zip(values).all(fits) { Ok(()) } else { problem("other") }
             }
+        }
+    }
+
+    /// Writes the outputs of the step. Its owners are in `running`, in the same order.
+    pub fn write_outputs<'a>(&self, running: &'a [Sequence], outputs: &mut Vec<Output<'a>>) {
+        let mut running = running.iter();
+        for (part, owner) in self.sequences.iter().zip(&self.owners) {
+            let sequence = running.by_ref().find(|sequence| sequence.owner() == owner.id);
+            let sequence = sequence.expect("a sequence with rows runs");
+            sequence.write_outputs((part.rows.start, part.start), &owner.outputs, outputs);
         }
     }
 

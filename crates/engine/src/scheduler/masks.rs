@@ -21,10 +21,15 @@ impl Scheduler {
     /// Applies the verdicts of grammars on the tokens of the last steps: some answers end, and some requests fail. Others
     /// can sample again. Waits for those that are expected soon.
     pub fn settle_masks(&mut self) {
-        let soon =
-            |sequence: &Sequence| sequence.guide.as_ref().is_some_and(|guide| guide.ends_within(GRACE));
-        let expected: Vec<&Guide> =
-            self.running.iter().filter(|sequence| soon(sequence)).filter_map(|s| s.guide.as_ref()).collect();
+        let soon = |sequence: &Sequence| {
+            sequence.sampler.guide.as_ref().is_some_and(|guide| guide.ends_within(GRACE))
+        };
+        let expected: Vec<&Guide> = self
+            .running
+            .iter()
+            .filter(|sequence| soon(sequence))
+            .filter_map(|s| s.sampler.guide.as_ref())
+            .collect();
         if !expected.is_empty() {
             let are_known = || expected.iter().all(|guide| guide.is_known());
             self.mask_workers.wait(Instant::now() + GRACE, are_known);
@@ -37,7 +42,7 @@ impl Scheduler {
     /// Waits up to `time` for the end of a computation, if a running sequence needs one. Returns false otherwise.
     pub fn wait_for_mask(&self, time: Duration) -> bool {
         let waiting: Vec<&Guide> =
-            self.running.iter().filter_map(|sequence| sequence.guide.as_ref()).collect();
+            self.running.iter().filter_map(|sequence| sequence.sampler.guide.as_ref()).collect();
         if !waiting.iter().any(|guide| guide.is_computing()) {
             return false;
         }
@@ -53,7 +58,9 @@ impl Scheduler {
         // The time of a step with one row, so that a tenant's masks count as the rows that it could have had instead.
         let row = self.cost.seconds(Work::default().and(0, 1));
         for sequence in self.running.iter_mut().chain(self.waiting.values_mut()) {
-            let Some((verdict, took)) = sequence.guide.as_mut().and_then(Guide::settle) else { continue };
+            let Some((verdict, took)) = sequence.sampler.guide.as_mut().and_then(Guide::settle) else {
+                continue;
+            };
             let end = match verdict {
                 Verdict::Mask(_) => None,
                 Verdict::Open => Some(sequence.request.at_max_tokens.clone()),
@@ -64,9 +71,9 @@ impl Scheduler {
                 }
             };
             if row > 0.0 {
-                sequence.mask_rows += took.as_secs_f64() / row;
-                self.ledger.charge(&sequence.request.tenant, sequence.mask_rows as usize);
-                sequence.mask_rows = sequence.mask_rows.fract();
+                sequence.sampler.mask_rows += took.as_secs_f64() / row;
+                self.ledger.charge(&sequence.request.tenant, sequence.sampler.mask_rows as usize);
+                sequence.sampler.mask_rows = sequence.sampler.mask_rows.fract();
             }
             if let Some(reason) = end {
                 has_ended = true;

@@ -1,12 +1,13 @@
 //! Plans one ragged step at a time.
 //!
-//! 1. [Admission](queue): requests leave the queue while there are places (`max_sequences`) and pages. Priority decides
+//! 1. [Admission]: requests leave the [queue] while there are places (`max_sequences`) and pages. Priority decides
 //!    first; then every tenant gets its share of the places, and within a tenant every request. If no place is free, the
 //!    head of the queue may preempt a sequence of a tenant or request with more than its share.
 //! 2. [Rows](rows): every decoding sequence gets one row; prompts share the rest of the step's rows and time.
-//! 3. Branches of a request (`n` answers) separate when their common prompt is computed, as many as there are places.
+//! 3. If all sequences decode, some get rows that check [drafts].
+//! 4. Branches of a request (`n` answers) separate when their common prompt is computed, as many as there are places.
 //!    The others wait in the queue and find the prompt in the prefix cache.
-//! 4. Pages are taken from the free list, then from unused blocks of the prefix cache, least recently used first, then
+//! 5. Pages are taken from the free list, then from unused blocks of the prefix cache, least recently used first, then
 //!    from a running sequence: the youngest one of the tenant that claims most, of the lowest running priority.
 //!
 //! A preempted sequence returns to the queue with its tokens. It later recomputes the tokens that the cache has lost,
@@ -14,12 +15,14 @@
 //!
 //! No deadlock: a sequence that does not fit alone is refused when it is submitted, and pages are taken only while more
 //! than one sequence runs. No starvation: a request without a place either has a tenant that is behind others, and gets
-//! a place after their [quantum](queue::QUANTUM), or waits for older requests of the same tenant, each of which ends.
+//! a place after their [quantum](admission::QUANTUM), or waits for older requests of the same tenant, each of which ends.
 //!
 //! A plan depends on the order of requests and on the measured times of earlier steps, but on no clock.
 
+mod admission;
 mod ahead;
 mod buffers;
+mod drafts;
 mod masks;
 mod outputs;
 mod queue;
@@ -47,6 +50,7 @@ use crate::{
     pages::Pages,
     request::{Event, FinishReason},
     sequence::{Rank, Sequence},
+    speculation::Speculation,
     states::States,
 };
 
@@ -62,8 +66,12 @@ pub(crate) struct Scheduler {
     states: States,
     ledger: Ledger,
     cost: StepCost,
+    /// Drafts; `None` if there are none.
+    speculation: Option<Speculation>,
     /// Work of the last step, until its time is known.
     last_work: Option<Work>,
+    /// What the last step has shown about the times of steps with drafts.
+    last_check: Option<drafts::Check>,
     /// Number of the step that is planned next.
     step: u64,
     /// Requests so far, and sequences that went to the end of their tenant's queue.
@@ -101,7 +109,9 @@ impl Scheduler {
             states: States::new(limits.states),
             ledger: Ledger::default(),
             cost: StepCost::default(),
+            speculation: None,
             last_work: None,
+            last_check: None,
             step: 0,
             arrivals: 0,
             waiting: BTreeMap::new(),
@@ -116,15 +126,20 @@ impl Scheduler {
         }
     }
 
+    /// Drafts answers from now on, except for encoders.
+    pub fn speculate(&mut self) {
+        self.speculation = (!self.layout.is_whole).then(Speculation::default);
+    }
+
     /// Queues a request that was checked.
     pub fn submit(&mut self, request: CheckedRequest, prompt: Vec<u32>) {
         let active = self.running.iter().chain(self.waiting.values());
         self.ledger.enter(&request.tenant, active.map(|sequence| &sequence.request.tenant));
         let mut sequence = Sequence::new(request, prompt, &self.layout, &self.pages);
-        sequence.seniority = self.arrivals;
+        sequence.sched.seniority = self.arrivals;
         self.arrivals += 1;
-        sequence.waits_since = self.step;
-        sequence.compute_mask(None, &mut self.mask_workers);
+        sequence.sched.waits_since = self.step;
+        sequence.compute_mask(Vec::new(), &mut self.mask_workers);
         self.waiting.insert(sequence.rank(), sequence);
     }
 
@@ -142,7 +157,7 @@ impl Scheduler {
         for sequence in
             self.remove(|sequence| sequence.request.deadline.is_some_and(|deadline| deadline <= now))
         {
-            if sequence.cached_tokens.is_some() {
+            if sequence.prefix.cached_tokens.is_some() {
                 finish(&sequence, &FinishReason::DeadlineExceeded, None, &mut self.events);
             } else {
                 self.events.push((sequence.request.id, Event::Failed(RequestError::DeadlineExceeded)));
@@ -171,19 +186,23 @@ impl Scheduler {
         self.step += 1;
         self.start_loads();
         while self.admit_next(now) {}
+        self.read_for_drafts();
         loop {
             let running = self.running.len();
             self.share_rows();
             self.open_branches();
             self.reserve_pages();
             // If all that had rows have lost their pages, the others get the rows.
-            if self.running.len() == running || self.running.iter().any(|sequence| sequence.rows > 0) {
+            if self.running.len() == running || self.running.iter().any(|sequence| sequence.planned.rows > 0)
+            {
                 break;
             }
         }
+        self.plan_drafts();
         self.write_plan();
         if self.plan.tokens.is_empty() {
-            let can_wait = !self.has_work() || self.running.iter().any(Sequence::awaits_mask);
+            let can_wait =
+                !self.has_work() || self.running.iter().any(|sequence| sequence.sampler.awaits_mask());
             assert!(can_wait, "one sequence can always go on");
             // It is no step, and the time of the wait does not count as steps.
             self.step -= 1;
@@ -202,11 +221,7 @@ impl Scheduler {
 
     /// Writes the outputs of the planned step.
     pub fn write_outputs<'a>(&'a self, outputs: &mut Vec<Output<'a>>) {
-        let running = self.running.iter().filter(|sequence| sequence.rows > 0);
-        let parts = self.plan.sequences.iter().zip(&self.plan.owners);
-        for (sequence, (part, owner)) in running.zip(parts) {
-            sequence.write_outputs(part.rows.start, &owner.outputs, outputs);
-        }
+        self.plan.write_outputs(&self.running, outputs);
     }
 
     /// Returns the planned step with these outputs.
@@ -262,6 +277,7 @@ impl Scheduler {
         if let Some(work) = self.last_work.take() {
             self.cost.learn(work, duration);
         }
+        self.record_check(duration);
     }
 
     /// Records the duration of a step of `rows` rows of one sequence, which ran before there were requests.
@@ -271,7 +287,8 @@ impl Scheduler {
 
     /// Recounts all pages and states against all sequences.
     pub fn check(&self) -> Result<(), String> {
-        let holds = |sequence: &&Sequence| sequence.held_pages().next().is_some() || sequence.state.is_some();
+        let holds =
+            |sequence: &&Sequence| sequence.kv.held_pages().next().is_some() || sequence.kv.state.is_some();
         if let Some(sequence) = self.waiting.values().find(holds) {
             return Err(format!("request {} waits but holds pages or a state", sequence.request.id));
         }
@@ -279,25 +296,26 @@ impl Scheduler {
             return Err("running sequences are out of order".into());
         }
         for sequence in &self.running {
-            let rows = sequence.rows + usize::from(sequence.ahead);
-            let blocks = self.layout.blocks(sequence.computed + rows);
-            if sequence.tables.iter().any(|table| table.pages.len() != blocks) {
+            let rows = sequence.planned.rows + sequence.planned.ahead;
+            let blocks = self.layout.blocks(sequence.kv.computed + rows);
+            if sequence.kv.tables.iter().any(|table| table.pages.len() != blocks) {
                 return Err(format!("request {} has block tables of a wrong length", sequence.request.id));
             }
-            if self.states.total() > 0 && sequence.computed > 0 && sequence.state.is_none() {
+            if self.states.total() > 0 && sequence.kv.computed > 0 && sequence.kv.state.is_none() {
                 return Err(format!("request {} has K and V but no state", sequence.request.id));
             }
         }
-        self.states.check(self.running.iter().filter_map(|sequence| sequence.state))?;
-        self.pages.check(self.running.iter().flat_map(Sequence::held_pages))
+        self.states.check(self.running.iter().filter_map(|sequence| sequence.kv.state))?;
+        self.pages.check(self.running.iter().flat_map(|sequence| sequence.kv.held_pages()))
     }
 
     fn write_plan(&mut self) {
         let copies = self.plan.moves.iter().filter(|one| matches!(one, PageMove::Copy { .. }));
         self.stats.page_copies += copies.count() as u64;
-        for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
-            let tokens = &sequence.tokens[sequence.computed..][..sequence.rows];
-            self.plan.add(sequence, sequence.computed, tokens, sequence.state, sequence.outputs());
+        for sequence in self.running.iter().filter(|sequence| sequence.planned.rows > 0) {
+            let tokens = &sequence.tokens.with_draft()[sequence.kv.computed..][..sequence.planned.rows];
+            self.plan.decodes &= !sequence.prefills();
+            self.plan.add(sequence, sequence.kv.computed, tokens, sequence.kv.state, sequence.outputs());
         }
     }
 
@@ -331,29 +349,32 @@ impl Scheduler {
 
     /// Request and branch of the running sequences that decode and wait for no mask.
     pub fn decoding(&self) -> Vec<(u64, usize)> {
-        let decoding = self.running.iter().filter(|sequence| !sequence.prefills() && !sequence.awaits_mask());
+        let decoding =
+            self.running.iter().filter(|sequence| !sequence.prefills() && !sequence.sampler.awaits_mask());
         decoding.map(|sequence| (sequence.request.id, sequence.branches.start)).collect()
     }
 
     /// Request, branch and positions of the planned rows.
     pub fn planned(&self) -> Vec<(u64, usize, std::ops::Range<usize>)> {
-        let planned = self.running.iter().filter(|sequence| sequence.rows > 0);
-        planned.map(|s| (s.request.id, s.branches.start, s.computed..s.computed + s.rows)).collect()
+        let planned = self.running.iter().filter(|sequence| sequence.planned.rows > 0);
+        planned
+            .map(|s| (s.request.id, s.branches.start, s.kv.computed..s.kv.computed + s.planned.rows))
+            .collect()
     }
 
     /// Returns request and branch of running sequences without a row in the plan, and of waiting ones.
     pub fn held(&self) -> Vec<(u64, usize)> {
-        let idle = self.running.iter().filter(|sequence| sequence.rows == 0);
+        let idle = self.running.iter().filter(|sequence| sequence.planned.rows == 0);
         idle.chain(self.waiting.values()).map(|s| (s.request.id, s.branches.start)).collect()
     }
 
     /// Tenants and requests of the running sequences.
-    pub fn places(&self) -> Vec<(crate::fair::Tenant, u64)> {
+    pub fn tenants(&self) -> Vec<(crate::fair::Tenant, u64)> {
         self.running.iter().map(|sequence| (sequence.request.tenant.clone(), sequence.request.id)).collect()
     }
 
     /// Returns the pages of the running sequences.
     pub fn tables(&self) -> Vec<Vec<PageId>> {
-        self.running.iter().map(|sequence| sequence.held_pages().collect()).collect()
+        self.running.iter().map(|sequence| sequence.kv.held_pages().collect()).collect()
     }
 }

@@ -8,7 +8,7 @@ use super::Scheduler;
 use crate::{
     RequestError,
     request::{Event, FinishReason},
-    sequence::Sequence,
+    sequence::{Sequence, SequenceOutput},
 };
 
 impl Scheduler {
@@ -18,65 +18,36 @@ impl Scheduler {
     /// The outputs do not match the step; the state is unchanged.
     pub fn apply(&mut self, output: &mut StepOutput, at: Instant) -> Result<(), StepError> {
         self.plan.check(&output.outcomes)?;
-        self.stats.steps += 1;
-        self.stats.rows += self.plan.tokens.len() as u64;
-        self.stats.last_rows = self.plan.tokens.len();
-        self.stats.last_sequences = self.plan.sequences.len();
-        self.stats.step_rows.record(self.plan.tokens.len());
-        self.stats.step_sequences.record(self.plan.sequences.len());
-        self.last_work = Some(self.plan.work());
+        self.count_step();
+        self.count_check();
+        let (plan, mut running) = (std::mem::take(&mut self.plan), std::mem::take(&mut self.running));
         let mut values = output.outcomes.drain(..).enumerate();
-        let mut cursor = self.plan.cursor();
-        let mut forks = Vec::new();
-        let mut tokens = Vec::new();
-        let mut failed = Vec::new();
-        for sequence in self.running.iter_mut().filter(|sequence| sequence.rows > 0) {
-            let outputs = cursor.of(sequence);
+        let mut cursor = plan.cursor();
+        let mut sampled = Vec::new();
+        let (mut forks, mut failed) = (Vec::new(), Vec::new());
+        for sequence in running.iter_mut().filter(|sequence| sequence.planned.rows > 0) {
+            let (indices, outputs) = cursor.of(sequence);
             // Values of sequences that have ended since the step was planned ahead are between them.
-            let own = values.by_ref().skip_while(|(index, _)| *index < outputs.start).take(outputs.len());
-            for (_, value) in own {
+            let own = values.by_ref().skip_while(|(index, _)| *index < indices.start);
+            for (output, (_, value)) in outputs.iter().zip(own) {
                 match value {
-                    OutputValue::Score(score) => sequence.scores.push(score),
-                    OutputValue::Embedding(embedding) => sequence.pool(&embedding),
-                    OutputValue::Sampled(sampled) => tokens.push(sampled),
+                    OutputValue::Score(score) => sequence.prompt_outputs.add_score(score),
+                    OutputValue::Embedding(embedding) => {
+                        sequence.prompt_outputs.add_embedding(&embedding, sequence.request.keeps_rows);
+                    }
+                    OutputValue::Sampled(token) => sampled.push((output, token)),
                     OutputValue::Logits(_) | OutputValue::Residual(_) => {
                         unreachable!("values were checked")
                     }
                 }
             }
-            sequence.last_step = self.step;
-            sequence.last_rows = (self.stats.steps, sequence.rows);
-            let rows = sequence.advance(&self.layout, &mut self.pages, &mut self.states);
-            let saves = &mut self.saves;
-            saves.keys.extend(sequence.save_state(&self.layout, &mut self.pages, &mut saves.moves));
-            self.ledger.charge(&sequence.request.tenant, rows);
-            if sequence.request.report_prefill && sequence.generated() == 0 {
-                let tokens = sequence.computed;
-                self.events.push((sequence.request.id, Event::Prefilled { tokens, at }));
+            if sequence.planned.drafted > 0 {
+                self.check_draft(sequence, sampled.drain(..).map(|(_, token)| token), at, &mut failed);
+                continue;
             }
-            if let Some((from, scores)) = sequence.take_scores() {
-                self.events.push((sequence.request.id, Event::PromptScores { from, scores }));
-            }
-            if let Some(values) = sequence.take_embedding() {
-                self.events.push((sequence.request.id, Event::Embedding { values }));
-            }
-            if !tokens.is_empty() {
-                let first_fork = forks.len();
-                let branches = sequence.branches.clone();
-                sequence.branches = branches.start..branches.start + 1;
-                forks.extend(
-                    branches.skip(1).map(|branch| sequence.fork(branch, &mut self.pages, &mut self.states)),
-                );
-                let sequences = std::iter::once(sequence).chain(&mut forks[first_fork..]);
-                for (sequence, sampled) in sequences.zip(tokens.drain(..)) {
-                    self.stats.tokens += 1;
-                    let token = sampled.token;
-                    match accept(sequence, sampled, at, &mut self.events) {
-                        Ok(()) if sequence.finished => {}
-                        Ok(()) => sequence.compute_mask(Some(token), &mut self.mask_workers),
-                        Err(error) => failed.push((sequence.request.id, error)),
-                    }
-                }
+            self.advance(sequence, at);
+            if !sampled.is_empty() {
+                self.append(sequence, sampled.drain(..), at, &mut forks, &mut failed);
             } else if sequence.remaining() == 0 {
                 // Only the prompt was requested.
                 sequence.finished = true;
@@ -84,6 +55,7 @@ impl Scheduler {
             }
         }
         drop(values);
+        (self.plan, self.running) = (plan, running);
         for fork in forks {
             self.run(fork);
         }
@@ -95,19 +67,87 @@ impl Scheduler {
         if std::mem::take(&mut self.is_ahead) {
             std::mem::swap(&mut self.plan, &mut self.next_plan);
             for sequence in &mut self.running {
-                sequence.rows = usize::from(std::mem::take(&mut sequence.ahead));
+                sequence.planned.rows = std::mem::take(&mut sequence.planned.ahead);
             }
         }
         Ok(())
+    }
+
+    /// Counts the planned step, which was computed.
+    fn count_step(&mut self) {
+        let (rows, sequences) = (self.plan.tokens.len(), self.plan.sequences.len());
+        self.stats.steps += 1;
+        self.stats.rows += rows as u64;
+        self.stats.last_rows = rows;
+        self.stats.last_sequences = sequences;
+        self.stats.step_rows.record(rows);
+        self.stats.step_sequences.record(sequences);
+        self.last_work = Some(self.plan.work());
+    }
+
+    /// Marks the planned rows of a sequence as computed, charges its tenant, and reports what the prompt has now.
+    pub(super) fn advance(&mut self, sequence: &mut Sequence, at: Instant) {
+        let Self { layout, pages, states, saves, events, .. } = self;
+        sequence.sched.last_step = self.step;
+        sequence.sched.last_rows = (self.stats.steps, sequence.planned.rows);
+        let rows = sequence.advance(layout, pages, states);
+        saves.keys.extend(sequence.save_state(layout, pages, &mut saves.moves));
+        self.ledger.charge(&sequence.request.tenant, rows);
+        let request = sequence.request.id;
+        if sequence.request.report_prefill && sequence.tokens.generated() == 0 {
+            events.push((request, Event::Prefilled { tokens: sequence.kv.computed, at }));
+        }
+        if let Some((from, scores)) = sequence.take_scores() {
+            events.push((request, Event::PromptScores { from, scores }));
+        }
+        if let Some(values) = sequence.take_embedding() {
+            events.push((request, Event::Embedding { values }));
+        }
+    }
+
+    /// Appends sampled tokens to the branches of a sequence, which separate if they are several: the sequence remains the
+    /// first one, and the others join `forks`. Requests without a token join `failed`.
+    fn append(
+        &mut self,
+        sequence: &mut Sequence,
+        sampled: impl Iterator<Item = (SequenceOutput, Sampled)>,
+        at: Instant,
+        forks: &mut Vec<Sequence>,
+        failed: &mut Vec<(u64, RequestError)>,
+    ) {
+        let Self { pages, states, stats, events, mask_workers, speculation, .. } = self;
+        let (first_fork, branches) = (forks.len(), sequence.branches.clone());
+        sequence.branches.end = branches.start + 1;
+        forks.extend(branches.clone().skip(1).map(|branch| sequence.fork(branch, pages, states)));
+        for (output, sampled) in sampled {
+            let SequenceOutput::Sample { branch, .. } = output else { continue };
+            let sequence = match branch - branches.start {
+                0 => &mut *sequence,
+                other => &mut forks[first_fork + other - 1],
+            };
+            stats.tokens += 1;
+            let token = sampled.token;
+            match accept(sequence, sampled, at, events) {
+                Ok(()) if sequence.finished => {}
+                Ok(()) => {
+                    if let Some(speculation) = speculation {
+                        speculation.prepare(sequence);
+                    }
+                    sequence.compute_mask(vec![token], mask_workers);
+                }
+                Err(error) => failed.push((sequence.request.id, error)),
+            }
+        }
     }
 
     /// Handles a failed step: all requests with rows in it or in the step planned after it fail. The data that it would
     /// have written, and copies planned before it, are lost.
     pub fn fail(&mut self, error: &StepError) {
         self.is_ahead = false;
-        self.last_work = None;
+        (self.last_work, self.last_check) = (None, None);
         self.stats.failed_steps += 1;
-        let mut requests: Vec<_> = self.running.iter().filter(|s| s.rows > 0).map(|s| s.request.id).collect();
+        let mut requests: Vec<_> =
+            self.running.iter().filter(|s| s.planned.rows > 0).map(|s| s.request.id).collect();
         requests.append(&mut self.plan.restored);
         for key in self.plan.saved.drain(..) {
             self.pages.forget_checkpoint(&key);
@@ -126,7 +166,8 @@ impl Scheduler {
         for (request, error) in failed {
             // Pages with values that are not finite must not be stored on disk.
             let of_request = self.running.iter_mut().filter(|sequence| sequence.request.id == request);
-            of_request.for_each(|sequence| sequence.is_suspect |= matches!(error, RequestError::NotFinite));
+            of_request
+                .for_each(|sequence| sequence.kv.is_suspect |= matches!(error, RequestError::NotFinite));
             self.remove(|sequence| sequence.request.id == request);
             self.events.push((request, Event::Failed(error)));
         }
@@ -137,7 +178,7 @@ impl Scheduler {
 ///
 /// # Errors
 /// There is no token.
-fn accept(
+pub(super) fn accept(
     sequence: &mut Sequence,
     sampled: Sampled,
     at: Instant,

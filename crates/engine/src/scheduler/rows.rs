@@ -43,7 +43,7 @@ struct Budget {
 impl Scheduler {
     /// Grants rows to the running sequences.
     pub(super) fn share_rows(&mut self) {
-        self.running.iter_mut().for_each(|sequence| sequence.granted = 0);
+        self.running.iter_mut().for_each(|sequence| sequence.planned.granted = 0);
         let (decoding, work) = self.share_among_decoding();
         let alone = self.cost.seconds(work);
         let time = match decoding {
@@ -63,7 +63,7 @@ impl Scheduler {
             let sequence = &self.running[index];
             // (By name as well, so that tenants with equally many tokens stay apart.)
             (
-                Reverse(sequence.priority),
+                Reverse(sequence.sched.priority),
                 self.ledger.of(&sequence.request.tenant),
                 &sequence.request.tenant,
                 index,
@@ -71,7 +71,7 @@ impl Scheduler {
         });
         let same = |a: &usize, b: &usize| {
             let (a, b) = (&self.running[*a], &self.running[*b]);
-            (a.priority, &a.request.tenant) == (b.priority, &b.request.tenant)
+            (a.sched.priority, &a.request.tenant) == (b.sched.priority, &b.request.tenant)
         };
         let tenants: Vec<Vec<usize>> = prompts.chunk_by(same).map(<[usize]>::to_vec).collect();
         for prompts in tenants {
@@ -91,7 +91,13 @@ impl Scheduler {
         decoding.sort_by_cached_key(|&index| {
             let sequence = &self.running[index];
             let tokens = self.ledger.of(&sequence.request.tenant);
-            (Reverse(sequence.priority), tokens, branches[&sequence.request.id], sequence.last_step, index)
+            (
+                Reverse(sequence.sched.priority),
+                tokens,
+                branches[&sequence.request.id],
+                sequence.sched.last_step,
+                index,
+            )
         });
         let kind = |index: &usize| {
             let request = &self.running[*index].request;
@@ -101,14 +107,14 @@ impl Scheduler {
         let (mut granted, mut work, mut time) = (0, Work::default(), f64::INFINITY);
         for index in decoding {
             let sequence = &mut self.running[index];
-            let more = work.and(sequence.computed, 1);
+            let more = work.and(sequence.kv.computed, 1);
             if self.cost.seconds(more) > time {
                 break;
             }
             if granted == 0 && !all_equal {
                 time = (2.0 * self.step_time).max(4.0 * self.cost.seconds(more));
             }
-            sequence.granted = 1;
+            sequence.planned.granted = 1;
             (granted, work) = (granted + 1, more);
         }
         (granted, work)
@@ -118,7 +124,7 @@ impl Scheduler {
     fn share_among_prompts(&mut self, prompts: &[usize], budget: &mut Budget) {
         let Some((&oldest, younger)) = prompts.split_first() else { return };
         let long = &self.running[oldest];
-        let mut may_pass = (SHORT_ROWS + long.computed / SHORT_SHARE).saturating_sub(long.overtaken);
+        let mut may_pass = (SHORT_ROWS + long.kv.computed / SHORT_SHARE).saturating_sub(long.sched.overtaken);
         let remaining = long.remaining();
         let mut shorter: Vec<_> = younger.to_vec();
         shorter.retain(|&index| self.running[index].remaining() < remaining);
@@ -126,7 +132,7 @@ impl Scheduler {
         for index in shorter {
             let rows = self.grant(index, may_pass, budget);
             may_pass -= rows;
-            self.running[oldest].overtaken += rows;
+            self.running[oldest].sched.overtaken += rows;
         }
         for &index in prompts {
             self.grant(index, usize::MAX, budget);
@@ -136,12 +142,13 @@ impl Scheduler {
     /// Grants a prompt up to `most` of the remaining rows, unless it already has some. Returns their number.
     fn grant(&mut self, index: usize, most: usize, budget: &mut Budget) -> usize {
         let sequence = &self.running[index];
-        if sequence.granted > 0 {
+        if sequence.planned.granted > 0 {
             return 0;
         }
-        let to_checkpoint = sequence.next_checkpoint(&self.layout).map(|tokens| tokens - sequence.computed);
+        let to_checkpoint =
+            sequence.next_checkpoint(&self.layout).map(|tokens| tokens - sequence.kv.computed);
         let most = most.min(to_checkpoint.unwrap_or(usize::MAX)).min(sequence.computable()).min(budget.rows);
-        let in_time = self.cost.rows_within(budget.work, sequence.computed, most, budget.time);
+        let in_time = self.cost.rows_within(budget.work, sequence.kv.computed, most, budget.time);
         let rows = in_time.max(most.min(budget.least));
         let rows = match (self.layout.is_whole, sequence.remaining()) {
             (false, _) => rows,
@@ -154,8 +161,8 @@ impl Scheduler {
         budget.rows -= rows;
         budget.outputs -= sequence.outputs_in(rows);
         budget.least = budget.least.saturating_sub(rows);
-        budget.work = budget.work.and(sequence.computed, rows);
-        self.running[index].granted = rows;
+        budget.work = budget.work.and(sequence.kv.computed, rows);
+        self.running[index].planned.granted = rows;
         rows
     }
 }

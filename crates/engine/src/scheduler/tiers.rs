@@ -27,23 +27,23 @@ impl Sequence {
     /// Saves its blocks and checkpoints some time later, if it has enough of them: what a hit needs, and nothing else.
     pub fn save_later(&self, layout: &BlockLayout, pages: &mut Pages) {
         let Some(disk) = pages.tiers.as_mut().and_then(|tiers| tiers.disk.as_mut()) else { return };
-        if self.computed < disk.least_tokens || self.is_suspect {
+        if self.kv.computed < disk.least_tokens || self.kv.is_suspect {
             return;
         }
-        let blocks = (self.computed / layout.block_size).min(self.keys.len());
+        let blocks = (self.kv.computed / layout.block_size).min(self.kv.keys.len());
         // A later prompt goes on from the end, is the same, or shares the beginning that its rendering keeps.
-        let prompt = self.request.prompt_tokens.saturating_sub(1);
+        let prompt = self.tokens.prompt().saturating_sub(1);
         let ends = [usize::MAX, prompt, self.request.lasting_tokens]
             .map(|end| (end / layout.block_size).min(blocks));
         let sees = |group: usize, block: usize| {
             let sees_from = |end: usize| layout.first_visible(group, end * layout.block_size)..end;
             layout.windows[group].is_none() || ends.iter().any(|&end| sees_from(end).contains(&block))
         };
-        for (block, &key) in self.keys[..blocks].iter().enumerate() {
+        for (block, &key) in self.kv.keys[..blocks].iter().enumerate() {
             for group in (0..layout.groups()).filter(|&group| sees(group, block)) {
                 disk.save_later(Unit { key, part: Part::Kv(group) });
             }
-            if self.checkpoints.binary_search(&((block + 1) * layout.block_size)).is_ok() {
+            if self.kv.checkpoints.binary_search(&((block + 1) * layout.block_size)).is_ok() {
                 disk.save_later(Unit { key, part: Part::Checkpoint });
             }
         }
@@ -51,14 +51,14 @@ impl Sequence {
 
     /// Counts the blocks at its beginning that came from other tiers, when it is admitted.
     pub fn count_loaded(&mut self, first_time: bool, layout: &BlockLayout, pages: &mut Pages) {
-        let (Load::Loaded(found, time), Some(tiers)) = (self.load, &mut pages.tiers) else { return };
-        let tokens = self.computed.saturating_sub(found.before * layout.block_size);
+        let (Load::Loaded(found, time), Some(tiers)) = (self.prefix.load, &mut pages.tiers) else { return };
+        let tokens = self.kv.computed.saturating_sub(found.before * layout.block_size);
         // Blocks behind a window are not loaded, and others may be in pages behind a gap. Both are of use because of the load.
         let loaded = (found.from_host + found.from_disk).max(1);
         let host_tokens = tokens * found.from_host / loaded;
         let disk_tokens = tokens - host_tokens;
         if first_time {
-            (self.host_tokens, self.disk_tokens) = (host_tokens, disk_tokens);
+            (self.prefix.host_tokens, self.prefix.disk_tokens) = (host_tokens, disk_tokens);
         }
         let computing = found.computing.mul_f64(tokens as f64 / found.tokens.max(1) as f64);
         let saved = u64::try_from(computing.saturating_sub(time).as_nanos()).unwrap_or(u64::MAX);
@@ -77,11 +77,11 @@ impl Sequence {
     fn units(&self, blocks: usize, layout: &BlockLayout) -> impl Iterator<Item = Unit> {
         let kv = (0..blocks).flat_map(move |block| {
             let sees = move |group: &usize| block >= layout.first_visible(*group, blocks * layout.block_size);
-            let unit = move |group| Unit { key: self.keys[block], part: Part::Kv(group) };
+            let unit = move |group| Unit { key: self.kv.keys[block], part: Part::Kv(group) };
             (0..layout.groups()).filter(sees).map(unit)
         });
         let last = layout.checkpoints.and(blocks.checked_sub(1));
-        kv.chain(last.map(|block| Unit { key: self.keys[block], part: Part::Checkpoint }))
+        kv.chain(last.map(|block| Unit { key: self.kv.keys[block], part: Part::Checkpoint }))
     }
 }
 
@@ -91,8 +91,11 @@ impl Scheduler {
         if self.pages.tiers.is_none() {
             return;
         }
-        let untried =
-            self.waiting.iter().take(LOOK_AHEAD).filter(|(_, sequence)| sequence.load == Load::Untried);
+        let untried = self
+            .waiting
+            .iter()
+            .take(LOOK_AHEAD)
+            .filter(|(_, sequence)| sequence.prefix.load == Load::Untried);
         let ranks: Vec<_> = untried.map(|(rank, _)| *rank).collect();
         for rank in ranks {
             // Blocks of the host alone may be worth a load where the disk is too slow.
@@ -102,7 +105,7 @@ impl Scheduler {
             };
             let Self { waiting, pages, layout, .. } = self;
             let (Some(sequence), Some(tiers)) = (waiting.get_mut(&rank), &mut pages.tiers) else { continue };
-            sequence.load = match load {
+            sequence.prefix.load = match load {
                 None => Load::Declined,
                 Some(Err(())) => {
                     match &mut tiers.disk {
@@ -267,16 +270,22 @@ impl Scheduler {
         let is_it =
             |sequence: &&mut Sequence| sequence.request.id == request && sequence.branches.start == branch;
         let Some(sequence) = self.waiting.values_mut().find(is_it) else { return };
-        if let Load::Loading(found) = sequence.load {
-            sequence.load = Load::Loaded(found, found.begin.elapsed());
+        if let Load::Loading(found) = sequence.prefix.load {
+            sequence.prefix.load = Load::Loaded(found, found.begin.elapsed());
         }
         let Some(events) = &mut self.pages.events else { return };
-        let keys = sequence.keys.iter().enumerate();
+        let keys = sequence.kv.keys.iter().enumerate();
         let placed: Vec<usize> =
             keys.filter(|(_, key)| events.placed.remove(key)).map(|(block, _)| block).collect();
         let group = events.group;
         for block in placed {
-            sequence.publish_stored(block, group, self.layout.block_size, &mut self.pages);
+            sequence.kv.publish_stored(
+                block,
+                group,
+                &sequence.tokens,
+                self.layout.block_size,
+                &mut self.pages,
+            );
         }
     }
 

@@ -14,15 +14,15 @@
 
 use paguro_backend::{PageMove, StateUse};
 
-use super::Sequence;
+use super::{KvState, Sequence};
 use crate::{layout::BlockLayout, pages::Pages, prefix::BlockKey, states::States};
 
 impl Sequence {
     /// Returns the next checkpoint before the end of the tokens: a step must end there.
     pub fn next_checkpoint(&self, layout: &BlockLayout) -> Option<usize> {
         let interval = layout.checkpoints?.interval;
-        let next = (self.computed / interval + 1) * interval;
-        let last = self.last_checkpoint(layout).filter(|&last| last > self.computed);
+        let next = (self.kv.computed / interval + 1) * interval;
+        let last = self.last_checkpoint(layout).filter(|&last| last > self.kv.computed);
         let next = last.map_or(next, |last| next.min(last));
         (next < self.tokens.len()).then_some(next)
     }
@@ -30,15 +30,16 @@ impl Sequence {
     /// Returns the last end of a block that later prompts can begin with. `None` if the newest checkpoint is so close
     /// that another one would not be worth the step that ends at it.
     fn last_checkpoint(&self, layout: &BlockLayout) -> Option<usize> {
-        let lasting = if self.generated() == 0 { self.request.lasting_tokens } else { usize::MAX };
+        let lasting = if self.tokens.generated() == 0 { self.request.lasting_tokens } else { usize::MAX };
         let last = lasting.min(self.tokens.len() - 1) / layout.block_size * layout.block_size;
-        let newest = self.checkpoints.last().copied().unwrap_or(0);
+        let newest = self.kv.checkpoints.last().copied().unwrap_or(0);
         (last >= newest + layout.checkpoints?.least_gap()).then_some(last)
     }
 
     /// Returns true if the planned rows end at a checkpoint.
     pub fn ends_at_checkpoint(&self, layout: &BlockLayout) -> bool {
-        layout.checkpoints.is_some() && (self.computed + self.rows).is_multiple_of(layout.block_size)
+        layout.checkpoints.is_some()
+            && (self.kv.computed + self.planned.rows).is_multiple_of(layout.block_size)
     }
 
     /// Adds moves that copy the state after the computed tokens into pages, if this position has a checkpoint. Returns
@@ -49,27 +50,29 @@ impl Sequence {
         pages: &mut Pages,
         moves: &mut Vec<PageMove>,
     ) -> Option<BlockKey> {
-        let (checkpoints, StateUse { write: state, .. }) = (layout.checkpoints?, self.state?);
-        if !self.computed.is_multiple_of(layout.block_size) {
+        let (checkpoints, StateUse { write: state, .. }) = (layout.checkpoints?, self.kv.state?);
+        if !self.kv.computed.is_multiple_of(layout.block_size) {
             return None;
         }
-        let lasts = self.computed.is_multiple_of(checkpoints.interval)
-            || Some(self.computed) == self.last_checkpoint(layout);
+        let lasts = self.kv.computed.is_multiple_of(checkpoints.interval)
+            || Some(self.kv.computed) == self.last_checkpoint(layout);
         if !lasts && self.prefills() {
             return None;
         }
-        if let Some(older) = self.newest_checkpoint.take() {
-            pages.forget_checkpoint(&self.key_of(older, layout));
-            self.checkpoints.retain(|&tokens| tokens != older);
+        if let Some(older) = self.kv.newest_checkpoint.take() {
+            pages.forget_checkpoint(&self.kv.key_of(older, layout));
+            self.kv.checkpoints.retain(|&tokens| tokens != older);
         }
-        let key = self.key_of(self.computed, layout);
-        self.checkpoints.push(self.computed);
+        let key = self.kv.key_of(self.kv.computed, layout);
+        self.kv.checkpoints.push(self.kv.computed);
         let parts = pages.keep_checkpoint(key, checkpoints.pages)?;
-        self.newest_checkpoint = (!lasts).then_some(self.computed);
+        self.kv.newest_checkpoint = (!lasts).then_some(self.kv.computed);
         moves.extend(parts.into_iter().enumerate().map(|(part, to)| PageMove::SaveState { state, part, to }));
         Some(key)
     }
+}
 
+impl KvState {
     /// Adds moves that copy the state after the tokens from the cache into a slot, if sequences have states.
     pub fn restore_state(
         &mut self,
@@ -100,10 +103,5 @@ impl Sequence {
         if self.checkpoints.binary_search(&((block + 1) * layout.block_size)).is_ok() {
             pages.touch_checkpoint(&self.keys[block]);
         }
-    }
-
-    /// Returns the key of the block that ends after `tokens` tokens.
-    fn key_of(&self, tokens: usize, layout: &BlockLayout) -> BlockKey {
-        self.keys[tokens / layout.block_size - 1]
     }
 }

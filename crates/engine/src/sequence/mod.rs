@@ -1,180 +1,105 @@
-//! One sequence: its tokens, and the block tables with the pages of their K and V.
+//! One sequence, in parts: each borrower takes the part that it needs.
 //!
-//! [`outputs`] has the outputs of its rows, [`reuse`] the blocks that it finds in the prefix cache, [`pages`] the pages that it
-//! reserves and releases, and [`checkpoint`] the copies of its state.
+//! | Part | Content |
+//! |-|-|
+//! | [`CheckedRequest`] | what the client requested, shared by all branches |
+//! | [`Tokens`] | prompt and answer, by position |
+//! | [`KvState`] | computed tokens: block tables, keys of blocks, state slot, [`checkpoint`]s |
+//! | [`Sampler`] | restrictions of the next token: grammar, limit of reasoning |
+//! | [`PromptOutputs`] | scores and embeddings of the prompt, until they are delivered; [`outputs`] has the outputs of a step |
+//! | [`PrefixState`] | tokens of the prompt that were found in the prefix cache and its tiers; [`reuse`] has the search |
+//! | [`SchedState`] | priority, place in the queue, service so far |
+//! | [`PlannedRows`] | rows in the planned steps |
+//! | [`Drafts`] | guesses at the next tokens |
+//!
+//! A sequence computes the tokens from [`KvState::computed`] to the end of [`Tokens`]. After the step with the last one, a
+//! token is sampled and appended. Rows of a step may have several outputs, each with its position and branch
+//! ([`SequenceOutputs`]).
 
 mod checkpoint;
+mod drafts;
+mod kv;
 mod outputs;
-mod pages;
 mod reuse;
-
-pub(crate) use self::outputs::{SequenceOutput, SequenceOutputs};
+mod sampler;
+mod sched;
+mod tokens;
 
 use std::{cmp::Reverse, ops::Range, sync::Arc};
 
-use paguro_backend::{PageId, Score, StateUse, TokenMask};
+use paguro_backend::PageMove;
 
-use self::outputs::Pool;
+pub(crate) use self::{
+    drafts::Drafts,
+    kv::KvState,
+    outputs::{PromptOutputs, SequenceOutput, SequenceOutputs},
+    sampler::Sampler,
+    sched::{PlannedRows, Rank, SchedState},
+    tokens::Tokens,
+};
 use crate::{
     checked_request::CheckedRequest,
-    constraint::{Guide, MaskWorkers},
+    constraint::MaskWorkers,
     layout::BlockLayout,
     pages::Pages,
-    prefix::BlockKey,
     request::{FinishReason, Usage},
     states::States,
-    thought::Thought,
     tiers::Load,
 };
-
-/// Order of the sequences of one tenant: priority, then waiting time, then age of the request, then branch. A sequence
-/// keeps its rank while it runs and when it is preempted, so it is the first of its tenant to run again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Rank {
-    priority: Reverse<i32>,
-    seniority: u64,
-    request: u64,
-    branch: usize,
-}
-
-/// Pages of one group, by block.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct BlockTable {
-    /// The first `released` entries are [`PageId::SCRATCH`]: the window has left them behind.
-    pub pages: Vec<PageId>,
-    pub released: usize,
-}
-
-impl BlockTable {
-    fn held(&self) -> &[PageId] {
-        &self.pages[self.released..]
-    }
-}
 
 /// A prompt with its answer; or, until the prompt is computed, all branches of a request.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub request: Arc<CheckedRequest>,
-    /// Priority of its request, or a higher one if it has waited long.
-    pub priority: i32,
-    /// Number of the sequence in the order of its tenant's queue.
-    pub seniority: u64,
-    /// The step before which it began to wait.
-    pub waits_since: u64,
-    /// The step in which it left the queue.
-    pub runs_since: u64,
-    /// Steps since then that computed rows again which a preemption had lost.
-    pub restoring_steps: u64,
-    /// The last step in which it had rows.
-    pub last_step: u64,
     /// Branches that this sequence represents.
     pub branches: Range<usize>,
-    /// Prompt and answer.
-    pub tokens: Vec<u32>,
-    /// Position in the grammar, if there is one.
-    pub guide: Option<Guide>,
-    /// Time of masks that its tenant was not charged for yet, in rows.
-    pub mask_rows: f64,
-    /// Position in the reasoning, if that has a limit.
-    pub thought: Option<Thought>,
-    /// Number of tokens whose K and V are in the pages.
-    pub computed: usize,
-    /// The largest value that `computed` has had.
-    pub reached: usize,
-    /// Block tables of the KV groups; between steps each has `blocks(computed)` entries.
-    pub tables: Vec<BlockTable>,
-    /// State after the computed tokens, or in a planned step after the planned rows; it may be shared with other
-    /// branches of the request. `None` before the first step, and for models without states.
-    pub state: Option<StateUse>,
-    /// Parent of its first block's key; `None` without a prefix cache, or for the empty salt.
-    pub root: Option<BlockKey>,
-    /// Keys of the first full blocks: at least those of the prompt and of computed blocks. Empty without a prefix
-    /// cache.
-    pub keys: Vec<BlockKey>,
-    /// Checkpoints that it has made or begun with, by their numbers of tokens, in order.
-    pub checkpoints: Vec<usize>,
-    /// The last of these, if the next one replaces it.
-    pub newest_checkpoint: Option<usize>,
-    /// Rows that it may have in the step that is being planned.
-    pub granted: usize,
-    /// Rows in the step that is being planned or run.
-    pub rows: usize,
-    /// Rows of younger prompts of its tenant that were computed before its own.
-    pub overtaken: usize,
-    /// Number of the last step that computed rows of this sequence, counted as in
-    /// [`Stats::steps`](crate::Stats::steps), and the number of these rows.
-    pub last_rows: (u64, usize),
-    /// True if the following step is also planned, with the next row.
-    pub ahead: bool,
-    /// Scores of the prompt so far; empty after delivery.
-    pub scores: Vec<Score>,
-    scores_delivered: bool,
-    /// Embeddings so far; `None` after delivery.
-    pool: Option<Pool>,
-    /// Number of cached tokens when it first ran; `None` before.
+    pub tokens: Tokens,
+    pub kv: KvState,
+    pub sampler: Sampler,
+    pub prompt_outputs: PromptOutputs,
+    pub prefix: PrefixState,
+    pub sched: SchedState,
+    pub planned: PlannedRows,
+    pub drafts: Drafts,
+    /// True after the end of all its branches.
+    pub finished: bool,
+}
+
+/// Tokens that were not computed because the prefix cache or its tiers had them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PrefixState {
+    /// Number of cached tokens when the sequence first ran; `None` before.
     pub cached_tokens: Option<usize>,
     /// Number of cached tokens that were loaded from memory of the host.
     pub host_tokens: usize,
     /// Number of cached tokens that were loaded from the disk.
     pub disk_tokens: usize,
-    /// State of its search in the other tiers since it began to wait.
+    /// State of the search in the other tiers since the sequence began to wait.
     pub load: Load,
-    /// True if its pages are not saved, because they led to values that are not finite.
-    pub is_suspect: bool,
-    pub finished: bool,
 }
 
 impl Sequence {
     /// Creates a sequence that holds no pages.
     pub fn new(mut request: CheckedRequest, prompt: Vec<u32>, layout: &BlockLayout, pages: &Pages) -> Self {
-        let root = pages.root(&request.prefix_salt);
-        let mut keys = Vec::new();
-        for block in prompt.chunks_exact(layout.block_size) {
-            let Some(key) = pages.key(keys.last().or(root.as_ref()), block) else { break };
-            keys.push(key);
-        }
         Self {
-            priority: request.priority,
-            seniority: 0,
-            waits_since: 0,
-            runs_since: 0,
-            restoring_steps: 0,
-            last_step: 0,
             branches: 0..request.sampling.len(),
-            guide: request.constraint.take().map(Guide::new),
-            mask_rows: 0.0,
-            thought: request.thought.take(),
-            pool: request.embedded.is_some().then(Default::default),
-            request: Arc::new(request),
-            tokens: prompt,
-            computed: 0,
-            reached: 0,
-            tables: vec![BlockTable::default(); layout.groups()],
-            state: None,
-            root,
-            keys,
-            checkpoints: Vec::new(),
-            newest_checkpoint: None,
-            granted: 0,
-            rows: 0,
-            overtaken: 0,
-            last_rows: (0, 0),
-            ahead: false,
-            scores: Vec::new(),
-            scores_delivered: false,
-            cached_tokens: None,
-            host_tokens: 0,
-            disk_tokens: 0,
-            load: Load::Untried,
-            is_suspect: false,
+            kv: KvState::new(&prompt, &request.prefix_salt, layout, pages),
+            tokens: Tokens::new(prompt),
+            sampler: Sampler::new(&mut request),
+            prompt_outputs: PromptOutputs::new(request.embedded.is_some()),
+            prefix: PrefixState::default(),
+            sched: SchedState { priority: request.priority, ..SchedState::default() },
+            planned: PlannedRows::default(),
+            drafts: Drafts::default(),
             finished: false,
+            request: Arc::new(request),
         }
     }
 
     pub fn rank(&self) -> Rank {
         Rank {
-            priority: Reverse(self.priority),
-            seniority: self.seniority,
+            priority: Reverse(self.sched.priority),
+            seniority: self.sched.seniority,
             request: self.request.id,
             branch: self.branches.start,
         }
@@ -187,17 +112,17 @@ impl Sequence {
 
     /// True while its blocks are loaded from another tier.
     pub fn is_loading(&self) -> bool {
-        matches!(self.load, Load::Loading(_))
+        matches!(self.prefix.load, Load::Loading(_))
     }
 
     /// Returns the number of tokens whose K and V are missing.
     pub fn remaining(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.tokens.len() - self.kv.computed
     }
 
     /// Returns the number of rows that can be computed now. A row that samples waits for the mask of the grammar.
     pub fn computable(&self) -> usize {
-        self.remaining() - usize::from(self.awaits_mask())
+        self.remaining() - usize::from(self.sampler.awaits_mask())
     }
 
     /// Returns true during the prefill, or its repetition. The last row of a prompt with a requested embedding belongs
@@ -206,17 +131,15 @@ impl Sequence {
         self.remaining() > 1 || !self.unembedded().is_empty()
     }
 
-    pub fn generated(&self) -> usize {
-        self.tokens.len() - self.request.prompt_tokens
-    }
-
     pub fn usage(&self) -> Usage {
         Usage {
-            prompt_tokens: self.request.prompt_tokens,
-            cached_tokens: self.cached_tokens.unwrap_or(0),
-            host_tokens: self.host_tokens,
-            disk_tokens: self.disk_tokens,
-            generated_tokens: self.generated(),
+            prompt_tokens: self.tokens.prompt(),
+            cached_tokens: self.prefix.cached_tokens.unwrap_or(0),
+            host_tokens: self.prefix.host_tokens,
+            disk_tokens: self.prefix.disk_tokens,
+            generated_tokens: self.tokens.generated(),
+            drafted_tokens: self.drafts.drafted,
+            accepted_tokens: self.drafts.accepted,
         }
     }
 
@@ -224,109 +147,107 @@ impl Sequence {
     /// answer. Any other end of an answer with a grammar is known after a [computation](Sequence::compute_mask).
     pub fn push(&mut self, token: u32) -> Option<FinishReason> {
         self.tokens.push(token);
-        if let Some(thought) = &mut self.thought {
-            thought.push(token);
-        }
+        self.sampler.push(token);
         if self.request.stop_tokens.contains(&token) {
             return Some(FinishReason::Stop(token));
         }
-        let ends = self.generated() == self.request.max_tokens && self.guide.is_none();
+        let ends = self.tokens.generated() == self.request.max_tokens && self.sampler.guide.is_none();
         ends.then(|| self.request.at_max_tokens.clone())
     }
 
-    /// Returns the mask of the next token.
-    pub fn mask(&self) -> Option<&TokenMask> {
-        match &self.guide {
-            Some(guide) => guide.mask(),
-            None => self.allowed().map(Arc::as_ref),
+    /// Starts computing the grammar's mask of the next token after `new`, the last tokens of the answer so far, and the
+    /// masks after the tokens of the next draft; see [`Sampler::compute_mask`].
+    pub fn compute_mask(&mut self, new: Vec<u32>, workers: &mut MaskWorkers) {
+        let draft = match self.sampler.guide {
+            Some(_) => std::mem::take(&mut self.drafts.within),
+            None => Vec::new(),
+        };
+        self.sampler.compute_mask(new, draft, &self.request, &self.tokens, workers);
+    }
+
+    /// Returns the number of pages to allocate until all tokens are computed, if the sequence begins with `cached` cached
+    /// blocks, and its [headroom](Sequence::headroom).
+    pub fn pages_needed(&self, cached: usize, layout: &BlockLayout) -> usize {
+        self.kv.pages_to_come(cached, self.tokens.len(), layout) + self.headroom(layout)
+    }
+
+    /// Returns the number of pages of its next block, one for each group, or 0 if it cannot become that long. Branches that
+    /// separate also need a copy of the block that they share.
+    pub fn headroom(&self, layout: &BlockLayout) -> usize {
+        // The last token is never computed.
+        let longest = self.tokens.prompt() + self.request.max_tokens.saturating_sub(1);
+        let grows = layout.blocks(longest) > layout.blocks(self.tokens.len());
+        if grows || self.branches.len() > 1 { layout.groups() } else { 0 }
+    }
+
+    /// Returns the number of pages that it claims: its own, a fraction of shared ones, and those that its prompt still
+    /// needs.
+    pub fn claim(&self, layout: &BlockLayout, pages: &Pages) -> f64 {
+        let held: f64 = self.kv.held_pages().map(|page| 1.0 / pages.references(page) as f64).sum();
+        held + self.kv.pages_to_come(0, self.tokens.len(), layout) as f64
+    }
+
+    /// Reserves the pages and the state of the next `rows` rows; see [`KvState::reserve`].
+    pub fn reserve(
+        &mut self,
+        rows: usize,
+        layout: &BlockLayout,
+        pages: &mut Pages,
+        states: &mut States,
+        moves: &mut Vec<PageMove>,
+    ) -> bool {
+        let has_state = self.kv.reserve(rows, layout, pages, states, moves);
+        if has_state {
+            self.planned.rows = rows;
         }
+        has_state
     }
 
-    /// Returns the mask of the next token without the grammar: the end of reasoning at its limit.
-    fn allowed(&self) -> Option<&Arc<TokenMask>> {
-        self.thought.as_ref().and_then(Thought::mask).or_else(|| self.no_stop_tokens())
+    /// Marks the planned rows as computed; see [`KvState::advance`]. Returns the number of rows that had not been computed
+    /// before.
+    pub fn advance(&mut self, layout: &BlockLayout, pages: &mut Pages, states: &mut States) -> usize {
+        self.sched.restoring_steps += u64::from(self.kv.computed < self.kv.reached);
+        let rows = std::mem::take(&mut self.planned.rows);
+        self.planned.drafted = 0;
+        self.kv.advance(rows, &self.tokens, layout, pages, states)
     }
 
-    /// Returns the mask without stop tokens, while the answer must not end.
-    fn no_stop_tokens(&self) -> Option<&Arc<TokenMask>> {
-        self.request.no_stop_tokens.as_ref().filter(|_| self.generated() < self.request.min_tokens)
-    }
-
-    /// Starts computing the grammar's mask of the next token after `token`, the last one of the answer so far, if there is
-    /// a grammar.
-    pub fn compute_mask(&mut self, token: Option<u32>, workers: &mut MaskWorkers) {
-        let (within, is_last) = (self.allowed().cloned(), self.generated() == self.request.max_tokens);
-        if let Some(guide) = &mut self.guide
-            && self.request.max_tokens > 0
-        {
-            guide.compute(token, is_last, within, &self.request, workers);
-        }
-    }
-
-    /// Returns true if the sequence cannot sample because its grammar's mask is not known yet.
-    pub fn awaits_mask(&self) -> bool {
-        self.guide.as_ref().is_some_and(Guide::is_computing)
+    /// Releases its state and all pages; see [`KvState::release`]. Blocks that are worth it are saved later.
+    pub fn release(&mut self, layout: &BlockLayout, pages: &mut Pages, states: &mut States) {
+        self.save_later(layout, pages);
+        self.kv.release(layout, pages, states);
+        self.prefix.load = Load::Untried;
+        self.planned = PlannedRows::default();
+        self.tokens.clear_draft();
     }
 
     /// Creates branch `branch` as a separate sequence with the same pages and state.
     pub fn fork(&self, branch: usize, pages: &mut Pages, states: &mut States) -> Sequence {
-        self.state.iter().for_each(|&state| states.share(state));
-        for table in &self.tables {
-            for &page in table.held() {
-                pages.share(page);
-            }
-        }
-        Sequence {
-            computed: self.computed,
-            tables: self.tables.clone(),
-            state: self.state,
-            ..self.without_pages(branch..branch + 1)
-        }
+        let kv = self.kv.share(self.tokens.len(), pages, states);
+        self.branch_with(branch..branch + 1, kv)
     }
 
     /// Leaves the branches from `branch` on to a sequence without pages, which computes the prompt's end again.
     pub fn split_off(&mut self, branch: usize) -> Sequence {
-        let rest = self.without_pages(branch..self.branches.end);
+        let kv = self.kv.without_pages(self.tokens.len());
+        let rest = self.branch_with(branch..self.branches.end, kv);
         self.branches.end = branch;
         rest
     }
 
-    /// Returns these branches without pages. Requested outputs of the prompt stay with this sequence.
-    fn without_pages(&self, branches: Range<usize>) -> Sequence {
+    /// Returns these branches with other pages. Requested outputs of the prompt stay with this sequence.
+    fn branch_with(&self, branches: Range<usize>, kv: KvState) -> Sequence {
         Sequence {
             request: self.request.clone(),
-            priority: self.priority,
-            seniority: self.seniority,
-            waits_since: self.waits_since,
-            runs_since: self.runs_since,
-            restoring_steps: 0,
-            last_step: self.last_step,
             branches,
             tokens: self.tokens.clone(),
-            guide: self.guide.as_ref().map(Guide::fork),
-            mask_rows: 0.0,
-            thought: self.thought.clone(),
-            computed: 0,
-            reached: self.tokens.len(),
-            tables: vec![BlockTable::default(); self.tables.len()],
-            state: None,
-            root: self.root,
-            keys: self.keys.clone(),
-            checkpoints: Vec::new(),
-            newest_checkpoint: None,
-            granted: 0,
-            rows: 0,
-            overtaken: 0,
-            last_rows: (0, 0),
-            ahead: false,
-            scores: Vec::new(),
-            scores_delivered: true,
-            pool: None,
-            cached_tokens: self.cached_tokens,
-            host_tokens: self.host_tokens,
-            disk_tokens: self.disk_tokens,
-            load: Load::Untried,
-            is_suspect: self.is_suspect,
+            kv,
+            sampler: self.sampler.fork(),
+            prompt_outputs: PromptOutputs::delivered(),
+            prefix: PrefixState { load: Load::Untried, ..self.prefix },
+            sched: self.sched.fork(),
+            planned: PlannedRows::default(),
+            drafts: Drafts::default(),
             finished: false,
         }
     }

@@ -23,7 +23,7 @@ impl Sequence {
 
     /// Returns the number of first blocks that a cache with these parts of blocks can supply.
     pub fn blocks_in(&self, layout: &BlockLayout, has: impl Fn(Unit) -> bool) -> usize {
-        let keys = &self.keys[..self.reusable_blocks(layout).min(self.keys.len())];
+        let keys = &self.kv.keys[..self.reusable_blocks(layout).min(self.kv.keys.len())];
         let has = |part, block: usize| has(Unit { key: keys[block], part });
         let (windowed, full): (Vec<_>, Vec<_>) =
             (0..layout.groups()).partition(|&g| layout.windows[g].is_some());
@@ -63,9 +63,9 @@ impl Sequence {
         };
         block < self.reusable_blocks(layout)
             && other.prefills()
-            && (other.computed + 1..=other.computed + other.computable())
+            && (other.kv.computed + 1..=other.kv.computed + other.computable())
                 .contains(&((block + 1) * layout.block_size))
-            && self.keys.get(block).is_some_and(|key| other.keys.get(block) == Some(key))
+            && self.kv.keys.get(block).is_some_and(|key| other.kv.keys.get(block) == Some(key))
     }
 
     /// Returns the number of available pages that [`Sequence::take_cached`] would use.
@@ -75,20 +75,20 @@ impl Sequence {
 
     /// Begins with the first `blocks` blocks from the cache.
     pub fn take_cached(&mut self, blocks: usize, layout: &BlockLayout, pages: &mut Pages) {
-        assert!(self.computed == 0 && self.tables.iter().all(|table| table.pages.is_empty()));
+        assert!(self.kv.computed == 0 && self.kv.tables.iter().all(|table| table.pages.is_empty()));
         let found: Vec<_> = self.cached_pages(blocks, layout, pages).collect();
-        for table in &mut self.tables {
+        for table in &mut self.kv.tables {
             table.pages.resize(blocks, PageId::SCRATCH);
             table.released = blocks;
         }
         for (group, block, page) in found {
             pages.share(page);
-            self.tables[group].pages[block] = page;
-            self.tables[group].released = self.tables[group].released.min(block);
+            self.kv.tables[group].pages[block] = page;
+            self.kv.tables[group].released = self.kv.tables[group].released.min(block);
         }
-        self.computed = blocks * layout.block_size;
-        self.reached = self.reached.max(self.computed);
-        self.cached_tokens.get_or_insert(self.computed);
+        self.kv.computed = blocks * layout.block_size;
+        self.kv.reached = self.kv.reached.max(self.kv.computed);
+        self.prefix.cached_tokens.get_or_insert(self.kv.computed);
     }
 
     fn cached_pages(
@@ -99,7 +99,7 @@ impl Sequence {
     ) -> impl Iterator<Item = (usize, usize, PageId)> {
         (0..layout.groups()).flat_map(move |group| {
             (layout.first_visible(group, blocks * layout.block_size)..blocks).map(move |block| {
-                (group, block, pages.find(group, &self.keys[block]).expect("the block was found"))
+                (group, block, pages.find(group, &self.kv.keys[block]).expect("the block was found"))
             })
         })
     }

@@ -106,7 +106,7 @@ type Of = (usize, usize, Vec<(usize, usize)>);
 
 /// Checks that every tenant has the places that it needs or its share, and so has every request of a tenant.
 fn check_shares(rig: &Rig, places: usize, open: &BTreeMap<u64, (usize, usize)>) -> Result<(), String> {
-    let running = rig.scheduler.places();
+    let running = rig.scheduler.tenants();
     let wanted: usize = open.values().map(|(_, left)| left).sum();
     if running.len() < places.min(wanted) {
         return Err(format!("{} of {places} places are taken, but {wanted} are wanted", running.len()));

@@ -4,6 +4,7 @@ mod answers;
 mod checkpoints;
 mod clients;
 mod disk;
+mod drafts;
 mod events;
 mod fake;
 mod floods;

@@ -9,11 +9,12 @@ use paguro_model::Pooling;
 use proptest::prelude::*;
 
 use super::{
+    drafts::known,
     fake::{Fault, VOCAB, constraints},
     oracle::{Expected, oracle},
     rig::{Masks, Rig, Setup},
 };
-use crate::{Constraint, FinishReason, PageOrder, Request, Stats};
+use crate::{Constraint, DraftOptions, FinishReason, PageOrder, Replay, Request, Stats};
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -73,6 +74,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 checkpoint_pages,
                 checkpoint_blocks,
                 masks,
+                speculate: true,
             }
         },
     )
@@ -95,7 +97,12 @@ fn requests() -> impl Strategy<Value = Request> {
     let stops = prop::collection::vec(0..VOCAB as u32, 0..3);
     let constraint = prop_oneof![3 => Just(None), 1 => (0..3_usize).prop_map(Some)];
     let tenant = prop::sample::select(vec![None, Some("a"), Some("b"), Some("c")]);
-    let who = (0..3_i32, tenant).prop_map(|(priority, tenant)| (priority, tenant.map(Arc::from)));
+    let drafts = prop::option::weighted(
+        0.6,
+        (1..8_usize, prop::sample::select(vec![0.0, 0.5, 0.8, 1.0]), any::<bool>()),
+    );
+    let who = (0..3_i32, tenant, drafts)
+        .prop_map(|(priority, tenant, drafts)| (priority, tenant.map(Arc::from), drafts));
     let ends = (max_tokens, stops, 0..9_usize);
     (prompt, prop_oneof![2 => 1..4_usize, 1 => 4..9_usize], ends, reports, who, 0..4_u64, constraint)
         .prop_map(
@@ -104,7 +111,7 @@ fn requests() -> impl Strategy<Value = Request> {
                 branches,
                 (max_tokens, stop_tokens, min_tokens),
                 (score, logprobs, embedding),
-                (priority, tenant),
+                (priority, tenant, drafts),
                 seed,
                 constraint,
             )| {
@@ -120,6 +127,10 @@ fn requests() -> impl Strategy<Value = Request> {
                     embedding,
                     priority,
                     tenant,
+                    drafts: drafts.map_or(DraftOptions::off(), |(most, chance, eager)| {
+                        let replay = Some(Replay { tokens: [].into(), chance, seed });
+                        DraftOptions { most, eager, replay, ..DraftOptions::default() }
+                    }),
                     ..Request::new(prompt)
                 };
                 request.score_prompt_from = score.map(|index| index.index(request.prompt.len()));
@@ -149,7 +160,8 @@ fn play(case: &Case) -> Result<Stats, String> {
     let mut trace = Vec::new();
     while step <= last || !rig.is_idle() {
         for (id, (_, request)) in ids.iter_mut().zip(&case.requests).filter(|(_, (at, _))| *at == step) {
-            *id = rig.submit(request).ok();
+            let answer = known(&case.setup, rig.limits.max_context, request);
+            *id = rig.submit(&answer).ok();
         }
         for &(_, which, branch) in case.cancels.iter().filter(|(at, ..)| *at == step) {
             if let Some(id) = ids.get(which).copied().flatten() {

@@ -15,8 +15,8 @@ use paguro_model::{
 
 use super::fake::{self, FakeBackend};
 use crate::{
-    Engine, EngineOptions, Event, FinishReason, Generation, Handle, ModelParts, PageBudget, PageOrder,
-    Request,
+    DraftOptions, Engine, EngineOptions, Event, FinishReason, Generation, Handle, ModelParts, PageBudget,
+    PageOrder, Replay, Request,
 };
 
 pub(super) const BACKEND: Reference =
@@ -144,6 +144,43 @@ fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
         assert_eq!(crowded.handle().check_pages().unwrap(), Ok(()));
         let states = if mixers.is_empty() { 0 } else { 13 };
         assert_eq!((stats.pages_used, stats.states_used, stats.states_total), (0, 0, states));
+    }
+}
+
+/// Drafts of a text that repeats itself, and drafts of the answer with and without errors, beside others.
+#[test]
+fn answers_with_drafts_are_bit_for_bit_those_without() {
+    for (windows, mixers, chances) in [
+        (&[None, None][..], "", [0.5, 1.0]),
+        (&[Some(9), None, Some(9)], "", [0.8, 0.0]),
+        (&[None, None, None], "dac", [0.9, 1.0]),
+    ] {
+        let parts = model_of(windows, mixers);
+        let options = EngineOptions { block_size: 4, speculate: false, ..EngineOptions::default() };
+        let plain = Engine::start(&BACKEND, parts.clone(), options.clone()).unwrap();
+        let requests = requests(parts.program.vocab);
+        let expected: Vec<_> = requests.iter().map(|request| answer(&plain.handle(), request)).collect();
+        let pages = PageBudget::Tokens(300);
+        let options = EngineOptions { speculate: true, pages, max_batch_tokens: 64, ..options };
+        let engine = Engine::start(&BACKEND, parts, options).unwrap();
+        let handle = engine.handle();
+        for round in 0..3 {
+            let drafted = requests.iter().zip(&expected).enumerate().map(|(index, (request, expected))| {
+                let tokens = expected[0].iter().map(|&(token, _)| token).collect();
+                let replay = (round > 0).then(|| Replay { tokens, chance: chances[round - 1], seed: 9 });
+                let (most, eager) = (1 + index % 7, true);
+                let drafts = DraftOptions { most, eager, replay, ..DraftOptions::default() };
+                Request { drafts, ..request.clone() }
+            });
+            let all: Vec<_> =
+                drafted.map(|request| (request.branches, handle.generate(request).unwrap())).collect();
+            let got: Vec<_> = all.into_iter().map(|(branches, one)| read(one, branches)).collect();
+            assert_eq!(got, expected, "{windows:?} {round}");
+            assert_eq!(handle.check_pages().unwrap(), Ok(()));
+        }
+        let stats = handle.stats();
+        assert!(stats.accepted_tokens > 100 && stats.accepted_tokens < stats.draft_tokens, "{stats:?}");
+        assert_eq!(stats.pages_used, 0);
     }
 }
 

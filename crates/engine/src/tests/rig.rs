@@ -52,6 +52,8 @@ pub struct Setup {
     /// Blocks from one checkpoint to the next while a prompt is computed.
     pub checkpoint_blocks: usize,
     pub masks: Masks,
+    /// True if answers are drafted.
+    pub speculate: bool,
 }
 
 /// Time at which masks are known.
@@ -87,6 +89,7 @@ impl Default for Setup {
             checkpoint_pages: 2,
             checkpoint_blocks: 3,
             masks: Masks::Soon,
+            speculate: false,
         }
     }
 }
@@ -165,6 +168,9 @@ impl Rig {
         }
         let mut scheduler = Scheduler::new(limits, STEP_TIME, setup.max_wait_steps, layout, pages);
         scheduler.mask_workers().hold();
+        if setup.speculate {
+            scheduler.speculate();
+        }
         Some(Self {
             scheduler,
             runner: FakeRunner::new(&program, limits, control.clone()),

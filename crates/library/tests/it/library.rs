@@ -143,7 +143,7 @@ fn what_is_no_model_is_refused_and_leaves_nothing() {
     };
     expect!["`/bad.gguf` cannot be opened: /bad.gguf does not begin with GGUF"]
         .assert_eq(&refuse(&f.file("bad.gguf", b"nothing")));
-    expect!["cannot import `/notes.txt`: it is neither a folder nor a file whose name ends with .gguf"]
+    expect!["cannot import `/notes.txt`: it is neither a folder nor a GGUF file, which begins with `GGUF`"]
         .assert_eq(&refuse(&f.file("notes.txt", b"nothing")));
     expect!["cannot open `/none.gguf`: No such file or directory (os error 2)"]
         .assert_eq(&refuse(&f.folder.path().join("none.gguf")));

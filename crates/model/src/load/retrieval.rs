@@ -31,6 +31,20 @@ impl ModelFile {
         })
     }
 
+    /// Returns true if the files state how texts are pooled, as those of models do that were trained for embeddings.
+    ///
+    /// # Errors
+    /// A file of a folder cannot be read.
+    pub fn states_pooling(&self) -> Result<bool, ModelError> {
+        Ok(match &self.source {
+            Source::Gguf(gguf) => {
+                let key = format!("{}.pooling_type", self.architecture().unwrap_or_default());
+                gguf.metadata.u32(&key).is_some_and(|number| number != 0)
+            }
+            Source::Hf(folder) => !folder.pooling()?.0.is_null(),
+        })
+    }
+
     /// Returns the layers after pooling.
     pub(super) fn text_head(&self) -> Result<TextHead, ModelError> {
         let architecture = self.architecture().unwrap_or_default();

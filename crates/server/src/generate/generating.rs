@@ -322,6 +322,8 @@ impl Generating {
                     from_disk: usage.disk_tokens,
                     completion: usage.generated_tokens,
                     reasoning: self.choices[branch].reasoning_tokens,
+                    drafted: usage.drafted_tokens,
+                    accepted: usage.accepted_tokens,
                 };
                 self.metrics.finished(usage, if reason == Finish::Length { "length" } else { "stop" });
                 self.completion_tokens += usage.completion;

@@ -5,6 +5,7 @@ mod caller;
 mod classify;
 mod constraint;
 mod defaults;
+mod drafts;
 mod dry;
 mod embed;
 mod generating;
@@ -27,6 +28,7 @@ pub use caller::{Caller, salt_parts};
 pub use classify::{ClassifyInput, ClassifyRequest, classify};
 use constraint::Compiler;
 pub use defaults::Defaults;
+pub use drafts::DraftParams;
 pub use dry::DryOptions;
 pub use embed::{EmbedRequest, Embedded, Field, MAX_INPUTS, PromptChoice, Truncation, VectorKinds, embed};
 pub use generating::Generating;
@@ -64,6 +66,7 @@ pub async fn chat(
     let limit = counts.context.map_or(handle.max_context(), |context| context.min(handle.max_context()));
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         request.options.dry.find_breakers(&model.tokenizer);
+        request.options.drafts.read_prediction(model, handle.max_context());
         let request::TokenizedChat { tokens, lasting_tokens, reading } =
             request.fit(model, handle.max_context(), limit)?;
         let compiler = Compiler::new(&handle, is_wanted);
@@ -165,6 +168,7 @@ pub async fn text(
     let counts = options.check(&handle)?;
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         options.dry.find_breakers(&model.tokenizer);
+        options.drafts.read_prediction(model, handle.max_context());
         if let Prompt::Gap { .. } = prompt {
             options.stop_tokens.extend(model.tokenizer.fill_ends());
         }

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use paguro_engine::{Handle, Request};
 use paguro_model::GenerationDefaults;
 
-use super::DryOptions;
+use super::{DraftParams, DryOptions};
 use crate::{
     count::{ClientCount, check_length},
     error::ApiError,
@@ -50,6 +50,7 @@ pub struct Options {
     pub report_tokens: bool,
     pub priority: i32,
     pub cache_salt: String,
+    pub drafts: DraftParams,
 }
 
 /// Checked counts of [`Options`].
@@ -140,6 +141,7 @@ impl Options {
             report_prefill: self.report_prefill || other.report_prefill,
             report_tokens: self.report_tokens,
             priority: self.priority,
+            drafts: self.drafts.or(other.drafts),
         }
     }
 
@@ -179,6 +181,7 @@ impl Options {
             return Err(ApiError::invalid("stop", message));
         }
         self.dry.check()?;
+        self.drafts.check()?;
         check_length(self.stop_tokens.len(), vocab, "stop_token_ids")?;
         check_length(self.logit_bias.len(), vocab, "logit_bias")
     }
@@ -216,6 +219,7 @@ impl Options {
             score_prompt_from: self.score_prompt.then_some(0),
             report_prefill: self.report_prefill,
             priority: self.priority,
+            drafts: self.drafts.options(),
             ..Request::default()
         }
     }

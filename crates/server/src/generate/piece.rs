@@ -117,6 +117,10 @@ pub struct Usage {
     pub completion: usize,
     /// Tokens of the answer that are reasoning.
     pub reasoning: usize,
+    /// Drafted tokens that were checked.
+    pub drafted: usize,
+    /// Drafted tokens that are part of the answer.
+    pub accepted: usize,
 }
 
 /// Effective sampling parameters of an answer: of the request, the library or the model.
@@ -153,6 +157,8 @@ impl Usage {
         self.from_disk = choice.from_disk;
         self.completion += choice.completion;
         self.reasoning += choice.reasoning;
+        self.drafted += choice.drafted;
+        self.accepted += choice.accepted;
     }
 }
 

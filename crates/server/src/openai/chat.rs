@@ -26,7 +26,7 @@ use crate::{
     generate::{self, Caller, ChatRequest, Delta, Generating, Message, Options, Piece},
     ids,
     thinking::ReasoningParams,
-    wire::{Body, Limit, Other, Tolerance, left_out, no_effect, refused},
+    wire::{Body, Content, Limit, Other, Tolerance, left_out, no_effect, refused},
 };
 
 /// A request to answer a chat.
@@ -71,6 +71,54 @@ pub struct ChatCompletionRequest {
     pub continue_final_message: Option<bool>,
     /// False if `continue_final_message` is true. (From vLLM.)
     pub add_generation_prompt: Option<bool>,
+    /// A text that the answer probably resembles, such as a file that it changes. Tokens that it has in common with the text
+    /// are faster.
+    pub prediction: Option<Prediction>,
+}
+
+/// A text that an answer probably resembles.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct Prediction {
+    /// Always `content`.
+    #[serde(rename = "type")]
+    pub kind: PredictionKind,
+    /// The text, or its parts.
+    pub content: Content<PredictionPart>,
+}
+
+/// Kind of a prediction.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PredictionKind {
+    /// A text.
+    Content,
+}
+
+/// A part of a prediction.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct PredictionPart {
+    /// Always `text`.
+    #[serde(rename = "type")]
+    pub kind: PredictionPartKind,
+    /// The text.
+    pub text: String,
+}
+
+/// Kind of a part of a prediction.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PredictionPartKind {
+    /// A text.
+    Text,
+}
+
+impl From<Prediction> for String {
+    fn from(prediction: Prediction) -> Self {
+        match prediction.content {
+            Content::Text(text) => text,
+            Content::Parts(parts) => parts.into_iter().map(|part| part.text).collect(),
+        }
+    }
 }
 
 /// Known fields of this endpoint.
@@ -84,7 +132,6 @@ const OTHERS: &[Other] = &[
     refused("echo", &["false"], "/v1/completions has it"),
     left_out("store", &["false"], "chat completions are not stored; /v1/responses stores"),
     left_out("verbosity", &["\"medium\""], "the models do not support it; ask for the length in a message"),
-    left_out("prediction", &[], "it would change the speed only"),
     left_out("web_search_options", &[], "this server does not search the web"),
     no_effect("metadata", "nothing is stored that it could label"),
     no_effect("add_special_tokens", "the chat template defines them"),
@@ -216,12 +263,14 @@ impl ChatCompletionRequest {
         if logprobs > Some(20) {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` must be at most 20"));
         }
+        let mut options = self.sampling.into_options()?;
+        options.drafts.prediction = self.prediction.map(String::from);
         let options = Options {
             max_tokens: max_tokens.map(Into::into),
             n: self.n.map(Into::into),
             logprobs: logprobs.map(Into::into),
             report_prefill: self.return_progress == Some(true) && self.stream == Some(true),
-            ..self.sampling.into_options()?
+            ..options
         };
         if self.messages.is_empty() {
             return Err(ApiError::invalid("messages", "`messages` is empty: there is nothing to answer"));

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::{
     error::ApiError,
-    generate::{DryOptions, Options},
+    generate::{DraftParams, DryOptions, Options},
     wire::{OneOrMany, Other, left_out, no_effect, refused},
 };
 
@@ -70,13 +70,61 @@ pub struct SamplingParams {
     priority: Option<i32>,
     /// Prefixes are shared only among requests with the same salt. (From vLLM.)
     cache_salt: Option<String>,
+    /// `off` or false for no drafts of the answer; they change its speed only. (Extension.)
+    speculate: Option<Speculate>,
+    /// Most drafted tokens of a step; 0 for no drafts, -1 for no limit. (From llama.cpp.)
+    #[serde(rename = "speculative.n_max")]
+    speculative_n_max: Option<i64>,
+    /// Least drafted tokens of a step; shorter drafts are not checked. (From llama.cpp.)
+    #[serde(rename = "speculative.n_min")]
+    speculative_n_min: Option<i64>,
+    /// Least estimated chance of a drafted token to be accepted. (From llama.cpp.)
+    #[serde(rename = "speculative.p_min")]
+    speculative_p_min: Option<f32>,
+}
+
+/// Choice of drafts.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum Speculate {
+    /// True for `auto`, false for `off`.
+    Flag(bool),
+    /// A mode by its name.
+    Mode(SpeculateMode),
+}
+
+/// Mode of drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SpeculateMode {
+    /// Answers are drafted where that makes them faster.
+    Auto,
+    /// No drafts.
+    Off,
+}
+
+impl From<Speculate> for bool {
+    fn from(choice: Speculate) -> Self {
+        match choice {
+            Speculate::Flag(flag) => flag,
+            Speculate::Mode(mode) => mode == SpeculateMode::Auto,
+        }
+    }
 }
 
 const NO_SAMPLER: &str = "the samplers are `top_k`, `top_p`, `min_p`, `top_n_sigma`, XTC and DRY";
+const NO_DRAFTER: &str = "answers are drafted from the request's own texts, in lengths that pay";
 const NO_GRAMMAR: &str = "use `response_format`";
 
 /// Known fields besides those of [`SamplingParams`].
 pub const OTHERS: &[Other] = &[
+    left_out("speculative.type", &[], NO_DRAFTER),
+    left_out("speculative.types", &[], NO_DRAFTER),
+    left_out("speculative.p_split", &[], NO_DRAFTER),
+    left_out("speculative.ngram_size_n", &[], NO_DRAFTER),
+    left_out("speculative.ngram_size_m", &[], NO_DRAFTER),
+    left_out("speculative.ngram_m_hits", &[], NO_DRAFTER),
+    left_out("speculative.ngram_min_hits", &[], NO_DRAFTER),
     refused("top_a", &["0"], NO_SAMPLER),
     refused("tfs", &["1"], NO_SAMPLER),
     refused("tfs_z", &["1"], NO_SAMPLER),
@@ -143,6 +191,7 @@ impl SamplingParams {
         // Without tokens to consider, penalties are off.
         let punishes = self.repeat_last_n != Some(0);
         let penalty = |penalty: Option<f32>, none: f32| if punishes { penalty } else { Some(none) };
+        let count = |count: Option<i64>| count.and_then(|count| usize::try_from(count).ok()).map(Into::into);
         Ok(Options {
             temperature: self.temperature,
             top_k: self.top_k.map(|most| u32::try_from(most.max(0)).unwrap_or(u32::MAX)),
@@ -172,6 +221,13 @@ impl SamplingParams {
             min_tokens: self.min_tokens.unwrap_or(0),
             priority: self.priority.unwrap_or(0),
             cache_salt: self.cache_salt.unwrap_or_default(),
+            drafts: DraftParams {
+                enabled: self.speculate.map(bool::from),
+                most: count(self.speculative_n_max),
+                least: count(self.speculative_n_min),
+                least_chance: self.speculative_p_min,
+                ..DraftParams::default()
+            },
             ..Options::default()
         })
     }

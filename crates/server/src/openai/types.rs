@@ -56,6 +56,10 @@ impl From<generate::Usage> for TierTokens {
 pub struct CompletionTokensDetails {
     /// Reasoning tokens.
     pub reasoning_tokens: usize,
+    /// Drafted tokens that are part of the answer, from a `prediction` or from earlier text.
+    pub accepted_prediction_tokens: usize,
+    /// Drafted tokens that were checked and are not part of the answer. They count as no other tokens.
+    pub rejected_prediction_tokens: usize,
 }
 
 impl From<generate::Usage> for Usage {
@@ -65,7 +69,11 @@ impl From<generate::Usage> for Usage {
             completion_tokens: usage.completion,
             total_tokens: usage.prompt + usage.completion,
             prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached, tiers: usage.into() },
-            completion_tokens_details: CompletionTokensDetails { reasoning_tokens: usage.reasoning },
+            completion_tokens_details: CompletionTokensDetails {
+                reasoning_tokens: usage.reasoning,
+                accepted_prediction_tokens: usage.accepted,
+                rejected_prediction_tokens: usage.drafted - usage.accepted,
+            },
         }
     }
 }

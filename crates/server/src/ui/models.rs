@@ -17,7 +17,7 @@ use crate::{
     extract::Json,
     models::ResidentInfo,
     ollama::models::capabilities,
-    source::{LoadPlan, ModelEntry},
+    source::{LoadPlan, ModelEntry, Outside},
 };
 
 /// All models.
@@ -41,6 +41,14 @@ pub struct ModelCard {
     created: u64,
     /// False for models that the library cannot delete.
     in_library: bool,
+    /// True for the model inside the program.
+    built_in: bool,
+    /// True if its files are outside of the library, and stay when it is deleted.
+    in_place: bool,
+    /// True if it came from a hub, and can be pulled again.
+    pulled: bool,
+    /// Other names of the model.
+    aliases: Vec<String>,
     /// Contents of its file; absent if the file cannot be read.
     file: Option<FileCard>,
     /// Reason for which its file cannot be read.
@@ -95,6 +103,9 @@ pub struct FileCard {
     context: Option<u64>,
     /// `completion`, `tools`, `thinking`.
     capabilities: Vec<&'static str>,
+    /// Purposes of the model, for display: `chat`, `text` (it continues texts), `embeddings`, `rerank`, `tools`, `thinking`.
+    /// Narrower than `capabilities`: a chat model also has embeddings, but is rarely used for them.
+    uses: Vec<&'static str>,
     /// The chat template, in jinja; empty if there is none.
     template: String,
 }
@@ -226,16 +237,38 @@ impl FileCard {
         };
         let context = value(&|key| key.ends_with(".context_length"))
             .or_else(|| value(&|key| key.ends_with("max_position_embeddings")));
+        let capabilities = capabilities(file, name, &template, &tool_template);
+        let uses = uses(file, &capabilities, &template, &tool_template);
         Self {
             family: file.architecture().unwrap_or("unknown").to_owned(),
             format: if file.format().starts_with("GGUF") { "GGUF" } else { "safetensors" }.to_owned(),
             parameters: description.parameters,
             quantization: description.quantization,
             context: context.and_then(|tokens| tokens.parse().ok()),
-            capabilities: capabilities(file, name, &template, &tool_template),
+            capabilities,
+            uses,
             template,
         }
     }
+}
+
+/// Returns the purposes of a model, for [`FileCard::uses`].
+fn uses(file: &ModelFile, capabilities: &[&str], template: &str, tool_template: &str) -> Vec<&'static str> {
+    let can = |name: &str| capabilities.contains(&name);
+    let reranks = can("rerank");
+    let embeds = can("embedding") && (file.is_encoder() || file.states_pooling().unwrap_or(false));
+    let generates = can("completion") && !reranks && !embeds;
+    let chats = generates && !template.is_empty();
+    let all = [
+        ("chat", chats),
+        ("text", generates && template.is_empty()),
+        ("embeddings", embeds),
+        ("rerank", reranks),
+        // A template without a place for tools gets them as text, which few such models understand.
+        ("tools", chats && can("tools") && tool_template.contains("tools")),
+        ("thinking", chats && can("thinking")),
+    ];
+    all.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
 }
 
 /// Lists all models.
@@ -255,14 +288,27 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<ModelCards>, Api
     let mut loaded: HashMap<String, ResidentInfo> =
         state.models.resident().into_iter().map(|model| (model.entry.name.clone(), model)).collect();
     let memory_used = loaded.values().map(|model| model.memory.total()).sum();
-    let mut models = Vec::new();
+    let mut models: Vec<ModelCard> = Vec::new();
+    let mut aliases: HashMap<String, Vec<String>> = HashMap::new();
     for entry in entries {
+        // An alias is listed as an entry of its own, with the content of its model.
+        let canonical =
+            state.models.find(&entry.name).await.map_or_else(|_| entry.name.clone(), |it| it.name);
+        if canonical != entry.name {
+            aliases.entry(canonical).or_default().push(entry.name);
+            continue;
+        }
         let (file, problem) = match state.file_cards.of(&state, &entry).await {
             Ok(card) => (Some(FileCard::clone(&card)), None),
             Err(problem) => (None, Some(problem.to_string())),
         };
+        let outside = state.models.outside(&entry.name);
         models.push(ModelCard {
-            in_library: state.models.outside(&entry.name).is_none(),
+            in_library: outside.is_none(),
+            built_in: matches!(outside, Some(Outside::Program { .. })),
+            in_place: entry.details.in_place,
+            pulled: entry.details.pulled,
+            aliases: Vec::new(),
             loaded: loaded.remove(&entry.name).map(LoadedCard::from),
             name: entry.name,
             bytes: entry.bytes,
@@ -271,6 +317,9 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<ModelCards>, Api
             file,
             problem: problem.or(entry.details.problem),
         });
+    }
+    for model in &mut models {
+        model.aliases = aliases.remove(&model.name).unwrap_or_default();
     }
     Ok(Json(ModelCards { models, memory_limit: state.settings.residency.memory, memory_used }))
 }

@@ -107,6 +107,12 @@ struct StatsTick {
     disk: Option<TierTick>,
     evictions: u64,
     preemptions: u64,
+    /// Drafted tokens that were checked.
+    draft_tokens: u64,
+    /// Drafted tokens that were accepted.
+    accepted_tokens: u64,
+    /// Estimated seconds that drafts saved, less those of rejected ones.
+    draft_saved_seconds: f64,
     page_copies: u64,
     /// Rows of the last step.
     last_rows: usize,
@@ -293,6 +299,9 @@ impl From<&paguro_engine::Stats> for StatsTick {
             }),
             evictions: stats.evictions,
             preemptions: stats.preemptions,
+            draft_tokens: stats.draft_tokens,
+            accepted_tokens: stats.accepted_tokens,
+            draft_saved_seconds: stats.draft_nanoseconds as f64 / 1e9,
             page_copies: stats.page_copies,
             last_rows: stats.last_rows,
             last_sequences: stats.last_sequences,

@@ -4,6 +4,7 @@ use axum::{Extension, extract::State, http::HeaderMap};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::files;
 use crate::{AppState, access, error::ApiError, extract::Json, keys::Scope, listen::Arrival};
 
 /// An effective setting.
@@ -31,6 +32,8 @@ pub struct Session {
     scopes: Vec<Scope>,
     /// True if there is a model library, so that models can be pulled and deleted.
     library: bool,
+    /// Identifies the build of the page that this server has. An open page of another build asks to be loaded again.
+    page: &'static str,
     /// Token of the page, for the header `x-paguro-page`. A browser's request that changes something needs it.
     token: String,
 }
@@ -66,7 +69,7 @@ pub async fn session(
     let scopes = access::scopes(needs_key, key);
     let version = env!("CARGO_PKG_VERSION");
     let (library, token) = (state.library.is_some(), state.page_token.clone());
-    Ok(Json(Session { version, needs_key, key_known, scopes, library, token }))
+    Ok(Json(Session { version, needs_key, key_known, scopes, library, page: files::PAGE, token }))
 }
 
 /// Lists the effective settings and their origins.

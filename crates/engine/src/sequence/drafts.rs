@@ -1,0 +1,81 @@
+//! Drafts of a sequence: guesses at its next tokens, prepared after each step that has given tokens.
+
+use paguro_backend::TokenMask;
+
+use super::{Sampler, Sequence};
+use crate::{
+    constraint::{Drafted, Guide},
+    speculation::{Acceptance, Draft, Speculator},
+};
+
+/// The drafter of a sequence, and its next draft.
+#[derive(Debug, Default)]
+pub(crate) struct Drafts {
+    /// Reads the tokens. `None` before the sequence first runs, while it waits, and without drafts.
+    pub speculator: Option<Speculator>,
+    /// Guesses after the last token.
+    pub next: Draft,
+    /// Restriction of the mask after each of them. With a grammar, the computation of masks has them.
+    pub within: Vec<Drafted>,
+    /// Drafted tokens that were checked so far.
+    pub drafted: usize,
+    /// Drafted tokens that were accepted so far.
+    pub accepted: usize,
+}
+
+impl Drafts {
+    /// Returns the mask after the guess number `index`, which [`Drafts::length`] includes.
+    pub fn mask<'a>(&'a self, index: usize, sampler: &'a Sampler) -> Option<&'a TokenMask> {
+        match &sampler.guide {
+            Some(guide) => guide.masks_ahead().get(index),
+            None => self.within[index].within.as_deref(),
+        }
+    }
+
+    /// Returns the number of guesses whose masks are known.
+    pub fn length(&self, sampler: &Sampler) -> usize {
+        let masks = sampler.guide.as_ref().map(Guide::masks_ahead);
+        self.next.tokens.len().min(masks.map_or(usize::MAX, <[_]>::len))
+    }
+
+    /// Forgets the next draft and the drafter, which reads the tokens again later.
+    pub fn release(&mut self) {
+        self.speculator = None;
+        self.next = Draft::default();
+        self.within.clear();
+    }
+}
+
+impl Sequence {
+    /// Returns true if its answer may be drafted.
+    pub fn may_draft(&self) -> bool {
+        self.request.drafts.most > 0
+            && self.request.max_tokens > 1
+            && (self.branches.len() == 1 || self.request.sampling.len() == 1)
+    }
+
+    /// Reads at most `most` tokens that were not read. Returns their number.
+    pub fn read_for_drafts(&mut self, most: usize, all: &mut Acceptance) -> usize {
+        let Some(speculator) = &mut self.drafts.speculator else { return 0 };
+        speculator.read(&self.tokens, self.tokens.prompt(), most, all)
+    }
+
+    /// Guesses the tokens after the last one.
+    pub fn prepare_draft(&mut self, all: &Acceptance) {
+        let Self { request, tokens, sampler, drafts, .. } = self;
+        let options = &request.drafts;
+        // The step samples one token more than the draft has.
+        let room = request.max_tokens.saturating_sub(tokens.generated() + 1);
+        let most = options.most.min(room);
+        drafts.next = match &drafts.speculator {
+            Some(speculator) => speculator.draft(tokens, most, options.least_chance, options.eager, all),
+            None => Draft::default(),
+        };
+        drafts.within = sampler.restrict(&drafts.next.tokens, request, tokens.generated());
+        drafts.next.truncate(drafts.within.len());
+        if drafts.next.tokens.len() < options.least {
+            drafts.next.truncate(0);
+            drafts.within.clear();
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! K, V and state of the computed tokens: block tables, keys of blocks, and the state slot. Pages are reserved before a
+//! step, published and released after it.
+
+use std::sync::Arc;
+
+use paguro_backend::{PageId, PageMove, StateUse};
+
+use crate::{events::ExtraKey, layout::BlockLayout, pages::Pages, prefix::BlockKey, states::States};
+
+/// Pages of one group, by block.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlockTable {
+    /// The first `released` entries are [`PageId::SCRATCH`]: the window has left them behind.
+    pub pages: Vec<PageId>,
+    pub released: usize,
+}
+
+impl BlockTable {
+    pub fn held(&self) -> &[PageId] {
+        &self.pages[self.released..]
+    }
+}
+
+/// Pages and the state of a sequence, and their keys in the prefix cache.
+#[derive(Debug)]
+pub(crate) struct KvState {
+    /// Number of tokens whose K and V are in the pages.
+    pub computed: usize,
+    /// The largest value that `computed` has had.
+    pub reached: usize,
+    /// Block tables of the KV groups; between steps each has `blocks(computed)` entries.
+    pub tables: Vec<BlockTable>,
+    /// State after the computed tokens, or in a planned step after the planned rows; it may be shared with other
+    /// branches of the request. `None` before the first step, and for models without states.
+    pub state: Option<StateUse>,
+    /// Parent of the first block's key; `None` without a prefix cache, or for the empty salt.
+    pub root: Option<BlockKey>,
+    /// The salt of the first block's key.
+    pub salt: Arc<[u8]>,
+    /// Keys of the first full blocks: at least those of the prompt and of computed blocks. Empty without a prefix
+    /// cache.
+    pub keys: Vec<BlockKey>,
+    /// Checkpoints that the sequence has made or begun with, by their numbers of tokens, in order.
+    pub checkpoints: Vec<usize>,
+    /// The last of these, if the next one replaces it.
+    pub newest_checkpoint: Option<usize>,
+    /// True if the pages are not saved, because they led to values that are not finite.
+    pub is_suspect: bool,
+}
+
+impl KvState {
+    /// Returns a state without pages for a prompt.
+    pub fn new(prompt: &[u32], salt: &[u8], layout: &BlockLayout, pages: &Pages) -> Self {
+        let root = pages.root(salt);
+        let mut keys = Vec::new();
+        for block in prompt.chunks_exact(layout.block_size) {
+            let Some(key) = pages.key(keys.last().or(root.as_ref()), block) else { break };
+            keys.push(key);
+        }
+        Self {
+            computed: 0,
+            reached: 0,
+            tables: vec![BlockTable::default(); layout.groups()],
+            state: None,
+            root,
+            salt: salt.into(),
+            keys,
+            checkpoints: Vec::new(),
+            newest_checkpoint: None,
+            is_suspect: false,
+        }
+    }
+
+    /// Returns a state without pages for the same tokens, `tokens` of which were computed before.
+    pub fn without_pages(&self, tokens: usize) -> Self {
+        Self {
+            computed: 0,
+            reached: tokens,
+            tables: vec![BlockTable::default(); self.tables.len()],
+            state: None,
+            root: self.root,
+            salt: self.salt.clone(),
+            keys: self.keys.clone(),
+            checkpoints: Vec::new(),
+            newest_checkpoint: None,
+            is_suspect: self.is_suspect,
+        }
+    }
+
+    /// Returns a state for the same `tokens` tokens that shares all pages and the state slot.
+    pub fn share(&self, tokens: usize, pages: &mut Pages, states: &mut States) -> Self {
+        self.state.iter().for_each(|&state| states.share(state));
+        self.held_pages().for_each(|page| pages.share(page));
+        Self {
+            computed: self.computed,
+            tables: self.tables.clone(),
+            state: self.state,
+            ..self.without_pages(tokens)
+        }
+    }
+
+    /// Returns all pages of the block tables.
+    pub fn held_pages(&self) -> impl Iterator<Item = PageId> {
+        self.tables.iter().flat_map(|table| table.held().iter().copied())
+    }
+
+    /// Returns the maximum number of pages to allocate until `tokens` tokens are computed, if the sequence begins with
+    /// `cached` cached blocks.
+    pub fn pages_to_come(&self, cached: usize, tokens: usize, layout: &BlockLayout) -> usize {
+        let start = self.computed.max(cached * layout.block_size);
+        (0..layout.groups())
+            .map(|group| {
+                let from_cache = cached - layout.first_visible(group, start).min(cached);
+                let held = self.tables[group].held().len() + from_cache;
+                layout.peak(group, start, tokens).saturating_sub(held)
+            })
+            .sum()
+    }
+
+    /// Returns the number of pages to allocate for the next `rows` rows: new blocks, and copies of shared pages that
+    /// would be written.
+    pub fn pages_for(&self, rows: usize, layout: &BlockLayout, pages: &Pages) -> usize {
+        let blocks = layout.blocks(self.computed + rows);
+        let tail = self.tail(layout);
+        self.tables
+            .iter()
+            .map(|table| {
+                let copies = tail.is_some_and(|block| pages.is_shared(table.pages[block]));
+                blocks - table.pages.len() + usize::from(copies)
+            })
+            .sum()
+    }
+
+    /// Allocates the pages of the next `rows` rows, and the state that they write. Appends the copies of pages to make
+    /// before the step to `moves`. Returns false without allocating if no state is free for a branch that shares one.
+    pub fn reserve(
+        &mut self,
+        rows: usize,
+        layout: &BlockLayout,
+        pages: &mut Pages,
+        states: &mut States,
+        moves: &mut Vec<PageMove>,
+    ) -> bool {
+        let Some(state) = states.reserve(self.state) else { return false };
+        self.state = state;
+        let blocks = layout.blocks(self.computed + rows);
+        let tail = self.tail(layout);
+        for table in &mut self.tables {
+            if let Some(block) = tail {
+                let page = &mut table.pages[block];
+                debug_assert!(!pages.is_published(*page), "a full block is never written again");
+                if pages.is_shared(*page) {
+                    let from = std::mem::replace(page, pages.allocate());
+                    moves.push(PageMove::Copy { from, to: *page });
+                    pages.release(from);
+                }
+            }
+            table.pages.extend((table.pages.len()..blocks).map(|_| pages.allocate()));
+        }
+        true
+    }
+
+    /// Returns the block that is partly filled, if there is one: the next row writes it.
+    fn tail(&self, layout: &BlockLayout) -> Option<usize> {
+        (!self.computed.is_multiple_of(layout.block_size)).then_some(self.computed / layout.block_size)
+    }
+
+    /// Returns the number of pages that [`KvState::extend`] allocates.
+    pub fn pages_up_to(&self, tokens: usize, layout: &BlockLayout) -> usize {
+        let blocks = layout.blocks(tokens);
+        self.tables.iter().map(|table| blocks.saturating_sub(table.pages.len())).sum()
+    }
+
+    /// Allocates the missing pages of the first `tokens` tokens. No page is copied: the one in which the planned rows end
+    /// belongs to this sequence alone, because they write it.
+    pub fn extend(&mut self, tokens: usize, layout: &BlockLayout, pages: &mut Pages) {
+        let blocks = layout.blocks(tokens);
+        for table in &mut self.tables {
+            table.pages.extend((table.pages.len()..blocks).map(|_| pages.allocate()));
+        }
+    }
+
+    /// Releases the pages after the next `rows` rows, which hold drafted rows that were rejected. No such page was
+    /// published, because only computed blocks are.
+    pub fn reject_after(&mut self, rows: usize, layout: &BlockLayout, pages: &mut Pages) {
+        let blocks = layout.blocks(self.computed + rows);
+        for table in &mut self.tables {
+            let rejected = blocks.min(table.pages.len())..;
+            table.pages.drain(rejected).rev().for_each(|page| pages.release(page));
+        }
+    }
+
+    /// Marks the next `rows` tokens of `tokens` as computed: full blocks enter the cache, and pages that no later row
+    /// attends to are released. Returns the number of rows that had not been computed before.
+    pub fn advance(
+        &mut self,
+        rows: usize,
+        tokens: &[u32],
+        layout: &BlockLayout,
+        pages: &mut Pages,
+        states: &mut States,
+    ) -> usize {
+        self.state.iter_mut().for_each(|state| states.settle(state));
+        let size = layout.block_size;
+        let complete = self.computed / size..(self.computed + rows) / size;
+        self.computed += rows;
+        for block in complete {
+            if self.keys.len() == block {
+                let parent = self.keys.last().or(self.root.as_ref());
+                self.keys.extend(pages.key(parent, &tokens[block * size..][..size]));
+            }
+            let Some(&key) = self.keys.get(block) else { break };
+            for (group, table) in self.tables.iter().enumerate() {
+                if pages.publish(group, key, table.pages[block]) {
+                    self.publish_stored(block, group, tokens, size, pages);
+                }
+            }
+        }
+        for (group, table) in self.tables.iter_mut().enumerate() {
+            let visible = layout.first_visible(group, self.computed).min(table.pages.len());
+            for page in &mut table.pages[table.released.min(visible)..visible] {
+                pages.release(std::mem::replace(page, PageId::SCRATCH));
+            }
+            table.released = table.released.max(visible);
+        }
+        let new = self.computed.saturating_sub(self.reached);
+        self.reached += new;
+        new
+    }
+
+    /// Publishes the event that the prefix cache has stored block `block` of a group.
+    pub fn publish_stored(
+        &self,
+        block: usize,
+        group: usize,
+        tokens: &[u32],
+        block_size: usize,
+        pages: &mut Pages,
+    ) {
+        if let Some(events) = pages.events.as_mut().filter(|events| events.group == group) {
+            let parent = block.checked_sub(1).map(|parent| &self.keys[parent]);
+            let salt = (block == 0 && !self.salt.is_empty()).then(|| ExtraKey::Salt(self.salt.clone()));
+            let extra = salt.into_iter().collect();
+            events.stored(parent, &self.keys[block], &tokens[block * block_size..][..block_size], extra);
+        }
+    }
+
+    /// Releases the state and all pages. The last blocks are released first, so that the cache evicts them first: a
+    /// prefix without its end is more useful than an end without its prefix.
+    pub fn release(&mut self, layout: &BlockLayout, pages: &mut Pages, states: &mut States) {
+        self.state.take().into_iter().for_each(|state| states.release(state));
+        let blocks = self.tables.iter().map(|table| table.pages.len()).max().unwrap_or(0);
+        for block in (0..blocks).rev() {
+            for table in &self.tables {
+                if (table.released..table.pages.len()).contains(&block) {
+                    pages.release(table.pages[block]);
+                }
+            }
+            self.touch_checkpoint(block, layout, pages);
+        }
+        self.checkpoints.clear();
+        self.newest_checkpoint = None;
+        self.tables.iter_mut().for_each(|table| *table = BlockTable::default());
+        self.computed = 0;
+    }
+
+    /// Returns the key of the block that ends after `tokens` tokens.
+    pub(super) fn key_of(&self, tokens: usize, layout: &BlockLayout) -> BlockKey {
+        self.keys[tokens / layout.block_size - 1]
+    }
+}
