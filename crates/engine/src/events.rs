@@ -174,7 +174,7 @@ impl Events {
         match new.last_mut() {
             Some(KvEvent::Stored { hashes, tokens: all, extra: all_extra, medium, .. })
                 if *medium == to
-                    && extra.is_some() == !all_extra.is_empty()
+                    && extra.is_some() != all_extra.is_empty()
                     && (extra.is_none() || parent.is_some() && hashes.last().copied() == parent) =>
             {
                 hashes.push(hash(key));

@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{Appender, Log, Scan};
-use crate::files;
+use crate::{Id, files, record::HEADER};
 
 /// Segments of room that the leader makes for others at once.
 const ROOM: u64 = 3;
@@ -57,6 +57,13 @@ impl Log {
             let _ = files::want_room(&self.dir);
         }
         Ok(fits)
+    }
+
+    /// Returns true if an item can only be stored after the leader has made room for it, for which it is asked.
+    pub fn lacks_room(&self, id: &Id, payload_bytes: usize) -> io::Result<bool> {
+        let bytes = (HEADER + payload_bytes) as u64;
+        let may_fit = !self.leads() && bytes <= self.bound / 4 && self.index().get(id).is_none();
+        Ok(may_fit && !self.has_room(bytes)?)
     }
 
     /// Reads what other processes have written, forgets what they have removed, and makes room for them.

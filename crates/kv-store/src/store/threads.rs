@@ -26,6 +26,9 @@ const FORGIVENESS: f64 = 1.01;
 const RATE: f64 = 0.3;
 /// How often the owner of a store looks for notes of other processes.
 const NOTES_EVERY: Duration = Duration::from_secs(3);
+/// How long an item waits for the leader of a shared store to make room for it, and how often that is checked.
+const ROOM_PATIENCE: Duration = Duration::from_secs(3);
+const ROOM_EVERY: Duration = Duration::from_millis(200);
 /// How often a process looks for what others have written to a shared store.
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
 
@@ -152,9 +155,33 @@ impl Shared {
         }
     }
 
+    /// Waits until the leader of a shared store has made room for an item, but not long, and only once for a leader that makes none.
+    fn wait_for_room(
+        &self,
+        to: &mut Appender,
+        id: &Id,
+        bytes: usize,
+        is_patient: &mut bool,
+    ) -> io::Result<()> {
+        let end = Instant::now() + ROOM_PATIENCE;
+        while self.log.lacks_room(id, bytes)? {
+            let queue = self.queue();
+            if !*is_patient || queue.closing || Instant::now() >= end {
+                *is_patient = false;
+                return Ok(());
+            }
+            drop(self.changed.wait_timeout(queue, ROOM_EVERY));
+            self.try_to_lead()?;
+            self.log.refresh(to)?;
+        }
+        *is_patient = true;
+        Ok(())
+    }
+
     /// Runs the thread that writes.
     pub(super) fn write_all(&self, mut appender: Appender) {
         let mut looked = Instant::now();
+        let mut is_patient = true;
         let every = if self.log.is_shared() { REFRESH_EVERY } else { NOTES_EVERY };
         loop {
             if looked.elapsed() >= every {
@@ -186,6 +213,12 @@ impl Shared {
                 }
             };
             let Some(write) = write else { continue };
+            if let Write::Item { id, payload, .. } = &write
+                && let Err(error) = self.wait_for_room(&mut appender, id, payload.len(), &mut is_patient)
+            {
+                self.turn_off("read", &error);
+                continue;
+            }
             let started = Instant::now();
             let (bytes, result) = match &write {
                 Write::Item { space, id, payload } => {
