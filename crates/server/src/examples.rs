@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 /// Operations in order of use: method, path, and the body of an example.
 #[rustfmt::skip]
-const OPERATIONS: [(&str, &str, &str); 45] = [
+const OPERATIONS: [(&str, &str, &str); 55] = [
     ("post", "/v1/chat/completions", r#"{"model": "tales", "messages": [{"role": "user", "content": "Tell me a story about a shy fox"}], "max_tokens": 64}"#),
     ("post", "/v1/responses", r#"{"model": "tales", "input": "Tell me a story about a shy fox", "max_output_tokens": 64}"#),
     ("post", "/v1/completions", r#"{"model": "tales", "prompt": "Once upon a time there was a crab who", "max_tokens": 32}"#),
@@ -46,6 +46,16 @@ const OPERATIONS: [(&str, &str, &str); 45] = [
     ("post", "/tokenize", r#"{"model": "tales", "prompt": "The hermit crab moved into a larger shell."}"#),
     ("post", "/detokenize", r#"{"model": "tales", "tokens": [300, 301, 302]}"#),
     ("get", "/tokenizer_info", ""),
+    ("post", "/v1/chat/completions/render", r#"{"model": "tales", "messages": [{"role": "user", "content": "Tell me a story about a shy fox"}]}"#),
+    ("post", "/v1/completions/render", r#"{"model": "tales", "prompt": "Once upon a time there was a crab who"}"#),
+    ("post", "/v1/responses/render", r#"{"model": "tales", "input": "Tell me a story about a shy fox"}"#),
+    ("post", "/inference/v1/generate", r#"{"model": "tales", "token_ids": [300, 301, 302], "sampling_params": {"max_tokens": 16}}"#),
+    ("get", "/server_info", ""),
+    ("get", "/get_server_info", ""),
+    ("get", "/load", ""),
+    ("get", "/get_load", ""),
+    ("get", "/v1/loads", ""),
+    ("get", "/loads", ""),
     ("get", "/status", ""),
     ("get", "/health", ""),
     ("get", "/ready", ""),

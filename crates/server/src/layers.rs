@@ -119,7 +119,8 @@ struct Line {
 /// Returns true for reads of the page, its files and its data, and of the routes of monitoring, which programs request
 /// every few seconds. Changes that the page makes are not among them.
 fn is_poll(method: &str, route: &str) -> bool {
-    const MONITORING: [&str; 5] = ["/", "/health", "/ready", "/status", "/metrics"];
+    const MONITORING: [&str; 9] =
+        ["/", "/health", "/ready", "/status", "/metrics", "/load", "/get_load", "/loads", "/v1/loads"];
     matches!(method, "GET" | "HEAD") && (MONITORING.contains(&route) || route.starts_with("/ui/"))
 }
 

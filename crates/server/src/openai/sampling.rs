@@ -84,7 +84,7 @@ pub struct SamplingParams {
 }
 
 /// Choice of drafts.
-#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Speculate {
     /// True for `auto`, false for `off`.
@@ -94,7 +94,7 @@ pub enum Speculate {
 }
 
 /// Mode of drafts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SpeculateMode {
     /// Answers are drafted where that makes them faster.
