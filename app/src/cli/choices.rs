@@ -136,10 +136,11 @@ impl FromStr for BenchDrafts {
             None => (text, None),
             Some((chance, length)) => (chance, Some(length)),
         };
-        let chance = chance.parse().ok().filter(|chance| (0.0..=1.0).contains(chance)).ok_or_else(wrong)?;
+        let chance: f64 =
+            chance.parse().ok().filter(|chance| (0.0..=1.0).contains(chance)).ok_or_else(wrong)?;
         let within = |length: &usize| (1..=paguro_engine::MOST_DRAFTED).contains(length);
         let length = length.map(|length| length.parse().ok().filter(within).ok_or_else(wrong)).transpose()?;
-        Ok(Self::Known { thousandths: (1000.0 * chance as f64).round() as u16, length })
+        Ok(Self::Known { thousandths: (1000.0 * chance).round() as u16, length })
     }
 }
 
