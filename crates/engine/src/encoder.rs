@@ -245,8 +245,8 @@ impl Drop for Encoder {
 
 /// Returns the most rows of one part of a picture.
 pub(crate) fn most_rows(vision: &Vision, most: Option<usize>) -> usize {
-    /// Rows of models without a bound of their own.
-    const DEFAULT: u64 = 4096;
+    /// Rows of models whose pictures have any number: on processors, larger pictures take minutes.
+    const DEFAULT: u64 = 1024;
     let processor = &vision.processor;
     let side = u64::from(processor.patch * processor.merge).max(1);
     let own = match processor.rule {

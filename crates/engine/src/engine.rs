@@ -164,7 +164,8 @@ impl Engine {
         }
         let queue = Queue::new(options.queue_capacity, options.queue_tokens);
         let space = scheduler.disk().and_then(|disk| disk.space().cloned());
-        let shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
+        let mut shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
+        shared.max_image_tokens = tower.map(|vision| encoder::most_rows(vision, options.max_image_tokens));
         if let Some(space) = space {
             let _ = shared.disk.set(space);
         }

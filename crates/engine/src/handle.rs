@@ -108,6 +108,8 @@ impl Queue {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub limits: RequestLimits,
+    /// See [`Handle::max_image_tokens`].
+    pub max_image_tokens: Option<usize>,
     pub queue: Queue,
     next_request: AtomicU64,
     tokenizer: Option<Arc<Tokenizer>>,
@@ -132,6 +134,7 @@ impl Shared {
     ) -> Self {
         Self {
             limits,
+            max_image_tokens: None,
             queue,
             next_request: AtomicU64::new(0),
             tokenizer,
@@ -278,6 +281,11 @@ impl Handle {
     /// Returns the maximum tokens of a sequence, prompt and answer together: the setting, or the capacity of the pages.
     pub fn max_context(&self) -> usize {
         self.shared.limits.max_context
+    }
+
+    /// Returns the most rows of one part of a picture, for which memory was planned; `None` if the engine reads no pictures.
+    pub fn max_image_tokens(&self) -> Option<usize> {
+        self.shared.max_image_tokens
     }
 
     /// Returns the maximum number of branches of a request.
