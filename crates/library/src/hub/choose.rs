@@ -467,7 +467,7 @@ mod tests {
             "model.safetensors.index.json",
             "m-Q4_0.gguf",
         ];
-        check(&sharded, None, expect!["Q4_0: m-Q4_0.gguf mmproj-F16.gguf"]);
+        check(&sharded, None, expect!["Q4_0: m-Q4_0.gguf"]);
         check(
             &sharded,
             tag("safetensors"),
