@@ -17,7 +17,6 @@ use crate::{
     cli::InspectArgs,
     devices::Devices,
     failure::Outcome,
-    load,
     models::Source,
     output::Output,
     settings::{LibrarySettings, Terminal},

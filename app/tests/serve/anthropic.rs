@@ -168,7 +168,7 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     refused(
         content(json!([{"type": "image", "source": {"type": "url", "url": "x"}}])),
         expect![[
-            r#"400 invalid_request_error: `messages[0].content[0]` is `image`: models here read text only"#
+            r#"400 invalid_request_error: `messages[0].content[0].source.url` is an image, but the model `tales` reads text only: it has no vision tower, and no projector (mmproj) was loaded with it. Use a model that sees, or add the projector of this one: put its mmproj file beside the model's file, or start the server with --mmproj FILE"#
         ]],
     );
     refused(

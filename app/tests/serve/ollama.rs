@@ -151,7 +151,9 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
     chat(json!({"model": "llama3"}), expect!["404 model 'llama3' not found"]);
     chat(
         json!({"messages": [{"role": "user", "content": "Hi", "images": ["aGk="]}]}),
-        expect![[r#"400 `messages[0].images` is `images`: models here read text only"#]],
+        expect![[
+            r#"400 `messages[0].images[0]` is an image, but the model `tales` reads text only: it has no vision tower, and no projector (mmproj) was loaded with it. Use a model that sees, or add the projector of this one: put its mmproj file beside the model's file, or start the server with --mmproj FILE"#
+        ]],
     );
     chat(
         json!({"messages": [{"role": "user", "content": "Hi", "tool_calls": [{"function": {"name": "f"}}]}]}),
@@ -225,7 +227,9 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
     );
     generate(
         json!({"images": ["aGk="]}),
-        expect!["400 `images` is not supported: models here read text only"],
+        expect![
+            "400 `images[0]` is an image, but the model `tales` reads text only: it has no vision tower, and no projector (mmproj) was loaded with it. Use a model that sees, or add the projector of this one: put its mmproj file beside the model's file, or start the server with --mmproj FILE"
+        ],
     );
     generate(
         json!({"raw": true, "system": "Be brief"}),

@@ -34,7 +34,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         messages(json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])),
         expect![[
-            r#"400 invalid_request_error/invalid_value messages[0].content[0]: `messages[0].content[0]` is `image_url`: models here read text only"#
+            r#"400 invalid_request_error/invalid_value messages[0].content[0].image_url: `messages[0].content[0].image_url` is an image, but the model `tales` reads text only: it has no vision tower, and no projector (mmproj) was loaded with it. Use a model that sees, or add the projector of this one: put its mmproj file beside the model's file, or start the server with --mmproj FILE"#
         ]],
     );
     refused(

@@ -115,7 +115,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
         expect![[
-            r#"400 invalid_request_error/invalid_value input[0].content[0]: `input[0].content[0]` is `input_image`: models here read text only"#
+            r#"400 invalid_request_error/invalid_value input[0].content[0].image_url: `input[0].content[0].image_url` is missing"#
         ]],
     );
     refused(

@@ -33,7 +33,6 @@ use crate::{
     cli::{BatchTokensArg, RunOnArgs, ServeOptions, Speculate},
     devices::{Chosen, Devices},
     failure::{Failure, Outcome},
-    load,
     models::{EMBEDDED, Source},
     presets::Preset,
     projector::Projector,
@@ -317,7 +316,7 @@ impl ServedModels {
         let open = || {
             let path = library.path(record).map_err(|error| error.to_string())?;
             let name = record.name.short();
-            let source = Source::Library { name: name.clone(), path, defaults: Vec::new() };
+            let source = Source::Library { name: name.clone(), path };
             self.file(&name, &source).map_err(|failure| failure.message().to_owned())
         };
         let mut details = match missing.or(stored.err()) {

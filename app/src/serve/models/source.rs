@@ -11,7 +11,6 @@ use super::{ServedModels, failed, identity::Identity, unusable};
 use crate::{
     devices::Chosen,
     failure::Failure,
-    load,
     models::{EMBEDDED_FILE, Source},
     presets::Preset,
     serve::disk,

@@ -39,8 +39,6 @@ pub(crate) struct KvState {
     salt: Arc<[u8]>,
     /// Parent of the first block's key; `None` without a prefix cache, or for the empty salt.
     pub root: Option<BlockKey>,
-    /// The salt of the first block's key.
-    pub salt: Arc<[u8]>,
     /// Keys of the first full blocks: at least those of the prompt and of computed blocks. Empty without a prefix
     /// cache.
     pub keys: Vec<BlockKey>,
@@ -76,7 +74,6 @@ impl KvState {
             state: None,
             salt: salt.into(),
             root,
-            salt: salt.into(),
             keys,
             checkpoints: Vec::new(),
             newest_checkpoint: None,
@@ -93,7 +90,6 @@ impl KvState {
             state: None,
             salt: self.salt.clone(),
             root: self.root,
-            salt: self.salt.clone(),
             keys: self.keys.clone(),
             checkpoints: Vec::new(),
             newest_checkpoint: None,

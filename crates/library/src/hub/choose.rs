@@ -305,11 +305,11 @@ mod tests {
 
     #[test]
     fn the_sensible_quantization_is_taken_unless_one_is_named() {
-        check(&USUAL, None, expect!["Q4_K_M: m-Q4_K_M.gguf"]);
-        check(&USUAL, tag("q8_0"), expect!["Q8_0: m-Q8_0.gguf"]);
-        check(&USUAL, tag("latest"), expect!["Q4_K_M: m-Q4_K_M.gguf"]);
-        check(&USUAL, tag("m-Q2_K.gguf"), expect!["Q2_K: m-Q2_K.gguf"]);
-        check(&USUAL, Some(Choice::File("m-Q8_0.gguf".into())), expect!["Q8_0: m-Q8_0.gguf"]);
+        check(&USUAL, None, expect!["Q4_K_M: m-Q4_K_M.gguf mmproj-F16.gguf"]);
+        check(&USUAL, tag("q8_0"), expect!["Q8_0: m-Q8_0.gguf mmproj-F16.gguf"]);
+        check(&USUAL, tag("latest"), expect!["Q4_K_M: m-Q4_K_M.gguf mmproj-F16.gguf"]);
+        check(&USUAL, tag("m-Q2_K.gguf"), expect!["Q2_K: m-Q2_K.gguf mmproj-F16.gguf"]);
+        check(&USUAL, Some(Choice::File("m-Q8_0.gguf".into())), expect!["Q8_0: m-Q8_0.gguf mmproj-F16.gguf"]);
         check(&["a.q2_k.gguf", "a.q8_0.gguf"], None, expect!["Q8_0: a.q8_0.gguf"]);
         check(&["model.gguf"], None, expect!["latest: model.gguf"]);
         check(&["x-UD-IQ2_XXS.gguf"], None, expect!["IQ2_XXS: x-UD-IQ2_XXS.gguf"]);
@@ -400,11 +400,17 @@ mod tests {
             "b-Q8_0.gguf",
             "bigger/mmproj-Q4_0.gguf",
         ];
-        check(&files, tag("Q4_K_M"), expect![""]);
-        check(&files, tag("Q8_0"), expect![""]);
+        check(&files, tag("Q4_K_M"), expect!["Q4_K_M: big/a-Q4_K_M.gguf big/mmproj-a-F16.gguf"]);
+        check(&files, tag("Q8_0"), expect!["Q8_0: b-Q8_0.gguf mmproj-Q8_0.gguf"]);
         let files = ["a-Q4_K_M.gguf", "mmproj-f16.gguf", "mmproj-BF16.gguf", "mmproj-F32.gguf", "mmproj.txt"];
-        check(&files, None, expect![""]);
-        check(&["mmproj-F16.gguf"], None, expect![""]);
+        check(&files, None, expect!["Q4_K_M: a-Q4_K_M.gguf mmproj-BF16.gguf"]);
+        check(
+            &["mmproj-F16.gguf"],
+            None,
+            expect![
+                "o/r: it has neither a GGUF file nor a folder with config.json and model.safetensors or pytorch_model.bin"
+            ],
+        );
     }
 
     #[test]

@@ -224,7 +224,7 @@ pub async fn render_text(
 ) -> Result<Rendered, ApiError> {
     let lease = lease(state, caller, model, None, None).await?;
     let context = lease.handle.max_context();
-    rendered(state, caller, &lease, move |model, _| prompt.tokens(model, context)).await
+    rendered(state, caller, &lease, move |model, _| Ok(prompt.tokens(model, context)?.0)).await
 }
 
 async fn rendered(
