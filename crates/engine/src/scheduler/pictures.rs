@@ -71,7 +71,8 @@ impl Scheduler {
     pub fn encoder_time(&self) -> Duration {
         let decodes = self.running.iter().any(|sequence| !sequence.prefills());
         let steps = if decodes { 0.5 } else { 2.0 };
-        Duration::from_secs_f64(steps * self.step_time)
+        // Without readers, steps have no limit.
+        Duration::try_from_secs_f64(steps * self.step_time).unwrap_or(Duration::MAX)
     }
 }
 
