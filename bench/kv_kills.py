@@ -25,7 +25,7 @@ import threading
 import time
 
 BOUND = 48 << 20
-FILES = re.compile(r"lock|key|digests\.json|segment-[0-9a-f]{16}\.kv|model-[0-9a-f]{64}\.json|remove-[0-9a-f]{64}")
+FILES = re.compile(r"lock|leader|key|room-wanted|writing-[0-9a-f]{16}|digests\.json|segment-[0-9a-f]{16}\.kv|model-[0-9a-f]{64}\.json|remove-[0-9a-f]{64}")
 # A kill may come between the creation of a small file and its rename; the next one of that name replaces it.
 TEMPORARY = re.compile(r".*\.new")
 

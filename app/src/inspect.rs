@@ -38,7 +38,7 @@ pub fn inspect(
     terminal: Terminal,
 ) -> Outcome<()> {
     let source = Source::find(args.model.name.as_deref(), library)?;
-    let file = load::file(&source)?;
+    let file = args.projector.choice().open(&source, |line| terminal.note(line))?;
     let model = file.load(&LoadOptions { max_context: args.ctx });
     let model = model.as_ref().map_err(ToString::to_string);
     let memory = match &model {
@@ -74,6 +74,20 @@ fn summary(
     row("file", format!("{}, {}", file.format(), units::bytes(description.file_bytes)))?;
     row("architecture", file.architecture().unwrap_or("(none)").to_owned())?;
     row("parameters", format!("{} ({})", units::count(description.parameters), description.quantization))?;
+    match model.as_ref().ok().and_then(|model| model.vision.as_deref()) {
+        Some(vision) => {
+            let tower = &vision.tower.program;
+            let layers = units::plural(tower.layers.len(), "layer");
+            row("vision", format!("{}, {layers} of {} values", vision.projector_type(), tower.hidden))?;
+        }
+        None => {
+            let problem = model.as_ref().ok().and_then(|model| model.vision_problem.clone());
+            problem.map_or(Ok(()), |problem| row("vision", format!("not usable: {problem}")))?;
+        }
+    }
+    for path in file.files().iter().filter(|_| file.projector().is_some()).skip(1) {
+        row("projector", path.display().to_string())?;
+    }
     for Conversion { from, to, matrices, exact } in file.conversions() {
         let tensors = units::plural(matrices, "tensor");
         let loss = match (exact, to.is_quantized()) {

@@ -104,7 +104,14 @@ pub enum Context {
 /// # Errors
 /// The model is an encoder, invalid or not supported.
 pub fn writer(source: &Source, context: Context) -> Outcome<Arc<Model>> {
-    let file = file(source)?;
+    writer_of(&file(source)?, source, context)
+}
+
+/// As [`writer`], of a file that is open.
+///
+/// # Errors
+/// As of [`writer`].
+pub fn writer_of(file: &ModelFile, source: &Source, context: Context) -> Outcome<Arc<Model>> {
     if file.is_encoder() {
         let name = source.short_name();
         return Err(Failure::new(format!(
@@ -113,7 +120,7 @@ pub fn writer(source: &Source, context: Context) -> Outcome<Arc<Model>> {
         .hint("`paguro embed` computes vectors with it, and `paguro serve` offers them at /v1/embeddings"));
     }
     let max_context = match context {
-        Context::Default => Some(default_context(&file)),
+        Context::Default => Some(default_context(file)),
         Context::Trained => None,
         Context::Tokens(tokens) => Some(tokens),
     };

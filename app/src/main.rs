@@ -17,6 +17,7 @@ mod mcp;
 mod models;
 mod output;
 mod presets;
+mod projector;
 mod ps;
 mod quantize;
 mod rerank;

@@ -109,6 +109,14 @@ impl Source {
         }
     }
 
+    /// Returns the path of its file or folder; `None` for the embedded model.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Path(path) | Self::Library { path, .. } => Some(path),
+            Self::Embedded => None,
+        }
+    }
+
     /// Returns the model's name for status lines: for a file, its name without folders and extension.
     pub fn short_name(&self) -> String {
         match self {

@@ -141,11 +141,18 @@ fn embed_writes_vectors_in_the_order_of_the_input() {
     assert_eq!(bytes.len(), 128 + 2 * width * 4);
 
     let long = file("long.txt", format!("a\n{}\n", "word ".repeat(3000)).as_bytes());
-    let gap = file("gap.txt", b"a\n\nb\n");
+    // Blank lines have no vectors, and the others keep their numbers.
+    let gap = run(&["embed", "tales", &file("gap.txt", b"a\n\n \r\nb\n")]);
+    assert!(gap.err.starts_with("2 blank lines left out\n"), "{}", gap.err);
+    let lines: Vec<_> = gap.json_lines().iter().map(|one| one["line"].clone()).collect();
+    assert_eq!(lines, [1, 4]);
+    let blank = file("blank.txt", b"\n\n");
     let binary = file("binary.txt", b"a\n\xff\n");
     for (args, words) in [
         (vec![&*long], "long.txt:2 has 3"),
-        (vec![&*gap], "gap.txt:2 is empty"),
+        (vec![&*blank], "there are no texts, only 2 blank lines"),
+        (vec![&*blank, "--whole-files"], "blank.txt is empty"),
+        (vec![&*texts, "--output", "/dev/full"], "cannot write `/dev/full`"),
         (vec![&*binary], "binary.txt:2 is not UTF-8"),
         (vec![&*texts, "--prompt-name", "query"], "define no prompts"),
         (vec![&*texts, "--dimensions", "100000"], "--dimensions is 100000"),

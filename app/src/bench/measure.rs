@@ -1,6 +1,6 @@
 //! One measurement: requests through the engine, timed by the engine's events.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use paguro_engine::{DraftOptions, Event, Generation, Handle, MOST_DRAFTED, Replay, Request};
 
@@ -126,14 +126,25 @@ fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -
     }))
 }
 
-/// Returns the drafts of the answers to these prompts. Known answers are computed first.
+/// Returns the drafts of the answers to these prompts. Known answers are computed first, in steps of as many rows: with fast
+/// numerics, the last bits depend on their number.
 fn drafts(handle: &Handle, case: &Case, prompts: &[Vec<u32>], most: usize) -> Outcome<Vec<DraftOptions>> {
     let (thousandths, length) = match case.drafts {
         BenchDrafts::Off => return Ok(vec![DraftOptions::off(); prompts.len()]),
         BenchDrafts::Auto => return Ok(vec![DraftOptions::default(); prompts.len()]),
         BenchDrafts::Known { thousandths, length } => (thousandths, length),
     };
-    let submitted = prompts.iter().map(|prompt| submit(handle, prompt.clone(), most, DraftOptions::off()));
+    let tokens: Arc<[u32]> = vec![0; most].into();
+    let wrong = || match length {
+        None => DraftOptions::off(),
+        Some(length) => DraftOptions {
+            most: length,
+            eager: true,
+            replay: Some(Replay { tokens: tokens.clone(), chance: 1.0, seed: 0 }),
+            ..DraftOptions::default()
+        },
+    };
+    let submitted = prompts.iter().map(|prompt| submit(handle, prompt.clone(), most, wrong()));
     let lines = timelines(submitted.collect::<Outcome<Vec<_>>>()?)?;
     let known = lines.into_iter().enumerate().map(|(index, line)| {
         let (tokens, chance) = (line.answer.into(), f64::from(thousandths) / 1000.0);

@@ -136,10 +136,11 @@ impl FromStr for BenchDrafts {
             None => (text, None),
             Some((chance, length)) => (chance, Some(length)),
         };
-        let chance = chance.parse().ok().filter(|chance| (0.0..=1.0).contains(chance)).ok_or_else(wrong)?;
+        let chance =
+            chance.parse::<f64>().ok().filter(|chance| (0.0..=1.0).contains(chance)).ok_or_else(wrong)?;
         let within = |length: &usize| (1..=paguro_engine::MOST_DRAFTED).contains(length);
         let length = length.map(|length| length.parse().ok().filter(within).ok_or_else(wrong)).transpose()?;
-        Ok(Self::Known { thousandths: (1000.0 * chance as f64).round() as u16, length })
+        Ok(Self::Known { thousandths: (1000.0 * chance).round() as u16, length })
     }
 }
 
@@ -240,6 +241,15 @@ pub fn positive(text: &str) -> Result<usize, String> {
     match whole(text)? {
         0 => Err("must be at least 1".into()),
         n => Ok(n),
+    }
+}
+
+/// Parses a number of tokens of an image.
+pub fn image_tokens(text: &str) -> Result<u32, String> {
+    match whole(text)? {
+        0 => Err("must be at least 1".into()),
+        n @ 16_385.. => Err(format!("{n} tokens are more than 16384, which no model has for one image")),
+        n => u32::try_from(n).map_err(|_| format!("{n} is too large")),
     }
 }
 

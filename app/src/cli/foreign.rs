@@ -42,7 +42,8 @@ use Becomes::{CacheType, Format, GpuLayers, Nothing, NothingWithSwitch, NothingW
 use On::{Both, Measure, Run, Serve};
 
 const ADAPTERS: &str = "adapters (LoRA) are not supported by this version";
-const IMAGES: &str = "models read text only in this version";
+const PROJECTOR: &str =
+    "`paguro pull` downloads a projector with its model; --mmproj FILE names one on the disk";
 const DRAFTS: &str =
     "drafting with a second model is not supported by this version; --speculate auto drafts without one";
 const SPECULATION: &str =
@@ -139,8 +140,8 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
             "`run` shows all that the model writes; models have their own words for this, such as /no_think in a message to Qwen 3",
         ),
     ),
-    (Run, &["--image", "--mmproj", "-mm"], Refused(IMAGES)),
-    (Serve, &["--mmproj", "-mm", "--mmproj-url"], Refused(IMAGES)),
+    (Both, &["-mm"], Ours("--mmproj")),
+    (Both, &["--mmproj-url", "-mmu"], Refused(PROJECTOR)),
     // The model.
     (Both, &["-hf", "-hfr", "--hf-repo"], Ours("--model")),
     (

@@ -23,6 +23,8 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use paguro_engine::EngineOptions;
 
+use crate::projector::Projector;
+
 pub use bench::BenchArgs;
 pub use cache::{CacheArgs, CacheCommand};
 pub use choices::{
@@ -369,6 +371,25 @@ pub struct TokenizeArgs {
     pub json: bool,
 }
 
+/// The vision tower of a GGUF model.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ProjectorArgs {
+    /// The vision tower of a GGUF model, a projector [default: the mmproj file beside the model]
+    #[arg(long, value_name = "FILE")]
+    mmproj: Option<PathBuf>,
+
+    /// Load no vision tower: the model reads text only
+    #[arg(long, conflicts_with = "mmproj")]
+    no_mmproj: bool,
+}
+
+impl ProjectorArgs {
+    /// Returns the choice.
+    pub fn choice(&self) -> Projector {
+        Projector::new(self.mmproj.clone(), self.no_mmproj)
+    }
+}
+
 /// `paguro inspect`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
@@ -381,6 +402,10 @@ pub struct InspectArgs {
     /// See [`ModelArg`].
     #[command(flatten)]
     pub model: ModelArg,
+
+    /// See [`ProjectorArgs`].
+    #[command(flatten)]
+    pub projector: ProjectorArgs,
 
     /// Context for which the memory is computed [default: the model's trained context]
     #[arg(short, long, value_name = "TOKENS", value_parser = choices::positive)]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    AttentionArg, BatchTokensArg, GrammarArgs, KvDtypeArg, RunOnArgs, SamplingArgs, SpeculateArg, ThreadsArg,
-    choices,
+    AttentionArg, BatchTokensArg, GrammarArgs, KvDtypeArg, ProjectorArgs, RunOnArgs, SamplingArgs,
+    SpeculateArg, ThreadsArg, choices,
 };
 
 /// `paguro run`.
@@ -60,6 +60,14 @@ pub struct RunArgs {
     /// A file with the prompt
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
+
+    /// An image for the prompt, for models that see: PNG, JPEG, WebP or GIF; repeatable
+    #[arg(long = "image", value_name = "FILE", conflicts_with = "raw")]
+    pub images: Vec<String>,
+
+    /// See [`ProjectorArgs`].
+    #[command(flatten)]
+    pub projector: ProjectorArgs,
 
     /// The system message, for models with a chat template
     #[arg(long, value_name = "TEXT")]

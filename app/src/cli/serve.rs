@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
-use paguro_server::Alias;
+use paguro_server::{Alias, HostPattern, KvEncoding};
 use serde::{Deserialize, Deserializer};
 
 use super::{
@@ -154,6 +154,40 @@ pub struct ServeOptions {
     #[serde(rename = "cors-origin")]
     pub cors_origins: Vec<String>,
 
+    /// A host from which images at URLs are fetched, *.example.org for several, * for all public ones; repeatable [default: none]
+    #[arg(
+        long = "image-urls",
+        env = "PAGURO_IMAGE_URLS",
+        value_name = "HOST",
+        value_delimiter = ',',
+        help_heading = "Images"
+    )]
+    pub image_urls: Vec<HostPattern>,
+
+    /// The vision tower of the MODEL, a projector [default: the mmproj file beside a model]
+    #[arg(long, env = "PAGURO_MMPROJ", value_name = "FILE", help_heading = "Images")]
+    pub mmproj: Option<PathBuf>,
+
+    /// Load no vision towers: all models read text only
+    #[arg(
+        long,
+        env = "PAGURO_NO_MMPROJ",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+        help_heading = "Images"
+    )]
+    pub no_mmproj: Option<bool>,
+
+    /// Maximum tokens of an image; its level of detail cannot exceed this [default: the model's, at most 1024]
+    #[arg(long, env = "PAGURO_IMAGE_MAX_TOKENS", value_name = "TOKENS", help_heading = "Images", value_parser = choices::image_tokens)]
+    pub image_max_tokens: Option<u32>,
+
+    /// Minimum tokens of an image, to which small ones are enlarged [default: the model's]
+    #[arg(long, env = "PAGURO_IMAGE_MIN_TOKENS", value_name = "TOKENS", help_heading = "Images", value_parser = choices::image_tokens)]
+    pub image_min_tokens: Option<u32>,
+
     /// Refuse every field that has no effect, instead of naming it in the answer's `X-Paguro-Ignored`
     #[arg(
         long,
@@ -233,6 +267,11 @@ pub struct ServeOptions {
     /// Time that running requests may take after the server was stopped [default: 10s]
     #[arg(long, env = "PAGURO_SHUTDOWN_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub shutdown_timeout: Option<Time>,
+
+    /// Time for which a stopped server answers new requests with 503 at least, so that routers notice before its port is
+    /// closed [default: 0s]
+    #[arg(long, env = "PAGURO_DRAIN_TIME", value_name = "TIME", help_heading = "Listening")]
+    pub drain_time: Option<Time>,
 
     /// Do not serve the page at `/`
     #[arg(
@@ -323,9 +362,37 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_KV_EVENTS_REPLAY", value_name = "ENDPOINT", help_heading = "Models")]
     pub kv_events_replay: Option<String>,
 
-    /// First part of each of these messages; {model} in it is the model's name [default: empty]
+    /// First part of each of these messages; {model} in it is the model's name, {address} that of the socket [default:
+    /// kv@{address}@{model}]
     #[arg(long, env = "PAGURO_KV_EVENTS_TOPIC", value_name = "TEXT", help_heading = "Models")]
     pub kv_events_topic: Option<String>,
+
+    /// Form of these events: map, as in vLLM since 0.24, or array, as before [default: map]
+    #[arg(
+        long,
+        value_enum,
+        env = "PAGURO_KV_EVENTS_ENCODING",
+        hide_possible_values = true,
+        value_name = "map|array",
+        help_heading = "Models"
+    )]
+    pub kv_events_encoding: Option<KvEventsEncoding>,
+
+    /// Answer /metrics, /load, /server_info and /v1/models without a key, for routers and monitoring that have none
+    #[arg(
+        long,
+        env = "PAGURO_PUBLIC_METRICS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+        help_heading = "Listening"
+    )]
+    pub public_metrics: Option<bool>,
+
+    /// `owned_by` of the models in /v1/models, by which some routers recognize a server: vllm [default: paguro]
+    #[arg(long, env = "PAGURO_OWNED_BY", value_name = "NAME", help_heading = "Listening")]
+    pub owned_by: Option<String>,
 
     /// Requests that share computed prefixes: those of one key, or all; without keys there is no difference [default:
     /// keys]
@@ -414,6 +481,11 @@ impl ServeOptions {
             socket: self.socket.or(weaker.socket),
             allow_hosts: or_list(self.allow_hosts, weaker.allow_hosts),
             cors_origins: or_list(self.cors_origins, weaker.cors_origins),
+            image_urls: or_list(self.image_urls, weaker.image_urls),
+            mmproj: self.mmproj.or(weaker.mmproj),
+            no_mmproj: self.no_mmproj.or(weaker.no_mmproj),
+            image_max_tokens: self.image_max_tokens.or(weaker.image_max_tokens),
+            image_min_tokens: self.image_min_tokens.or(weaker.image_min_tokens),
             strict: self.strict.or(weaker.strict),
             refuse_token_ids: self.refuse_token_ids.or(weaker.refuse_token_ids),
             aliases: or_list(self.aliases, weaker.aliases),
@@ -428,6 +500,7 @@ impl ServeOptions {
             write_timeout: self.write_timeout.or(weaker.write_timeout),
             request_timeout: self.request_timeout.or(weaker.request_timeout),
             shutdown_timeout: self.shutdown_timeout.or(weaker.shutdown_timeout),
+            drain_time: self.drain_time.or(weaker.drain_time),
             no_ui: self.no_ui.or(weaker.no_ui),
             open: self.open.or(weaker.open),
             memory: self.memory.or(weaker.memory),
@@ -440,6 +513,9 @@ impl ServeOptions {
             kv_events: self.kv_events.or(weaker.kv_events),
             kv_events_replay: self.kv_events_replay.or(weaker.kv_events_replay),
             kv_events_topic: self.kv_events_topic.or(weaker.kv_events_topic),
+            kv_events_encoding: self.kv_events_encoding.or(weaker.kv_events_encoding),
+            public_metrics: self.public_metrics.or(weaker.public_metrics),
+            owned_by: self.owned_by.or(weaker.owned_by),
             kv_host: self.kv_host.or(weaker.kv_host),
             kv_disk: self.kv_disk.or(weaker.kv_disk),
             kv_disk_dir: self.kv_disk_dir.or(weaker.kv_disk_dir),
@@ -494,6 +570,25 @@ pub enum LogFormat {
     Text,
     /// One JSON object per line.
     Json,
+}
+
+/// Values of `--kv-events-encoding`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum KvEventsEncoding {
+    /// Maps with names.
+    Map,
+    /// Arrays in the order of the fields.
+    Array,
+}
+
+impl From<KvEventsEncoding> for KvEncoding {
+    fn from(encoding: KvEventsEncoding) -> Self {
+        match encoding {
+            KvEventsEncoding::Map => Self::Map,
+            KvEventsEncoding::Array => Self::Array,
+        }
+    }
 }
 
 /// Values of `--share-prefixes`.

@@ -11,6 +11,7 @@ use super::{
     answer::{Answer, follow},
     commands::{self, Entry},
     editor::ChatEditor,
+    images::{self, Attachment},
     progress,
     prompt::{Conversation, Role, Style},
     refused, sampling, saved,
@@ -72,6 +73,9 @@ impl<'a> Chat<'a> {
     /// # Errors
     /// The terminal cannot be read, or an answer cannot be printed.
     pub fn run(&mut self, history: Option<&Path>) -> Outcome<()> {
+        for image in &self.invocation.args.images {
+            self.attach(image);
+        }
         let values = self.values().into_iter().map(|(name, _)| name);
         let values = values.chain(["system", "verbose"].map(str::to_owned)).collect();
         let mut editor = ChatEditor::new(history, values, self.model_names())?;
@@ -124,6 +128,7 @@ impl<'a> Chat<'a> {
                 });
                 self.report(loaded);
             }
+            Entry::Image(path) => self.attach(&path),
             Entry::Model(None) => self.note(&format!("The model is {}.", self.running.name)),
             Entry::Model(Some(name)) => {
                 let running = self.invocation.open(&name).map(|running| {
@@ -198,7 +203,7 @@ impl<'a> Chat<'a> {
     /// Replaces the last answer by a new one.
     fn regenerate(&mut self) -> Outcome<()> {
         let before = self.conversation.take_back(Role::Assistant);
-        if !matches!(self.conversation.turns().last(), Some((Role::User, _))) {
+        if self.conversation.turns().last().is_none_or(|turn| turn.role != Role::User) {
             if let Some(before) = before {
                 self.conversation.answer(before);
             }
@@ -214,6 +219,20 @@ impl<'a> Chat<'a> {
             self.conversation.answer(before);
         }
         Ok(())
+    }
+
+    /// Adds an image to the next message.
+    fn attach(&mut self, path: &str) {
+        let model = &self.running.loaded.model;
+        let image = images::check(model, &self.running.name).and_then(|()| Attachment::read(path));
+        match image {
+            Ok(image) => {
+                self.conversation.attach(image);
+                let images = units::plural(self.conversation.attached(), "image");
+                self.note(&format!("The next message has {images}."));
+            }
+            Err(failure) => self.say(&failure),
+        }
     }
 
     fn undo(&mut self) {
@@ -239,6 +258,13 @@ impl<'a> Chat<'a> {
             self.conversation.lasting_tokens(&loaded.model, self.running.style, tokens.len());
         let mut request = sampling::request(tokens, &self.sampling, &loaded.model);
         request.lasting_tokens = lasting_tokens;
+        request.pictures = match self.conversation.pictures(&loaded.model, &request.prompt) {
+            Ok(pictures) => pictures,
+            Err(failure) => {
+                self.say(&failure);
+                return Ok(false);
+            }
+        };
         request.constraint = self.running.constraint.clone();
         let seed = (request.sampling.temperature > 0.0).then_some(request.sampling.seed);
         let mut reading = progress::reading(&self.invocation.terminal, &loaded.handle, request.prompt.len());

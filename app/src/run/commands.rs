@@ -15,6 +15,8 @@ pub enum Entry {
     Save(String),
     /// `/load FILE`
     Load(String),
+    /// `/image FILE`
+    Image(String),
     /// `/model NAME`, or no name to show the model.
     Model(Option<String>),
     /// `/system TEXT`, or no text to remove it.
@@ -54,12 +56,13 @@ pub struct Command {
 }
 
 /// All commands.
-const COMMANDS: [Command; 11] = [
+const COMMANDS: [Command; 12] = [
     Command { names: &["clear", "reset", "new"], arguments: "", help: "forget the conversation" },
     Command { names: &["regenerate", "retry"], arguments: "", help: "answer the last message again" },
     Command { names: &["undo"], arguments: "", help: "remove the last message and its answer" },
     Command { names: &["save"], arguments: "FILE", help: "write the conversation into a JSON file" },
     Command { names: &["load"], arguments: "FILE", help: "load a conversation from such a file" },
+    Command { names: &["image"], arguments: "FILE", help: "add an image to the next message" },
     Command {
         names: &["model"],
         arguments: "[NAME]",
@@ -131,6 +134,12 @@ pub fn prefix<'a>(
     }
 }
 
+/// Returns a file's name without quotation marks, which terminals add to names that are dropped into them.
+fn unquoted(file: &str) -> &str {
+    let inner = |mark: char| file.strip_prefix(mark)?.strip_suffix(mark);
+    inner('\'').or_else(|| inner('"')).unwrap_or(file)
+}
+
 /// Returns the main name of the command `given`.
 fn command(given: &str) -> Result<&'static str, String> {
     let all = COMMANDS.iter().flat_map(|command| command.names).copied();
@@ -182,6 +191,8 @@ impl Entry {
             ("save" | "load", None) => {
                 Self::Wrong(format!("`/{command}` needs a file: /{command} chat.json"))
             }
+            ("image", Some(file)) => Self::Image(unquoted(&file).to_owned()),
+            ("image", None) => Self::Wrong("`/image` needs a file: /image photo.jpg".to_owned()),
             ("model", name) => Self::Model(name),
             ("system", text) => Self::System(text),
             ("set", None) => Self::Values,

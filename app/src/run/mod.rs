@@ -5,6 +5,7 @@ mod chat;
 mod commands;
 mod editor;
 mod grammar;
+mod images;
 mod once;
 mod preset;
 mod progress;
@@ -98,6 +99,9 @@ pub fn run(
     recorded.complete(&mut completed);
     // Errors of the model are reported before input is read.
     let opened = Invocation { args: &completed, ..invocation }.open_source(&source)?;
+    if !args.images.is_empty() {
+        images::check(&opened.model, &source.short_name())?;
+    }
     let has_begun = session.as_ref().is_some_and(|session| session.conversation != Conversation::default());
     if matches!(opened.style, Style::Chat) && !has_begun {
         completed.system = completed.system.or(recorded.system);
@@ -203,7 +207,8 @@ impl Invocation<'_> {
             Some(tokens) => load::Context::Tokens(tokens),
         };
         let weights = self.session.and_then(|session| session.weights(source));
-        let model = load::writer(source, context)?;
+        let file = self.args.projector.choice().open(source, |line| self.terminal.note(line))?;
+        let model = load::writer_of(&file, source, context)?;
         let style = Style::new(&model, self.args.raw, self.args.system.as_deref())?;
         if self.session.is_some() && matches!(style, Style::Raw(_)) {
             let failure = Failure::usage("the model has no chat template, so it has no conversations");
@@ -297,6 +302,7 @@ fn start(
         max_batch_tokens: args.batch.or_default(args.branches),
         // No reader waits for steps.
         step_time: Duration::MAX,
+        max_image_tokens: Some(images::MOST_TOKENS),
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
         speculate: args.speculate.speculate == Speculate::Auto,

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::{
     Invocation, Running,
     answer::{Answer, Piece, follow},
+    images::Attachment,
     progress, refused, sampling,
 };
 use crate::{
@@ -25,9 +26,13 @@ pub fn answer(invocation: Invocation<'_>, running: &Running, prompt: String) -> 
     let Running { name, loaded, style, constraint, .. } = running;
     let model = &loaded.model;
     let mut conversation = invocation.conversation();
+    for image in &args.images {
+        conversation.attach(Attachment::read(image)?);
+    }
     conversation.ask(prompt);
     let mut request = sampling::request(conversation.tokens(model, *style)?, &args.sampling, model);
     request.lasting_tokens = conversation.lasting_tokens(model, *style, request.prompt.len());
+    request.pictures = conversation.pictures(model, &request.prompt)?;
     request.branches = args.branches;
     request.logprobs = args.logprobs;
     request.constraint = constraint.clone();

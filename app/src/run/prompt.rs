@@ -1,7 +1,14 @@
 //! Prompts: a conversation through its chat template, or plain text.
 
-use paguro_model::{Model, chat::ChatInput, tokenizer::SpecialTokens};
+use paguro_engine::Picture;
+use paguro_model::{
+    Model,
+    chat::{ChatInput, ChatPrompt},
+    tokenizer::SpecialTokens,
+};
+use serde_json::{Value, json};
 
+use super::images::{self, Attachment, Images};
 use crate::failure::{Failure, Outcome};
 
 /// Hint for problems of a template.
@@ -59,23 +66,47 @@ impl Role {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conversation {
     system: Option<String>,
-    turns: Vec<(Role, String)>,
+    turns: Vec<Turn>,
+    /// Images for the next message of the user.
+    attached: Vec<Attachment>,
+}
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Its author.
+    pub role: Role,
+    /// Its text.
+    pub text: String,
+    /// Images before the text.
+    pub images: Vec<Attachment>,
 }
 
 impl Conversation {
     /// Creates an empty conversation.
     pub fn new(system: Option<String>) -> Self {
-        Self { system, turns: Vec::new() }
+        Self { system, ..Self::default() }
     }
 
     /// Adds a message.
     pub fn push(&mut self, role: Role, text: String) {
-        self.turns.push((role, text));
+        self.turns.push(Turn { role, text, images: Vec::new() });
     }
 
-    /// Adds the user's message.
+    /// Adds an image to the next message of the user.
+    pub fn attach(&mut self, image: Attachment) {
+        self.attached.push(image);
+    }
+
+    /// Returns the number of images of the next message.
+    pub fn attached(&self) -> usize {
+        self.attached.len()
+    }
+
+    /// Adds the user's message with the attached images.
     pub fn ask(&mut self, text: String) {
-        self.push(Role::User, text);
+        let images = std::mem::take(&mut self.attached);
+        self.turns.push(Turn { role: Role::User, text, images });
     }
 
     /// Adds the model's answer.
@@ -85,7 +116,7 @@ impl Conversation {
 
     /// Removes the last message if it has this role, and returns its text.
     pub fn take_back(&mut self, role: Role) -> Option<String> {
-        self.turns.pop_if(|(last, _)| *last == role).map(|(_, text)| text)
+        self.turns.pop_if(|last| last.role == role).map(|turn| turn.text)
     }
 
     /// Drops the oldest question and its answer. Returns false if only the current question is left.
@@ -108,8 +139,8 @@ impl Conversation {
     }
 
     /// Returns the messages in order, without the system message.
-    pub fn turns(&self) -> impl Iterator<Item = (Role, &str)> {
-        self.turns.iter().map(|(role, text)| (*role, text.as_str()))
+    pub fn turns(&self) -> impl Iterator<Item = &Turn> {
+        self.turns.iter()
     }
 
     /// Returns the system message.
@@ -118,9 +149,15 @@ impl Conversation {
     }
 
     fn input(&self) -> ChatInput {
-        let system = self.system.iter().map(|text| ("system", text.as_str()));
-        let turns = self.turns().map(|(role, text)| (role.name(), text));
-        ChatInput::from_turns(system.chain(turns))
+        let message = |role: &str, content: Value| json!({"role": role, "content": content});
+        let system = self.system.iter().map(|text| message("system", text.as_str().into()));
+        let turns = self.turns.iter();
+        let turns = turns.map(|turn| message(turn.role.name(), images::content(&turn.text, &turn.images)));
+        ChatInput::new(system.chain(turns).collect())
+    }
+
+    fn images(&self, model: &Model) -> Outcome<Option<Images<'_>>> {
+        Images::new(model, self.turns.iter().flat_map(|turn| &turn.images))
     }
 
     /// Returns how many of the conversation's `tokens` tokens stay a prefix of its next turns, if the model has states;
@@ -129,9 +166,35 @@ impl Conversation {
         let template = model.chat_template.as_ref();
         let template =
             template.filter(|_| matches!(style, Style::Chat) && !model.program.state.is_empty())?;
-        let input = self.input();
-        let prompt = template.prompt(&input, &model.tokenizer).ok()?;
+        let prompt = self.render(model, |input| {
+            template.prompt(input, &model.tokenizer).map_err(|error| Failure::from_error(&error))
+        });
+        let (input, prompt) = prompt.ok()?;
         Some(template.lasting_tokens(&input, &prompt, tokens, &model.tokenizer))
+    }
+
+    /// Returns the images of a prompt of these tokens.
+    ///
+    /// # Errors
+    /// An image is damaged.
+    pub fn pictures(&self, model: &Model, tokens: &[u32]) -> Outcome<Vec<Picture>> {
+        self.images(model)?.map_or(Ok(Vec::new()), |images| images.pictures(tokens))
+    }
+
+    /// Renders the conversation, and returns the form that the template supports.
+    fn render(
+        &self,
+        model: &Model,
+        render: impl Fn(&ChatInput) -> Outcome<ChatPrompt>,
+    ) -> Outcome<(ChatInput, ChatPrompt)> {
+        let input = self.input();
+        match self.images(model)? {
+            Some(images) => images.render(&input, render),
+            None => {
+                let prompt = render(&input)?;
+                Ok((input, prompt))
+            }
+        }
     }
 
     /// Returns the tokens of the prompt.
@@ -141,14 +204,22 @@ impl Conversation {
     pub fn tokens(&self, model: &Model, style: Style) -> Outcome<Vec<u32>> {
         match (style, &model.chat_template) {
             (Style::Chat, Some(template)) => {
-                let prompt = template.prompt(&self.input(), &model.tokenizer);
-                let prompt = prompt.map_err(|error| Failure::from_error(&error).hint(WITHOUT_TEMPLATE))?;
+                let (_, prompt) = self.render(model, |input| {
+                    let prompt = template.prompt(input, &model.tokenizer);
+                    prompt.map_err(|error| Failure::from_error(&error).hint(WITHOUT_TEMPLATE))
+                })?;
+                let images = self.images(model)?;
+                let prompt = images.map_or_else(|| prompt.clone(), |images| images.expand(&prompt));
                 Ok(model.tokenizer.encode_chat(&prompt))
+            }
+            _ if self.turns.last().is_some_and(|turn| !turn.images.is_empty()) => {
+                Err(Failure::usage("a prompt without a chat template has no place for images")
+                    .hint("leave out --raw"))
             }
             (style, _) => {
                 let special = if let Style::Raw(special) = style { special } else { SpecialTokens::AsText };
                 // Without a template there are no turns; only the last text is used.
-                let text = self.turns.last().map_or("", |(_, text)| text);
+                let text = self.turns.last().map_or("", |turn| &turn.text);
                 Ok(model.tokenizer.encode_prompt(text, special))
             }
         }

@@ -4,7 +4,10 @@ use std::{fs, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use super::prompt::{Conversation, Role};
+use super::{
+    images::Attachment,
+    prompt::{Conversation, Role},
+};
 use crate::failure::{Failure, Outcome};
 use crate::tokenize::without_mark;
 
@@ -22,6 +25,9 @@ struct Saved {
 struct Message {
     role: String,
     content: String,
+    /// Files of its images.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    images: Vec<String>,
 }
 
 /// Writes a conversation, and returns the number of its messages. A file that is not a conversation is not overwritten.
@@ -42,9 +48,13 @@ pub fn save(path: &Path, model: &str, conversation: &Conversation) -> Outcome<us
 
 /// Returns a conversation as the text of a file.
 pub fn to_text(model: &str, conversation: &Conversation) -> String {
-    let message = |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
-    let system = conversation.system().map(|text| message("system", text));
-    let turns = conversation.turns().map(|(role, text)| message(role.name(), text));
+    let message = |role: &str, content: &str, images: &[Attachment]| Message {
+        role: role.to_owned(),
+        content: content.to_owned(),
+        images: images.iter().map(|image| image.path.clone()).collect(),
+    };
+    let system = conversation.system().map(|text| message("system", text, &[]));
+    let turns = conversation.turns().map(|turn| message(turn.role.name(), &turn.text, &turn.images));
     let messages: Vec<_> = system.into_iter().chain(turns).collect();
     let saved = Saved { model: model.to_owned(), messages };
     serde_json::to_string_pretty(&saved).expect("texts are JSON") + "\n"
@@ -79,10 +89,15 @@ pub fn load_with_model(path: &Path) -> Outcome<(String, Conversation)> {
     };
     let saved: Saved = serde_json::from_str(&text).map_err(|error| strange(error.to_string()))?;
     let mut conversation = Conversation::default();
-    for (index, Message { role, content }) in saved.messages.into_iter().enumerate() {
+    for (index, Message { role, content, images }) in saved.messages.into_iter().enumerate() {
         match (role.as_str(), index) {
             ("system", 0) => conversation = Conversation::new(Some(content)),
-            ("user", _) => conversation.push(Role::User, content),
+            ("user", _) => {
+                for image in images {
+                    conversation.attach(Attachment::read(&image)?);
+                }
+                conversation.ask(content);
+            }
             ("assistant", _) => conversation.push(Role::Assistant, content),
             _ => return Err(strange(format!("message {index} has the role `{role}`"))),
         }

@@ -1,4 +1,4 @@
-//! The store of K and V on disk that the server's models share.
+//! The store of K and V on disk that the server's models share, also with other servers.
 
 use std::{
     path::{Path, PathBuf},
@@ -42,7 +42,7 @@ pub fn open(options: &ServeOptions, settings: &LibrarySettings) -> Option<Arc<St
         return None;
     }
     let notice = |line: &str| tracing::warn!("{line}");
-    match Store::open(&dir, StoreOptions { notice, ..StoreOptions::new(bound) }) {
+    match Store::open(&dir, StoreOptions { notice, is_shared: true, ..StoreOptions::new(bound) }) {
         Ok(store) => {
             let stats = store.stats();
             let (used, bound) = (units::bytes(stats.bytes), units::bytes(bound));
@@ -57,7 +57,8 @@ pub fn open(options: &ServeOptions, settings: &LibrarySettings) -> Option<Arc<St
         }
         Err(error @ StoreError::InUse { .. }) => {
             tracing::warn!(
-                "{error}; this server keeps its cache in memory only, or use another --kv-disk-dir"
+                "{error}, which does not share it: an older version, or `paguro cache`; this server keeps its cache in memory \
+                 only, or use another --kv-disk-dir"
             );
             None
         }

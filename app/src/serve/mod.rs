@@ -19,8 +19,8 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use paguro_engine::HostMemory;
 use paguro_server::{
-    BindError, HttpLimits, KeyFile, KvEvents, KvEventsSettings, LibraryService, Listen, Listening,
-    ModelSource, Residency, Server, ServerSettings,
+    BindError, HttpLimits, ImageSettings, KeyFile, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher, KvReceiver,
+    LibraryService, Listen, Listening, ModelSource, Residency, Server, ServerSettings,
 };
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -65,19 +65,44 @@ fn host_memory(options: &ServeOptions, on_gpu: bool) -> Option<Arc<HostMemory>> 
 /// Addresses of the publisher of prefix-cache events, if it is enabled.
 ///
 /// # Errors
-/// A replay or a topic of events that are not published.
+/// A replay, a topic or an encoding of events that are not published.
 fn kv_events(options: &ServeOptions) -> Outcome<Option<KvEventsSettings>> {
     let (replay, topic) = (options.kv_events_replay.clone(), options.kv_events_topic.clone());
     let Some(endpoint) = options.kv_events.clone() else {
-        let flag = match (replay, topic) {
-            (Some(_), _) => "--kv-events-replay",
-            (None, Some(_)) => "--kv-events-topic",
-            (None, None) => return Ok(None),
-        };
+        let flags = [
+            ("--kv-events-replay", replay.is_some()),
+            ("--kv-events-topic", topic.is_some()),
+            ("--kv-events-encoding", options.kv_events_encoding.is_some()),
+        ];
+        let Some((flag, _)) = flags.into_iter().find(|(_, is_set)| *is_set) else { return Ok(None) };
         let failure = Failure::usage(format!("{flag} needs --kv-events"));
         return Err(failure.hint("--kv-events tcp://127.0.0.1:5557 publishes events"));
     };
-    Ok(Some(KvEventsSettings { endpoint, replay, topic: topic.unwrap_or_default() }))
+    let topic = topic.unwrap_or_else(|| KvEventsSettings::TOPIC.to_owned());
+    let encoding = options.kv_events_encoding.map(Into::into).unwrap_or_default();
+    Ok(Some(KvEventsSettings { endpoint, replay, topic, encoding }))
+}
+
+/// Binds the sockets of events, and warns about those that all can reach.
+///
+/// # Errors
+/// An address that cannot be bound.
+fn bind_kv_events(
+    receiver: KvReceiver,
+    settings: KvEventsSettings,
+) -> Outcome<(KvPublisher, KvEventsPlaces)> {
+    let (publisher, places) = receiver.bind(settings).map_err(|error| {
+        Failure::new(error).hint("--kv-events names an address like tcp://127.0.0.1:5557")
+    })?;
+    tracing::info!(place = places.endpoint, replay = places.replay, topic = places.topic, "KV events");
+    for address in publisher.open_to_all() {
+        tracing::warn!(
+            %address,
+            "KV events need no key and contain tokens of prompts, and this socket accepts connections at every address of \
+             this machine; bind an address that only routers reach, such as tcp://10.0.0.5:5557"
+        );
+    }
+    Ok((publisher, places))
 }
 
 /// Serves until it is stopped.
@@ -119,12 +144,13 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
     let library = service.as_ref().map(|service| service.library.clone());
     let store = disk::open(&options, &program.library);
     let host = host_memory(&options, on_gpu);
-    let (events, receiver) = match kv_events(&options)? {
+    let (events, publisher, event_places) = match kv_events(&options)? {
         Some(settings) => {
             let (events, receiver) = KvEvents::new();
-            (Some(events), Some((receiver, settings)))
+            let (publisher, places) = bind_kv_events(receiver, settings)?;
+            (Some(events), Some(publisher), Some(places))
         }
-        None => (None, None),
+        None => (None, None, None),
     };
     let models = ServedModels::new(
         &options,
@@ -140,25 +166,14 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
     warn_without_keys(&settings);
     settings.aliases = models.aliases(&options.aliases)?;
     settings.devices.push(shown_device);
+    settings.kv_events = event_places;
     settings.shown = shown::settings(&args.given, &config, &options, &settings);
     let (opens_page, has_page) = (options.open.unwrap_or(false), settings.ui);
     let bound = Server::new(settings, models.clone(), service).at(listening);
 
     let served = runtime.block_on(async {
         let (stop, cut) = stop_signals()?;
-        if let Some((receiver, settings)) = receiver {
-            let bound = receiver.bind(settings);
-            let (publisher, place, replay) = bound.map_err(|error| {
-                Failure::new(error).hint("--kv-events names an address like tcp://127.0.0.1:5557")
-            })?;
-            tracing::info!(place, replay, "KV events");
-            for address in publisher.open_to_all() {
-                tracing::warn!(
-                    %address,
-                    "KV events need no key and contain tokens of prompts, and this socket accepts connections at every address of \
-                     this machine; bind an address that only routers reach, such as tcp://10.0.0.5:5557"
-                );
-            }
+        if let Some(publisher) = publisher {
             publisher.start()?;
         }
         let mut out = Output::new();
@@ -337,6 +352,12 @@ fn server_settings(
             connections,
             connections_per_client: options.max_connections_per_client.unwrap_or((connections / 4).max(1)),
         },
+        images: ImageSettings {
+            hosts: options.image_urls.clone(),
+            min_tokens: options.image_min_tokens,
+            max_tokens: options.image_max_tokens,
+            ..ImageSettings::default()
+        },
         keys,
         api_keys: options.api_keys.clone(),
         hosts: options.allow_hosts.clone(),
@@ -351,6 +372,10 @@ fn server_settings(
         ui: !options.no_ui.unwrap_or(false),
         shown: Vec::new(),
         devices: Vec::new(),
+        kv_events: None,
+        public_metrics: options.public_metrics == Some(true),
+        owned_by: options.owned_by.clone().unwrap_or_else(|| "paguro".to_owned()),
+        drain_time: options.drain_time.map_or(Duration::ZERO, |time| time.0),
         shutdown_time: options.shutdown_timeout.map_or(Duration::from_secs(10), |time| time.0),
     }
 }

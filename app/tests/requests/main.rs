@@ -144,9 +144,13 @@ fn server(home: &Path) -> Router {
         mcp: Vec::new(),
         release_memory: || {},
         shutdown_time: Duration::ZERO,
+        drain_time: Duration::ZERO,
         ui: false,
         shown: Vec::new(),
         devices: Vec::new(),
+        kv_events: None,
+        public_metrics: false,
+        owned_by: "paguro".to_owned(),
     };
     let library = LibraryService::new(library.into(), hub.into(), inspect);
     Server::new(settings, Arc::new(Tales), Some(library)).router()

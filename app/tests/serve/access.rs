@@ -157,6 +157,7 @@ fn every_route_accepts_the_senders_of_its_effect() {
           POST /detokenize
           POST /embed
           POST /embed_sparse
+          POST /inference/v1/generate
           POST /infill
           POST /predict
           POST /rerank
@@ -164,14 +165,17 @@ fn every_route_accepts_the_senders_of_its_effect() {
           POST /similarity
           POST /tokenize
           POST /v1/chat/completions
+          POST /v1/chat/completions/render
           POST /v1/classify
           POST /v1/completions
+          POST /v1/completions/render
           POST /v1/embed
           POST /v1/embeddings
           POST /v1/messages
           POST /v1/messages/count_tokens
           POST /v1/rerank
           POST /v1/responses
+          POST /v1/responses/render
           GET /v1/responses/{id}
           DELETE /v1/responses/{id}
           POST /v1/score
@@ -182,13 +186,19 @@ fn every_route_accepts_the_senders_of_its_effect() {
           GET /api/ps
           GET /api/tags
           GET /api/version
+          GET /get_load
+          GET /get_server_info
           GET /health
           GET /info
+          GET /load
+          GET /loads
           GET /metrics
           GET /props
           GET /ready
+          GET /server_info
           GET /status
           GET /tokenizer_info
+          GET /v1/loads
           GET /v1/models
           GET /v1/models/{model}
           GET /version
@@ -249,13 +259,19 @@ fn a_key_proves_as_much_as_the_token_of_the_page() {
           POST /detokenize
           POST /embed
           POST /embed_sparse
+          GET /get_load
+          GET /get_server_info
+          POST /inference/v1/generate
           POST /infill
           GET /info
+          GET /load
+          GET /loads
           GET /metrics
           POST /predict
           GET /props
           POST /rerank
           POST /score
+          GET /server_info
           POST /similarity
           GET /status
           POST /tokenize
@@ -277,16 +293,20 @@ fn a_key_proves_as_much_as_the_token_of_the_page() {
           POST /ui/v1/tools/servers
           DELETE /ui/v1/tools/servers/{name}
           POST /v1/chat/completions
+          POST /v1/chat/completions/render
           POST /v1/classify
           POST /v1/completions
+          POST /v1/completions/render
           POST /v1/embed
           POST /v1/embeddings
+          GET /v1/loads
           POST /v1/messages
           POST /v1/messages/count_tokens
           GET /v1/models
           GET /v1/models/{model}
           POST /v1/rerank
           POST /v1/responses
+          POST /v1/responses/render
           GET /v1/responses/{id}
           DELETE /v1/responses/{id}
           POST /v1/score

@@ -60,10 +60,20 @@ fn a_killed_server_goes_on_where_it_was() {
         let server = start(dir.path(), &[]);
         let answer = complete(&server, json!({}));
         wait_until_written(&server);
-        // Another process keeps its hands off.
+        // Another process reads what the first one has computed, with the same bits, and adds to it.
         let other = start(dir.path(), &[]);
-        assert_eq!(complete(&other, json!({})), (answer.0.clone(), [0, 0]));
-        assert_eq!(other.get("/status").ok()["models"][0]["disk"], Value::Null);
+        let (bits, [cached, from_disk]) = complete(&other, json!({}));
+        assert_eq!(bits, answer.0);
+        assert!(from_disk >= 320 && cached == from_disk, "{cached} tokens, {from_disk} from the disk");
+        let mut salts = 0..100;
+        wait_for(|| {
+            let salt = salts.next().unwrap();
+            assert_eq!(complete(&other, json!({"cache_salt": salt.to_string()})).1, [0, 0]);
+            wait_until_written(&other);
+            // The other servers look for new files every second.
+            thread::sleep(Duration::from_millis(1500));
+            complete(&server, json!({"cache_salt": salt.to_string()})).1[1] > 0
+        });
         answer
         // Both are killed here, without a chance to write anything.
     };
@@ -231,7 +241,7 @@ fn the_cache_of_a_model_is_deleted_with_it() {
     assert_eq!(stored(), 0);
 }
 
-fn wait_for(is_so: impl Fn() -> bool) {
+fn wait_for(mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !is_so() {
         assert!(Instant::now() < end, "it never happens");

@@ -13,6 +13,7 @@ mod connections;
 mod disk;
 mod embeddings;
 mod fairness;
+mod fleet;
 mod http;
 mod kv_events;
 mod mcp;

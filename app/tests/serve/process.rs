@@ -259,10 +259,21 @@ fn stop(server: &Server) {
 fn the_end_waits_for_streams_and_cuts_them_at_the_deadline() {
     // A stream that ends in time is complete.
     let mut server = Server::start(&[]);
-    let body = ask(json!({"stream": true, "max_tokens": 600, "ignore_eos": true}));
+    let body = ask(json!({"stream": true, "max_tokens": 1500, "ignore_eos": true}));
     let mut stream = server.send("/v1/chat/completions", &body);
     server.wait_for("paguro_requests_running", 1.0);
     stop(&server);
+    // Routers see at once that it takes no more requests, and send them elsewhere.
+    while server.get("/health").status == 200 {}
+    for refused in [
+        server.get("/ready"),
+        server.get("/v1/models"),
+        server.post("/v1/chat/completions", &ask(json!({}))),
+        server.post("/v1/messages", &ask(json!({}))),
+    ] {
+        assert_eq!((refused.status, refused.header("retry-after")), (503, Some("5")), "{refused:?}");
+    }
+    assert_eq!(server.metric("paguro_requests_running"), Some(1.0), "the stream goes on");
     let answer = Answer::read(&mut stream);
     assert!(answer.events().len() > 1);
     assert!(server.wait().success());

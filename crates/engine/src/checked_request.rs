@@ -27,6 +27,9 @@ pub(crate) struct CheckedRequest {
     /// Tokens before which no stop token is sampled, and a mask of all others, if there are both.
     pub min_tokens: usize,
     pub no_stop_tokens: Option<Arc<TokenMask>>,
+    /// Mask without the model's stop tokens, if they are ignored and there is a grammar. They are sampled only where the
+    /// grammar allows nothing else.
+    pub no_model_stop_tokens: Option<Arc<TokenMask>>,
     /// Maximum number of generated tokens, and the reason of an end there.
     pub max_tokens: usize,
     pub at_max_tokens: FinishReason,
@@ -77,7 +80,13 @@ impl CheckedRequest {
             stop_tokens.extend_from_slice(model_stop_tokens);
         }
         let forbids = request.min_tokens > 0 && !stop_tokens.is_empty();
-        let no_stop_tokens = forbids.then(|| all_but(&stop_tokens, vocab)).transpose()?.map(Arc::new);
+        let forbidden = [&stop_tokens, model_stop_tokens].concat();
+        let forbidden = if request.constraint.is_some() { &forbidden } else { &stop_tokens };
+        let no_stop_tokens = forbids.then(|| all_but(forbidden, vocab)).transpose()?.map(Arc::new);
+        let ignores = request.ignore_stop_tokens && request.constraint.is_some();
+        // A vocabulary of nothing but stop tokens has no such mask.
+        let no_model_stop_tokens =
+            if ignores { all_but(model_stop_tokens, vocab).ok().map(Arc::new) } else { None };
         let seed = request.sampling.seed;
         Ok(Self {
             id,
@@ -90,6 +99,7 @@ impl CheckedRequest {
             stop_tokens,
             min_tokens: request.min_tokens,
             no_stop_tokens,
+            no_model_stop_tokens,
             max_tokens,
             at_max_tokens,
             logprobs: request.logprobs,

@@ -12,7 +12,8 @@ use std::{
 use paguro_kv_store::{Chunk, Id, Item, ModelInfo, Space, Store};
 
 use crate::{
-    events::{self, Events, Medium},
+    events::{BlockSet, Events, Medium},
+    prefix::BlockKey,
     tiers::{LoadRequest, Part, Unit},
 };
 
@@ -103,8 +104,14 @@ pub(crate) struct Disk {
     pub least_tokens: usize,
     queue: VecDeque<Unit>,
     queued: HashSet<Unit>,
-    /// Hashes of blocks that were published in events, by the names of their items.
-    told: HashMap<Id, u64>,
+    /// True if there are events.
+    pub reports: bool,
+    /// Blocks that were published in events, by the names of their items.
+    told: HashMap<Id, BlockKey>,
+    /// The same blocks.
+    blocks: BlockSet,
+    /// Units that the disk already had when they were to be saved: other processes have written them, or an earlier one.
+    found: Vec<Unit>,
     pub stats: DiskStats,
 }
 
@@ -117,7 +124,10 @@ impl Disk {
             least_tokens: cache.least_tokens,
             queue: VecDeque::new(),
             queued: HashSet::new(),
+            reports: false,
             told: HashMap::new(),
+            blocks: BlockSet::default(),
+            found: Vec::new(),
             stats: DiskStats { exists: true, ..DiskStats::default() },
         };
         if let Some(weights) = &cache.weights {
@@ -152,8 +162,11 @@ impl Disk {
         if self.is_off() {
             self.queue.clear();
             self.queued.clear();
-        } else if !self.queued.contains(&unit) && !self.contains(unit) {
-            self.queued.insert(unit);
+        } else if self.contains(unit) {
+            if self.reports && matches!(unit.part, Part::Kv(_)) {
+                self.found.push(unit);
+            }
+        } else if self.queued.insert(unit) {
             self.queue.push_back(unit);
         }
     }
@@ -204,16 +217,43 @@ impl Disk {
             && unit.part == Part::Kv(events.group)
         {
             space.watch();
-            self.told.insert(space.id(&unit.item()), events::hash(&unit.key));
-            events.copied(&unit.key, Medium::Disk);
+            if self.told.insert(space.id(&unit.item()), unit.key).is_none() {
+                self.blocks.insert(&unit.key);
+                events.copied(&unit.key, Medium::Disk);
+            }
         }
     }
 
-    /// Hashes of blocks of which [`Disk::save`] has told, and that the disk has no more.
-    pub fn take_removed(&mut self) -> Vec<u64> {
+    /// Adds the events of blocks that the disk had before, and of those that it has no more.
+    pub fn report(&mut self, events: &mut Events) {
+        for unit in std::mem::take(&mut self.found) {
+            let Some(space) = &self.space else { return };
+            let id = space.id(&unit.item());
+            // Removals are noted before the item is looked up, so that none is missed.
+            space.watch();
+            let is_new = unit.part == Part::Kv(events.group) && !self.told.contains_key(&id);
+            if is_new && space.contains(&unit.item()) {
+                self.told.insert(id, unit.key);
+                self.blocks.insert(&unit.key);
+                events.copied(&unit.key, Medium::Disk);
+            }
+        }
+        for key in self.take_removed() {
+            self.blocks.remove(&key);
+            events.removed(&key, Medium::Disk);
+        }
+    }
+
+    /// Returns the blocks that were published in events.
+    pub fn blocks(&self) -> BlockSet {
+        self.blocks
+    }
+
+    /// Returns published blocks that the disk has no more.
+    fn take_removed(&mut self) -> Vec<BlockKey> {
         let Some(space) = self.space.as_ref().filter(|_| !self.told.is_empty()) else { return Vec::new() };
         if space.is_off() {
-            return self.told.drain().map(|(_, hash)| hash).collect();
+            return self.told.drain().map(|(_, key)| key).collect();
         }
         space.take_removed().iter().filter_map(|id| self.told.remove(id)).collect()
     }

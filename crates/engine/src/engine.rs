@@ -153,8 +153,12 @@ impl Engine {
             pages.tiers = open_tiers(&options, runner.as_ref(), &program, &limits);
         }
         if let Some(sink) = options.events.clone().filter(|_| pages.has_cache()) {
-            let full = layout.windows.iter().position(Option::is_none);
-            pages.events = Some(Events::new(sink, limits.block_size, full.unwrap_or(0)));
+            let group = layout.event_group();
+            let window = layout.windows.get(group).copied().flatten();
+            pages.events = Some(Events::new(sink, limits.block_size, group, window));
+            if let Some(disk) = pages.tiers.as_mut().and_then(|tiers| tiers.disk.as_mut()) {
+                disk.reports = true;
+            }
         }
         let mut scheduler = Scheduler::new(limits, options.step_time, options.max_wait_steps, layout, pages);
         scheduler.record_probe(rows, duration);

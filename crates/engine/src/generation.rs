@@ -6,6 +6,7 @@ use std::{
     future::poll_fn,
     sync::{Arc, mpsc::Sender},
     task::{Context, Poll, ready},
+    time::Instant,
 };
 
 use paguro_backend::Score;
@@ -52,6 +53,8 @@ pub struct Generation {
     pub(crate) writers: Vec<Option<Writer>>,
     /// Usage by branch, up to the last event read.
     pub(crate) usage: Vec<Usage>,
+    /// Time of the last token by branch. A further token of the same step was drafted.
+    pub(crate) last: Vec<Option<Instant>>,
     /// Events to return, with their texts.
     pub(crate) ready: VecDeque<Event>,
     /// True after the last event was received.
@@ -132,6 +135,11 @@ impl Generation {
                 // Tokens may still arrive after a stop string.
                 let Some(writer) = &mut self.writers[branch] else { return };
                 self.usage[branch].generated_tokens += 1;
+                if self.last[branch].replace(at) == Some(at) {
+                    // The engine reports rejected ones with the end of an answer, which a stop string precedes.
+                    self.usage[branch].drafted_tokens += 1;
+                    self.usage[branch].accepted_tokens += 1;
+                }
                 let may_stop = self.usage[branch].generated_tokens > self.min_tokens;
                 let (text, stop) = writer.push(token, may_stop);
                 self.ready.push_back(Event::Token { branch, token, text, logprob, top, at });

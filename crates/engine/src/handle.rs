@@ -227,6 +227,7 @@ impl Handle {
             min_tokens: request.min_tokens,
             writers,
             usage: vec![usage; request.branches],
+            last: vec![None; request.branches],
             ready: Default::default(),
             ended: false,
         })

@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use crate::tiers::Unit;
+use crate::{
+    events::BlockSet,
+    tiers::{Part, Unit},
+};
 
 /// Assumed read speed of a device in bytes per second, before the first measurement.
 const FIRST_SPEED: f64 = 2e9;
@@ -83,6 +86,8 @@ pub(crate) struct Host {
     clock: u64,
     /// Of all units.
     bytes: u64,
+    /// Blocks by group.
+    blocks: Vec<BlockSet>,
     pub stats: HostStats,
 }
 
@@ -102,11 +107,24 @@ impl Host {
             store_speed: speed,
             ..HostStats::default()
         };
-        Self { memory, units: HashMap::new(), uses: BTreeMap::new(), clock: 0, bytes: 0, stats }
+        Self {
+            memory,
+            units: HashMap::new(),
+            uses: BTreeMap::new(),
+            clock: 0,
+            bytes: 0,
+            blocks: Vec::new(),
+            stats,
+        }
     }
 
     pub fn contains(&self, unit: &Unit) -> bool {
         self.units.contains_key(unit)
+    }
+
+    /// Returns the blocks of a group.
+    pub fn blocks(&self, group: usize) -> BlockSet {
+        self.blocks.get(group).copied().unwrap_or_default()
     }
 
     /// Returns all units, in no order.
@@ -150,6 +168,12 @@ impl Host {
         self.uses.insert(self.clock, unit);
         self.units.insert(unit, Stored { bytes, used: self.clock });
         self.bytes += size;
+        if let Part::Kv(group) = unit.part {
+            if self.blocks.len() <= group {
+                self.blocks.resize(group + 1, BlockSet::default());
+            }
+            self.blocks[group].insert(&unit.key);
+        }
         self.stats.stored += 1;
         true
     }
@@ -157,6 +181,9 @@ impl Host {
     fn remove(&mut self, unit: &Unit) {
         if let Some(Stored { bytes, used }) = self.units.remove(unit) {
             self.uses.remove(&used);
+            if let Part::Kv(group) = unit.part {
+                self.blocks[group].remove(&unit.key);
+            }
             self.bytes -= bytes.len() as u64;
             self.memory.release(bytes.len() as u64);
         }
@@ -166,6 +193,7 @@ impl Host {
     pub fn clear(&mut self) {
         self.uses.clear();
         self.units.clear();
+        self.blocks.clear();
         self.memory.release(std::mem::take(&mut self.bytes));
     }
 

@@ -63,6 +63,11 @@ impl BlockLayout {
         self.windows.len()
     }
 
+    /// Returns the group whose pages stand for a block in events and counts: the first one without a window.
+    pub fn event_group(&self) -> usize {
+        self.windows.iter().position(Option::is_none).unwrap_or(0)
+    }
+
     /// Returns the number of blocks that `tokens` tokens fill, the last one perhaps partly.
     pub fn blocks(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_size)

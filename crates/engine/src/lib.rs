@@ -47,7 +47,7 @@ pub use constraint::{COMPILE_TIME, Constraint, Grammar, GrammarError};
 pub use disk::{DiskCache, DiskStats, LEAST_TOKENS};
 pub use engine::{Engine, ModelParts};
 pub use error::{EngineError, RequestError, SubmitError};
-pub use events::{EventSink, KvEvent, Medium};
+pub use events::{BlockSet, EventSink, ExtraKey, KvEvent, Medium};
 pub use generation::{Canceller, Generation};
 pub use handle::Handle;
 pub use host::{HostMemory, HostStats};

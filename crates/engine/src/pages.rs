@@ -5,7 +5,7 @@ use paguro_backend::PageId;
 
 use crate::{
     arena::{Arena, State},
-    events::{self, Events, Medium},
+    events::{BlockSet, Events, Medium},
     options::PageOrder,
     prefix::{BlockKey, PrefixCache},
     tiers::{Part, Tiers, Unit},
@@ -162,12 +162,13 @@ impl Pages {
     pub fn send_end(&mut self) {
         let (Some(events), Some(cache)) = (&mut self.events, &self.cache) else { return };
         cache.keys(events.group).for_each(|key| events.evicted(key));
-        for key in self.tiers.iter().filter_map(|tiers| tiers.host.as_ref()).flat_map(|host| host.units()) {
-            if key.part == Part::Kv(events.group) {
-                events.removed(events::hash(&key.key), Medium::Host);
-            }
-        }
+        send_host_end(self.tiers.as_ref(), events);
         events.send();
+    }
+
+    /// Returns the blocks of a group in the cache.
+    pub fn blocks(&self, group: usize) -> BlockSet {
+        self.cache.as_ref().map_or_else(BlockSet::default, |cache| cache.blocks(group))
     }
 
     /// Returns the page of a block in the cache.
@@ -186,6 +187,9 @@ impl Pages {
     /// Evicts every cached block that no sequence uses, also those in memory of the host.
     pub fn clear_cache(&mut self) {
         while self.evict() {}
+        if let Some(events) = &mut self.events {
+            send_host_end(self.tiers.as_ref(), events);
+        }
         self.tiers.iter_mut().for_each(Tiers::clear_host);
     }
 
@@ -316,6 +320,14 @@ impl Pages {
             host.check()?;
         }
         self.arena.check(entries, self.cache.iter().flat_map(PrefixCache::unused_pages))
+    }
+}
+
+/// Adds events of the removal of all blocks from memory of the host.
+fn send_host_end(tiers: Option<&Tiers>, events: &mut Events) {
+    let units = tiers.and_then(|tiers| tiers.host.as_ref()).into_iter().flat_map(|host| host.units());
+    for unit in units.filter(|unit| unit.part == Part::Kv(events.group)).copied().collect::<Vec<_>>() {
+        events.removed(&unit.key, Medium::Host);
     }
 }
 

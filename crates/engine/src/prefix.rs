@@ -9,7 +9,10 @@ use std::collections::{BTreeMap, HashMap};
 use paguro_backend::PageId;
 use sha2::{Digest, Sha256};
 
-use crate::tiers::{Part, Unit};
+use crate::{
+    events::BlockSet,
+    tiers::{Part, Unit},
+};
 
 /// The content of a block and of all blocks before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,6 +64,8 @@ pub(crate) struct PrefixCache {
     /// Pages of these.
     evictable: usize,
     clock: u64,
+    /// Blocks by group.
+    blocks: Vec<BlockSet>,
 }
 
 /// Something that can be evicted.
@@ -98,6 +103,7 @@ impl PrefixCache {
             unused: BTreeMap::new(),
             evictable: 0,
             clock: 0,
+            blocks: Vec::new(),
         }
     }
 
@@ -128,8 +134,17 @@ impl PrefixCache {
         if is_new {
             *entry = Some(Entry { group, key, unused_since: None });
             self.pages.insert((group, key), page);
+            if self.blocks.len() <= group {
+                self.blocks.resize(group + 1, BlockSet::default());
+            }
+            self.blocks[group].insert(&key);
         }
         is_new
+    }
+
+    /// Returns the blocks with a page of this group.
+    pub fn blocks(&self, group: usize) -> BlockSet {
+        self.blocks.get(group).copied().unwrap_or_default()
     }
 
     /// Keys of all blocks with a page of this group.
@@ -179,6 +194,7 @@ impl PrefixCache {
             Unused::Block(page) => {
                 let entry = self.entries[page.0 as usize].take().expect("an unused page has an entry");
                 self.pages.remove(&(entry.group, entry.key));
+                self.blocks[entry.group].remove(&entry.key);
                 self.evictable -= 1;
                 freed(Unit { key: entry.key, part: Part::Kv(entry.group) }, page);
                 self.evict_checkpoint(&entry.key, freed);
@@ -236,6 +252,7 @@ impl PrefixCache {
         let page = self.find(group, key).filter(|page| self.is_unused(*page))?;
         self.used(page);
         self.entries[page.0 as usize] = None;
+        self.blocks[group].remove(key);
         self.pages.remove(&(group, *key))
     }
 
@@ -255,6 +272,13 @@ impl PrefixCache {
                 return Err(format!(
                     "the prefix cache finds page {page:?} under a key that is not the page's"
                 ));
+            }
+        }
+        for (group, blocks) in self.blocks.iter().enumerate() {
+            let mut counted = BlockSet::default();
+            self.keys(group).for_each(|key| counted.insert(key));
+            if counted != *blocks {
+                return Err(format!("group {group} counts {blocks:?} of {counted:?}"));
             }
         }
         let entries = self.entries.iter().flatten();

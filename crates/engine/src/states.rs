@@ -44,8 +44,8 @@ impl States {
             return Some(None);
         }
         match now {
-            Some(StateUse { write, .. }) if self.references[write.0 as usize] > 1 => {
-                Some(Some(StateUse { read: write, write: self.take()? }))
+            Some(state) if self.is_shared(state) => {
+                Some(Some(StateUse { read: state.write, write: self.take()? }))
             }
             Some(own) => Some(Some(own)),
             None => Some(Some(StateUse::in_place(self.take()?))),
@@ -73,6 +73,11 @@ impl States {
             self.let_go(state.write);
             state.write = state.read;
         }
+    }
+
+    /// Returns true if several sequences continue from this state.
+    pub fn is_shared(&self, state: StateUse) -> bool {
+        self.references[state.write.0 as usize] > 1
     }
 
     /// Adds a sequence that continues from this state, which no planned step changes.

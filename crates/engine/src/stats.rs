@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{DiskStats, HostStats};
+use crate::{BlockSet, DiskStats, HostStats};
 
 /// Statistics after a step. Gauges are current values; counters count since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,8 +24,12 @@ pub struct Stats {
     pub states_used: usize,
     /// Copies of states in the prefix cache. Their pages are cached ones.
     pub checkpoints: usize,
+    /// Blocks of the prefix cache on the device, in memory of the host, and those on the disk that events have reported.
+    pub blocks: [BlockSet; 3],
     /// Steps so far.
     pub steps: u64,
+    /// Steps that were planned and submitted while the device computed the one before.
+    pub steps_ahead: u64,
     /// Steps that failed.
     pub failed_steps: u64,
     /// Rows computed: prompt tokens and generated ones, some of them again after a preemption.

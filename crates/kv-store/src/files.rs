@@ -11,12 +11,19 @@ use std::{
 
 use crate::{StoreError, record::Key};
 
+/// Locked by all processes that have the store open, exclusively by one that wants it alone.
 const LOCK: &str = "lock";
+/// Locked by the process that removes segments.
+const LEADER: &str = "leader";
 const KEY: &str = "key";
+/// A note to the leader: another process has no room.
+const ROOM: &str = "room-wanted";
 /// How often a lock that somebody else has is tried, and the pause between two tries. A process that was just started may
 /// share the lock until it runs its own program.
 const TRIES: usize = 10;
 const PAUSE: Duration = Duration::from_millis(50);
+/// Age at which a temporary file has no writer any more.
+const UNFINISHED: Duration = Duration::from_secs(60);
 
 /// Segments with this number or a higher one are not of a store, so that a number always follows the last one.
 const NUMBERS: u64 = 1 << 56;
@@ -61,22 +68,100 @@ pub(crate) fn private() -> OpenOptions {
     options
 }
 
-/// Takes the lock of a store.
-pub(crate) fn lock(dir: &Path) -> Result<File, StoreError> {
-    let path = dir.join(LOCK);
-    let failed = |source| StoreError::Io { action: "lock", path: path.clone(), source };
+/// Opens a file that is only locked.
+fn lock_file(path: &Path) -> io::Result<File> {
     let mut options = private();
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NOFOLLOW.bits() as i32);
-    let file = options.create(true).truncate(false).read(true).write(true).open(&path).map_err(failed)?;
+    options.create(true).truncate(false).read(true).write(true).open(path)
+}
+
+/// Takes the lock of a store, alone or with other processes.
+pub(crate) fn lock(dir: &Path, is_shared: bool) -> Result<File, StoreError> {
+    let path = dir.join(LOCK);
+    let failed = |source| StoreError::Io { action: "lock", path: path.clone(), source };
+    let file = lock_file(&path).map_err(failed)?;
     for _ in 0..TRIES {
-        match file.try_lock() {
+        match if is_shared { file.try_lock_shared() } else { file.try_lock() } {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
     }
     Err(StoreError::InUse { dir: dir.to_owned() })
+}
+
+/// Becomes the leader of a store. `None` if another process is.
+pub(crate) fn lead(dir: &Path) -> io::Result<Option<File>> {
+    let file = lock_file(&dir.join(LEADER))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// The lease of a segment that a process appends to: a locked file beside it. A process that was killed holds none.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lease {
+    /// Takes the lease of a new segment. `None` if another process has taken the number.
+    pub fn take(dir: &Path, number: u64) -> io::Result<Option<Self>> {
+        let path = lease(dir, number);
+        let file = match private().create_new(true).read(true).write(true).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match file.try_lock() {
+            // Another process may have looked at the file before it was locked, and removed it.
+            Ok(()) => {
+                let is_there = fs::metadata(&path)
+                    .is_ok_and(|found| file.metadata().is_ok_and(|own| identity(&own) == identity(&found)));
+                Ok(is_there.then_some(Self { path, _file: file }))
+            }
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // A file without a lock is no lease.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn lease(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("writing-{number:016x}"))
+}
+
+/// Returns true if a process appends to a segment. A lease of a process that was killed is removed.
+pub(crate) fn is_leased(dir: &Path, number: u64) -> bool {
+    let path = lease(dir, number);
+    let Ok(file) = regular(&path) else { return false };
+    match file.try_lock() {
+        Ok(()) => {
+            let _ = fs::remove_file(&path);
+            false
+        }
+        Err(_) => true,
+    }
+}
+
+/// Leaves a note to the leader that another process needs room.
+pub(crate) fn want_room(dir: &Path) -> io::Result<()> {
+    private().create(true).truncate(true).write(true).open(dir.join(ROOM)).map(drop)
+}
+
+/// Returns true if another process needs room, and removes its note.
+pub(crate) fn is_room_wanted(dir: &Path) -> bool {
+    fs::remove_file(dir.join(ROOM)).is_ok()
 }
 
 /// Returns the key of a store. If there is none and it may `create` one, a new one, with which no older record is valid.
@@ -94,6 +179,18 @@ pub(crate) fn key(dir: &Path, create: bool) -> Result<Key, StoreError> {
     Ok(key)
 }
 
+/// Returns the key of a store that was just opened: a new one if there is none. Only the leader creates it; others wait for it.
+pub(crate) fn first_key(dir: &Path, leads: bool) -> Result<Key, StoreError> {
+    for _ in 0..TRIES {
+        match key(dir, leads) {
+            Ok(key) => return Ok(key),
+            Err(error) if leads => return Err(error),
+            Err(_) => thread::sleep(PAUSE),
+        }
+    }
+    key(dir, false)
+}
+
 /// Opens a file for reading, unless it is a link or no file. Never waits.
 pub(crate) fn regular(path: &Path) -> io::Result<File> {
     if !fs::symlink_metadata(path)?.is_file() {
@@ -107,12 +204,36 @@ pub(crate) fn regular(path: &Path) -> io::Result<File> {
 /// # Errors
 /// The system's.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let _ = fs::remove_file(&new);
+    // Several processes may write the same file, also ones with equal numbers in other containers.
+    let mut name = [0; 8];
+    getrandom::fill(&mut name).map_err(io::Error::other)?;
+    let new = path.with_extension(format!("{:016x}.new", u64::from_ne_bytes(name)));
     let mut file = private().create_new(true).write(true).open(&new)?;
     file.write_all(bytes)?;
     drop(file);
-    fs::rename(&new, path)
+    fs::rename(&new, path).inspect_err(|_| drop(fs::remove_file(&new)))
+}
+
+/// Removes files that killed processes have left in the middle of [`replace`].
+pub(crate) fn remove_unfinished(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let is_new = entry.path().extension().is_some_and(|end| end == "new");
+        let age = entry.metadata().and_then(|file| file.modified()).ok().and_then(|time| time.elapsed().ok());
+        if is_new && age.is_some_and(|age| age > UNFINISHED) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Identity of a file, which differs between files that had the same name one after the other.
+pub(crate) fn identity(file: &fs::Metadata) -> u64 {
+    #[cfg(unix)]
+    return std::os::unix::fs::MetadataExt::ino(file);
+    #[cfg(not(unix))]
+    file.created()
+        .ok()
+        .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok())
+        .map_or(0, |it| it.as_nanos() as u64)
 }
 
 /// Returns the name of a segment.

@@ -31,6 +31,10 @@ pub(crate) struct Segment {
     pub bytes: u64,
     /// Bytes of records that the index has.
     pub live: u64,
+    /// Bytes up to which its records were read.
+    pub scanned: u64,
+    /// Identity of the file.
+    pub identity: u64,
 }
 
 /// An item's record.
@@ -111,6 +115,21 @@ impl Index {
             removed.push(*id);
         }
         true
+    }
+
+    /// Notes that an item of a watched space was not stored.
+    pub fn refuse(&mut self, space: &Id, id: Id) {
+        if let Some(removed) = self.removed.get_mut(space) {
+            removed.push(id);
+        }
+    }
+
+    /// Forgets a segment and all items in it.
+    pub fn forget_segment(&mut self, number: u64) {
+        for (id, _) in self.of_segment(number) {
+            self.remove(&id);
+        }
+        self.segments.remove(&number);
     }
 
     /// Forgets the item that has been unused for the longest time.

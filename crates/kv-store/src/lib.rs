@@ -1,6 +1,6 @@
 //! Pages of K and V on disk.
 //!
-//! A [`Store`] is a folder of append-only segments. It belongs to one process at a time. The items of one model under one
+//! A [`Store`] is a folder of append-only segments. It belongs to one process, or is shared by several (`log/shared.rs`). The items of one model under one
 //! page format are a [`Space`]; an item is a block's page or the checkpoint after it, named by the block's key. Items are written
 //! by one thread and read by another, so no caller waits for the disk.
 //!

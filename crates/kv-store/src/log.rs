@@ -1,16 +1,22 @@
-//! Segments: appending, reading, evicting, compacting, and rebuilding the index from them.
+//! Segments: appending, reading, evicting, compacting, and rebuilding the index from them. `shared.rs` has what several processes need.
+
+mod shared;
 
 use std::{
+    collections::BTreeSet,
     fmt,
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::{
     Id, StoreError,
-    files::{self, Access, FaultyDisk},
+    files::{self, Access, FaultyDisk, Lease},
     index::{Index, Segment},
     record::{HEADER, Header, Key, Kind, MOST_PAYLOAD, Place},
 };
@@ -27,6 +33,12 @@ pub(crate) struct Log {
     /// Bytes of a segment, at most, unless a single record is larger.
     segment_bytes: u64,
     index: Mutex<Index>,
+    /// True if other processes may have the store open.
+    is_shared: bool,
+    /// True if this process removes segments.
+    leads: AtomicBool,
+    /// Segments that are to be compacted as soon as no other process appends to them.
+    pending: Mutex<BTreeSet<u64>>,
     /// Errors and delays, for tests.
     pub faults: Option<FaultyDisk>,
 }
@@ -49,6 +61,8 @@ struct Active {
     number: u64,
     file: File,
     bytes: u64,
+    /// Held while records are appended, if other processes may have the store open.
+    _lease: Option<Lease>,
 }
 
 /// Findings of a scan.
@@ -75,48 +89,81 @@ pub(crate) enum ReadError {
 
 impl Log {
     /// Reads the headers of all segments of a folder.
-    pub fn open(dir: &Path, key: Key, bound: u64) -> Result<(Self, Appender, Scan), StoreError> {
+    pub fn open(
+        dir: &Path,
+        key: Key,
+        bound: u64,
+        is_shared: bool,
+    ) -> Result<(Self, Appender, Scan), StoreError> {
         let segment_bytes = (bound / 16).clamp(64 << 10, 64 << 20);
-        let log =
-            Self { dir: dir.to_owned(), key, bound, segment_bytes, index: Mutex::default(), faults: None };
+        let log = Self {
+            dir: dir.to_owned(),
+            key,
+            bound,
+            segment_bytes,
+            index: Mutex::default(),
+            is_shared,
+            leads: AtomicBool::new(!is_shared),
+            pending: Mutex::default(),
+            faults: None,
+        };
         let failed = |source| StoreError::Io { action: "read", path: dir.to_owned(), source };
         let numbers = files::segments(dir).map_err(failed)?;
         let mut scan = Scan::default();
         for &number in &numbers {
-            log.scan(number, &mut scan);
+            log.scan(number, &mut scan, true);
         }
         // A segment is never appended to again: what was torn at its end stays where it is until the segment is compacted.
         let next_segment = numbers.last().map_or(0, |last| last.saturating_add(1));
         Ok((log, Appender { active: None, next_segment }, scan))
     }
 
+    /// Returns true if this process removes segments.
+    pub fn leads(&self) -> bool {
+        self.leads.load(Ordering::Relaxed)
+    }
+
     pub fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the records of a segment to the index, up to the first one that is not valid.
-    fn scan(&self, number: u64, scan: &mut Scan) {
+    /// Adds the records of a segment to the index, up to the first one that is not valid. `in_order` is true for a scan of all
+    /// segments, in the order of the uses of their items.
+    fn scan(&self, number: u64, scan: &mut Scan, in_order: bool) {
         let opened = files::regular(&files::segment(&self.dir, number));
-        let Ok((file, bytes)) = opened.and_then(|file| file.metadata().map(|it| (file, it.len()))) else {
-            scan.damaged += 1;
+        let Ok((file, metadata)) = opened.and_then(|file| file.metadata().map(|it| (file, it))) else {
+            // The leader may have removed it.
+            scan.damaged += u64::from(!self.is_shared);
             return;
         };
-        let file = Arc::new(file);
+        let (file, bytes) = (Arc::new(file), metadata.len());
         let mut index = self.index();
-        index.segments.insert(number, Segment { file: file.clone(), bytes, live: 0 });
-        let mut offset = 0;
+        let segment = index.segments.entry(number).or_insert_with(|| Segment {
+            file: file.clone(),
+            bytes: 0,
+            live: 0,
+            scanned: 0,
+            identity: files::identity(&metadata),
+        });
+        segment.bytes = bytes;
+        let mut offset = segment.scanned;
         while offset < bytes {
             let place = Place { segment: number, offset };
             let Some(header) = self.header(&file, place, bytes) else {
-                scan.damaged += 1;
-                scan.lost_bytes += bytes - offset;
+                // Another process may be writing the record.
+                if !self.is_shared || !files::is_leased(&self.dir, number) {
+                    scan.damaged += 1;
+                    scan.lost_bytes += bytes - offset;
+                }
                 break;
             };
             match header.kind {
                 Kind::Item => {
                     scan.items += 1;
                     // A later record of the same item is the same item.
-                    index.forget(&header.id);
+                    if in_order {
+                        index.forget(&header.id);
+                    }
                     index.put(header.id, header.space, place, header.record_bytes());
                 }
                 Kind::Uses => {
@@ -128,6 +175,9 @@ impl Log {
                 }
             }
             offset += header.record_bytes();
+        }
+        if let Some(segment) = index.segments.get_mut(&number) {
+            segment.scanned = offset;
         }
     }
 
@@ -153,6 +203,8 @@ impl Log {
         let read = allowed.and_then(|_| files::read_at(&file, &mut record, entry.place.offset));
         let result = read.map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => ReadError::Damaged,
+            // Another machine has removed the segment.
+            io::ErrorKind::StaleNetworkFileHandle => ReadError::Missing,
             _ => ReadError::Io(error),
         });
         let result = result.and_then(|()| {
@@ -187,10 +239,14 @@ impl Log {
             }
             // An item that would push out most of the others is not worth it.
             if bytes > self.bound / 4 || payload.len() as u64 > MOST_PAYLOAD {
+                index.refuse(&space, id);
                 return Ok(());
             }
         }
-        self.make_room(to, bytes)?;
+        if !self.make_room(to, bytes)? {
+            self.index().refuse(&space, id);
+            return Ok(());
+        }
         let header = Header::new(Kind::Item, space, id, payload, &self.key);
         let place = self.write(to, &header, payload)?;
         self.index().put(id, space, place, bytes);
@@ -202,7 +258,9 @@ impl Log {
         let read = std::mem::take(&mut self.index().read);
         for ids in read.chunks(MOST_USES) {
             let payload = ids.concat();
-            self.make_room(to, HEADER as u64 + payload.len() as u64)?;
+            if !self.make_room(to, HEADER as u64 + payload.len() as u64)? {
+                return Ok(());
+            }
             let header = Header::new(Kind::Uses, [0; 32], [0; 32], &payload, &self.key);
             self.write(to, &header, &payload)?;
         }
@@ -212,6 +270,11 @@ impl Log {
     /// Forgets all items of a space, and removes their bytes.
     pub fn remove_space(&self, to: &mut Appender, space: &Id) -> io::Result<()> {
         let segments = self.index().forget_space(space);
+        if !self.leads() {
+            // The leader compacts what no process appends to.
+            to.active.take_if(|active| segments.contains(&active.number));
+            return Ok(());
+        }
         segments.into_iter().try_for_each(|segment| match self.compact(to, segment) {
             // The items of other spaces go with it: a full disk must not keep what is to be deleted.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => self.drop_segment(segment),
@@ -238,8 +301,12 @@ impl Log {
         Ok(())
     }
 
-    /// Evicts items and compacts segments until `bytes` more bytes fit.
-    fn make_room(&self, to: &mut Appender, bytes: u64) -> io::Result<()> {
+    /// Evicts items and compacts segments until `bytes` more bytes fit. Only the leader does so: for others it returns false if they
+    /// do not fit.
+    fn make_room(&self, to: &mut Appender, bytes: u64) -> io::Result<bool> {
+        if !self.leads() {
+            return self.has_room(bytes);
+        }
         // A fifth of the space is for dead records, so that a segment with many of them can always be found.
         let most_live = self.bound / 5 * 4;
         while self.index().live() + bytes > most_live && self.index().evict() {}
@@ -247,8 +314,9 @@ impl Log {
         while self.index().total() + bytes + self.segment_bytes > self.bound {
             let most_dead = {
                 let index = self.index();
-                let dead = |segment: &Segment| segment.bytes - segment.live;
-                let most = index.segments.iter().max_by_key(|(_, segment)| dead(segment));
+                let dead = |segment: &Segment| segment.bytes.saturating_sub(segment.live);
+                let free = index.segments.iter().filter(|(number, _)| !self.is_of_another(to, **number));
+                let most = free.max_by_key(|(_, segment)| dead(segment));
                 most.filter(|(_, segment)| dead(segment) > 0).map(|(number, _)| *number)
             };
             match most_dead {
@@ -257,11 +325,19 @@ impl Log {
                 None => break,
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Moves the items of a segment to the end of the log, and removes the segment.
     fn compact(&self, to: &mut Appender, number: u64) -> io::Result<()> {
+        if self.is_of_another(to, number) {
+            self.pending().insert(number);
+            return Ok(());
+        }
+        if self.is_shared && to.active.as_ref().is_none_or(|active| active.number != number) {
+            // Its writer may have appended records since it was last read.
+            self.scan(number, &mut Scan::default(), false);
+        }
         if to.active.as_ref().is_some_and(|active| active.number == number) {
             to.active = None;
         }
@@ -314,19 +390,31 @@ impl Log {
         }
         active.bytes += bytes;
         if let Some(segment) = self.index().segments.get_mut(&active.number) {
-            segment.bytes = active.bytes;
+            (segment.bytes, segment.scanned) = (active.bytes, active.bytes);
         }
         Ok(place)
     }
 
     fn new_segment(&self, to: &mut Appender) -> io::Result<Active> {
-        let number = to.next_segment;
-        to.next_segment = number.checked_add(1).ok_or(io::ErrorKind::StorageFull)?;
-        let path = files::segment(&self.dir, number);
-        let file = files::private().create_new(true).read(true).write(true).open(path)?;
-        let reader = Arc::new(file.try_clone()?);
-        self.index().segments.insert(number, Segment { file: reader, bytes: 0, live: 0 });
-        Ok(Active { number, file, bytes: 0 })
+        loop {
+            let number = to.next_segment;
+            to.next_segment = number.checked_add(1).ok_or(io::ErrorKind::StorageFull)?;
+            let lease = if self.is_shared { Lease::take(&self.dir, number)? } else { None };
+            if self.is_shared && lease.is_none() {
+                continue;
+            }
+            let path = files::segment(&self.dir, number);
+            let file = match files::private().create_new(true).read(true).write(true).open(path) {
+                Ok(file) => file,
+                // Another process has created it.
+                Err(error) if self.is_shared && error.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(error),
+            };
+            let (reader, identity) = (Arc::new(file.try_clone()?), files::identity(&file.metadata()?));
+            let segment = Segment { file: reader, bytes: 0, live: 0, scanned: 0, identity };
+            self.index().segments.insert(number, segment);
+            return Ok(Active { number, file, bytes: 0, _lease: lease });
+        }
     }
 
     /// Returns the ids of all items.

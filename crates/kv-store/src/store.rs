@@ -38,6 +38,8 @@ pub struct StoreOptions {
     pub write_speed: f64,
     /// Bytes per second that are read, at most. For tests of slow disks.
     pub read_speed: f64,
+    /// True if other processes may have the store open with the same option. Each reads what all have written.
+    pub is_shared: bool,
     /// Errors and delays of the disk, for tests.
     pub faults: Option<FaultyDisk>,
     /// Called once with a line for people when the store is turned off.
@@ -47,7 +49,14 @@ pub struct StoreOptions {
 impl StoreOptions {
     /// Returns a store of up to `bound` bytes.
     pub fn new(bound: u64) -> Self {
-        Self { bound, write_speed: WRITE_SPEED, read_speed: f64::INFINITY, faults: None, notice: |_| () }
+        Self {
+            bound,
+            write_speed: WRITE_SPEED,
+            read_speed: f64::INFINITY,
+            is_shared: false,
+            faults: None,
+            notice: |_| (),
+        }
     }
 }
 
@@ -95,7 +104,7 @@ pub struct Info {
     pub scan: Scan,
 }
 
-/// A folder of pages that this process has alone.
+/// A folder of pages that this process has alone, or shares with others.
 #[derive(Debug)]
 pub struct Store {
     shared: Arc<Shared>,
@@ -116,6 +125,8 @@ pub(crate) struct Shared {
     removed: Mutex<HashSet<Id>>,
     /// Held as long as the store is open.
     _lock: File,
+    /// Held as long as this process removes segments.
+    leader: Mutex<Option<File>>,
 }
 
 impl fmt::Debug for Shared {
@@ -154,12 +165,21 @@ impl Store {
     /// Opens the store in a folder, which is created if there is none, and starts its threads.
     ///
     /// # Errors
-    /// [`StoreError::InUse`] if another process has it; [`StoreError::Io`].
+    /// [`StoreError::InUse`] if another process has it, and not both share it; [`StoreError::Io`].
     pub fn open(dir: &Path, options: StoreOptions) -> Result<Self, StoreError> {
         files::folder(dir)?;
-        let lock = files::lock(dir)?;
-        let key = files::key(dir, true)?;
-        let (mut log, appender, scan) = Log::open(dir, key, options.bound)?;
+        let lock = files::lock(dir, options.is_shared)?;
+        let io_error = |source| StoreError::Io { action: "lock", path: dir.to_owned(), source };
+        let leader = if options.is_shared { files::lead(dir).map_err(io_error)? } else { None };
+        let leads = leader.is_some() || !options.is_shared;
+        let key = files::first_key(dir, leads)?;
+        if leads {
+            files::remove_unfinished(dir);
+        }
+        let (mut log, appender, scan) = Log::open(dir, key, options.bound, options.is_shared)?;
+        if leads {
+            log.lead();
+        }
         log.faults.clone_from(&options.faults);
         let damaged = scan.damaged;
         let shared = Arc::new(Shared {
@@ -176,9 +196,12 @@ impl Store {
                 ..StoreStats::default()
             }),
             _lock: lock,
+            leader: Mutex::new(leader),
         });
         shared.obey_notes();
-        shared.forget_empty_models();
+        if leads {
+            shared.forget_empty_models();
+        }
         let failed = |source| StoreError::Io { action: "start the threads of", path: dir.to_owned(), source };
         let (reader, loads) = channel();
         let (for_writer, for_reader) = (shared.clone(), shared.clone());
@@ -211,7 +234,7 @@ impl Store {
             }
             Err(error) => return Err(error),
         };
-        let (log, _, scan) = Log::open(dir, key, u64::MAX)?;
+        let (log, _, scan) = Log::open(dir, key, u64::MAX, true)?;
         let info = info(dir, &log, scan);
         let failed = |source| StoreError::Io { action: "read", path: dir.to_owned(), source };
         let damaged = if verify { log.verify().map_err(failed)? } else { 0 };
@@ -251,6 +274,11 @@ impl Store {
     /// Removes the items of all models with this name. Returns how many spaces they were.
     pub fn remove_model(&self, name: &str) -> usize {
         let spaces = self.shared.spaces_of(name);
+        if self.shared.log.is_shared() && models::request_removal(&self.shared.dir, name).is_ok() {
+            // Every process obeys the note, this one at once.
+            self.shared.obey_notes();
+            return spaces.len();
+        }
         for &space in &spaces {
             self.shared.removed().insert(space);
             self.shared.push(Write::Remove { space });

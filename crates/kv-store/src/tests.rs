@@ -18,6 +18,7 @@ use crate::{
 };
 
 mod disks;
+mod shared;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const SPACE: Id = [3; 32];
@@ -51,7 +52,7 @@ fn is_right(id: &Id, found: &[u8]) -> bool {
 
 fn open(dir: &Path, bound: u64) -> (Log, Appender) {
     files::folder(dir).unwrap();
-    let (log, appender, _) = Log::open(dir, files::key(dir, true).unwrap(), bound).unwrap();
+    let (log, appender, _) = Log::open(dir, files::key(dir, true).unwrap(), bound, false).unwrap();
     (log, appender)
 }
 
@@ -135,7 +136,7 @@ fn no_mutation_of_the_files_yields_a_wrong_item() {
             _ => drop(bytes.drain(at..at + len)),
         }
         fs::write(&paths[file], &bytes).unwrap();
-        let (log, ..) = Log::open(dir.path(), key, 1 << 20).unwrap();
+        let (log, ..) = Log::open(dir.path(), key, 1 << 20, false).unwrap();
         assert_eq!(log.index().check(), Ok(()));
         for number in 0..ITEMS {
             match log.read(&id(number)) {

@@ -65,9 +65,11 @@ pub(crate) struct FoundFile {
 
 /// True for files of a Hugging Face folder that are needed to run the model.
 pub(crate) fn belongs_to_folder(name: &str) -> bool {
-    const FILES: [&str; 17] = [
+    const FILES: [&str; 19] = [
         "config.json",
         "generation_config.json",
+        "preprocessor_config.json",
+        "processor_config.json",
         "model.safetensors.index.json",
         "tokenizer.json",
         "tokenizer_config.json",

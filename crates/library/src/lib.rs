@@ -35,6 +35,7 @@ pub use add::Taken;
 pub use cancel::Cancel;
 pub use digest::Digest;
 pub use error::LibraryError;
+pub use hub::is_public;
 pub use import::ImportOptions;
 pub use library::{Library, PullOptions, Removed};
 pub use name::{LATEST, ModelName, digest_name, plain_name};

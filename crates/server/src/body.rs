@@ -59,6 +59,11 @@ impl BodyMemory {
         Self { bytes: Arc::new(Semaphore::new(total)), shares, patience, release }
     }
 
+    /// Returns the bytes of one client's part.
+    pub fn each(&self) -> usize {
+        self.shares.each()
+    }
+
     /// Reserves memory for a large answer until it is sent or dropped. An answer beyond the client's part takes all of
     /// that.
     ///

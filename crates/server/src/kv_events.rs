@@ -1,7 +1,6 @@
 //! Events of prefix caches over ZeroMQ, as vLLM publishes them, for routers that send a request to the server that has its prefix.
 //!
-//! A PUB socket sends `[topic, number, batch]`: the number has eight bytes, big-endian, and the batch is MessagePack, arrays in the order of
-//! vLLM's fields. A ROUTER socket answers a number with all batches from it on that are still known, and then with -1.
+//! A PUB socket sends `[topic, number, batch]`: the number has eight bytes, big-endian, and the batch is MessagePack (`encode.rs`). A ROUTER socket answers a number with all batches from it on that are still known, and then with -1.
 //!
 //! Both sockets run on one thread of their own and have bounds for everything that a peer can cause (decision 15). So no peer delays
 //! requests, the engines or other peers.
@@ -18,14 +17,14 @@ mod zmtp;
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     sync::Arc,
     thread,
 };
 
 use tokio::{runtime, task::JoinSet};
 
-pub use self::queue::KvEvents;
+pub use self::{encode::KvEncoding, queue::KvEvents, store::KEPT as BATCHES_KEPT};
 use self::{queue::Events, store::Store};
 
 /// Where events go.
@@ -35,7 +34,25 @@ pub struct KvEventsSettings {
     pub endpoint: String,
     /// Address of the ROUTER socket for replay.
     pub replay: Option<String>,
-    /// First part of every message; `{model}` in it is the name of the model.
+    /// First part of every message; `{model}` in it is the name of the model, and `{address}` the address of the PUB socket.
+    pub topic: String,
+    /// Form of the events.
+    pub encoding: KvEncoding,
+}
+
+impl KvEventsSettings {
+    /// Topic by which routers distinguish servers and models.
+    pub const TOPIC: &'static str = "kv@{address}@{model}";
+}
+
+/// Addresses of the bound sockets, as routers need them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventsPlaces {
+    /// Address of the PUB socket.
+    pub endpoint: String,
+    /// Address of the ROUTER socket, if there is one.
+    pub replay: Option<String>,
+    /// Topic of the messages, with `{model}` for the name of the model.
     pub topic: String,
 }
 
@@ -48,6 +65,7 @@ pub struct KvReceiver(Events);
 pub struct KvPublisher {
     events: Events,
     topic: String,
+    encoding: KvEncoding,
     publisher: TcpListener,
     replay: Option<TcpListener>,
 }
@@ -65,11 +83,19 @@ impl KvReceiver {
     ///
     /// # Errors
     /// The address that cannot be bound, with the reason.
-    pub fn bind(self, settings: KvEventsSettings) -> Result<(KvPublisher, String, Option<String>), String> {
-        let (publisher, place) = bind(&settings.endpoint)?;
-        let (replay, replay_place) = settings.replay.as_deref().map(bind).transpose()?.unzip();
-        let publisher = KvPublisher { events: self.0, topic: settings.topic, publisher, replay };
-        Ok((publisher, place, replay_place))
+    pub fn bind(self, settings: KvEventsSettings) -> Result<(KvPublisher, KvEventsPlaces), String> {
+        let (publisher, address) = bind(&settings.endpoint)?;
+        let (replay, replay_address) = settings.replay.as_deref().map(bind).transpose()?.unzip();
+        let place =
+            |address: SocketAddr| format!("tcp://{}", SocketAddr::new(reachable(address), address.port()));
+        let topic = settings.topic.replace("{address}", &reachable(address).to_string());
+        let places = KvEventsPlaces {
+            endpoint: place(address),
+            replay: replay_address.map(place),
+            topic: topic.clone(),
+        };
+        let encoding = settings.encoding;
+        Ok((KvPublisher { events: self.0, topic, encoding, publisher, replay }, places))
     }
 }
 
@@ -87,12 +113,26 @@ fn parse(endpoint: &str) -> Result<(String, u16), String> {
     Ok((host.to_owned(), port))
 }
 
-fn bind(endpoint: &str) -> Result<(TcpListener, String), String> {
+/// Returns an address by which others reach a socket: that of the socket, or one of this machine if the socket is bound at all of them.
+fn reachable(address: SocketAddr) -> IpAddr {
+    let bound = address.ip().to_canonical();
+    if !bound.is_unspecified() {
+        return bound;
+    }
+    // Connecting a UDP socket selects a route and sends nothing. The address is one for documentation (RFC 5737).
+    let route = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
+        socket.local_addr()
+    });
+    route.map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip())
+}
+
+fn bind(endpoint: &str) -> Result<(TcpListener, SocketAddr), String> {
     let (host, port) = parse(endpoint)?;
     let bound = TcpListener::bind((host.as_str(), port)).and_then(|listener| {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        Ok((listener, format!("tcp://{address}")))
+        Ok((listener, address))
     });
     bound.map_err(|error| format!("cannot bind `{endpoint}`: {error}"))
 }
@@ -124,7 +164,7 @@ impl KvPublisher {
         let (store, pace) = (Arc::new(Store::new()), Arc::new(replay::Pace::new()));
         let topic = |model: &str| self.topic.replace("{model}", model).into_bytes();
         // The prefix caches of a new process are empty.
-        store.push(topic(""), encode::cleared());
+        store.push(topic(""), encode::cleared(self.encoding));
         // Connections end with this set.
         let mut ports = JoinSet::new();
         let shared = store.clone();
@@ -134,23 +174,25 @@ impl KvPublisher {
             async move { publish::serve(stream, place, &store).await }
         }));
         if let Some(replay) = self.replay {
-            let shared = store.clone();
+            let (shared, encoding) = (store.clone(), self.encoding);
             ports.spawn(places::accept(tokio::net::TcpListener::from_std(replay)?, move |stream, place| {
                 let (store, pace) = (shared.clone(), pace.clone());
-                async move { replay::serve(stream, place, &store, &pace).await }
+                async move { replay::serve(stream, place, (&store, &pace, encoding)).await }
             }));
         }
         while let Some(lines) = self.events.next().await {
             for (model, batches) in lines {
                 for batch in batches {
-                    let batch = match batch {
-                        Some(events) => encode::encode(&events),
+                    match batch {
+                        Some(events) => {
+                            let batches = encode::encode(self.encoding, &events);
+                            batches.for_each(|batch| store.push(topic(&model), batch));
+                        }
                         None => {
                             tracing::warn!(%model, "KV events were dropped: routers are told that its blocks are gone");
-                            encode::cleared()
+                            store.push(topic(&model), encode::cleared(self.encoding));
                         }
-                    };
-                    store.push(topic(&model), batch);
+                    }
                     // Peers are served between the batches.
                     tokio::task::yield_now().await;
                 }

@@ -17,9 +17,11 @@ mod dialect;
 mod error;
 mod examples;
 mod extract;
+mod fleet;
 mod generate;
 mod held;
 mod ids;
+mod images;
 mod keys;
 mod kv_events;
 mod layers;
@@ -53,8 +55,9 @@ use axum::{Router, middleware, routing::get};
 
 pub use extract::Json;
 pub use generate::stage_times;
+pub use images::{HostPattern, ImageSettings, Sight};
 pub use keys::{ApiKey, KeyError, KeyFile, Scope};
-pub use kv_events::{KvEvents, KvEventsSettings, KvPublisher, KvReceiver};
+pub use kv_events::{KvEncoding, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher, KvReceiver};
 pub use library::LibraryService;
 pub use listen::{Arrival, BindError, Bound, Listening};
 pub use mcp::{McpServer, McpTransport, Trust};
@@ -67,8 +70,15 @@ pub use stored::check_defaults;
 pub use ui::Setting;
 
 use crate::{
-    aliases::Aliased, body::BodyMemory, error::ApiError, keys::Keys, metrics::Metrics, models::Models,
-    prepare::Preparation, release::MemoryRelease,
+    aliases::Aliased,
+    body::BodyMemory,
+    error::ApiError,
+    images::{ImageDecoder, ImageFetcher},
+    keys::Keys,
+    metrics::Metrics,
+    models::Models,
+    prepare::Preparation,
+    release::MemoryRelease,
 };
 
 /// State that all requests share.
@@ -94,6 +104,10 @@ pub(crate) struct State {
     preparation: Preparation,
     /// Memory of all request bodies.
     body_memory: BodyMemory,
+    /// Threads that decode images.
+    image_decoder: ImageDecoder,
+    /// Client for images at URLs.
+    image_fetcher: ImageFetcher,
     /// Pending release of memory to the system.
     release: Arc<MemoryRelease>,
     /// Samples of the engines, for the page.
@@ -104,6 +118,8 @@ pub(crate) struct State {
     pub requests: ui::RequestLog,
     /// Servers of tools, for the page.
     pub mcp: mcp::McpServers,
+    /// Requests that must end before the server does.
+    pub drain: Arc<fleet::drain::Drain>,
     /// Token of the page. It proves that a browser's request was sent by the page, and changes with each start.
     pub page_token: String,
 }
@@ -144,6 +160,9 @@ impl Server {
         let keys = Keys::new(KeyFile::new(settings.keys.clone()), &settings.api_keys);
         let release = Arc::new(MemoryRelease::new(settings.release_memory));
         let body_memory = BodyMemory::new(settings.limits.body_memory, BodyMemory::PATIENCE, release.clone());
+        let images = &settings.images;
+        let image_decoder = ImageDecoder::new(images.limits, images.memory);
+        let image_fetcher = ImageFetcher::new(images.hosts.clone(), images.limits.bytes);
         let mcp = mcp::McpServers::new(settings.mcp.clone());
         Self {
             state: Arc::new(State {
@@ -157,8 +176,11 @@ impl Server {
                 responses: Default::default(),
                 preparation: Preparation::new(),
                 body_memory,
+                image_decoder,
+                image_fetcher,
                 release,
                 live: Default::default(),
+                drain: Default::default(),
                 file_cards: Default::default(),
                 requests: Default::default(),
                 schemas: Default::default(),
@@ -178,6 +200,7 @@ impl Server {
             .fallback(status::no_such_path)
             .method_not_allowed_fallback(status::no_such_method)
             .layer(middleware::from_fn_with_state(state.clone(), access::check))
+            .layer(middleware::from_fn_with_state(state.clone(), fleet::drain::refuse))
             .layer(middleware::from_fn(dialect::shape_errors))
             .layer(middleware::from_fn_with_state(state.clone(), wire::tolerate))
             .layer(access::cors(&state.settings.origins))

@@ -170,8 +170,8 @@ impl Bound {
         self.listeners.iter().map(place).collect()
     }
 
-    /// Serves until `stop` is ready, then stops accepting connections. Running requests are cut off after the time of
-    /// the settings, or when `cut` is ready. All engines have ended when this returns.
+    /// Serves until `stop` is ready, then refuses new requests. Running ones are cut off after the time of the settings, or
+    /// when `cut` is ready. All engines have ended when this returns.
     pub async fn serve(self, stop: impl Future<Output = ()>, cut: impl Future<Output = ()>) {
         let state = self.server.state.clone();
         let acceptor = Acceptor::new(self.server.router(), &state);
@@ -186,14 +186,22 @@ impl Bound {
         }
         stop.await;
         tracing::info!("stopping");
+        state.drain.begin();
         state.live.end();
-        // Closes the listeners, so that no client can connect.
+        acceptor.connections.stop();
+        let mut cut = std::pin::pin!(cut);
+        let end = tokio::time::Instant::now() + state.settings.shutdown_time.max(state.settings.drain_time);
+        // Ports stay open, so that routers see the server refuse requests.
+        let is_cut = tokio::select! {
+            _ = tokio::time::timeout_at(end, state.drain.wait(state.settings.drain_time)) => false,
+            () = cut.as_mut() => true,
+        };
         tasks.shutdown().await;
         for path in sockets {
             // The file may already have been removed.
             let _ = std::fs::remove_file(path);
         }
-        acceptor.end(&state, cut).await;
+        acceptor.end(end, is_cut, cut).await;
         watch.shutdown().await;
         state.models.unload_all().await;
     }
@@ -213,6 +221,8 @@ struct Acceptor {
 impl Acceptor {
     /// Time that a full server waits for a connection to end before it closes an idle one.
     const PAUSE: Duration = Duration::from_millis(50);
+    /// Minimum time for the last bytes of answers to be written.
+    const WRITING: Duration = Duration::from_millis(200);
 
     fn new(router: Router, state: &AppState) -> Self {
         let limits = &state.settings.limits;
@@ -323,16 +333,17 @@ impl Acceptor {
         });
     }
 
-    /// Waits for running requests to end, for a limited time.
-    async fn end(self, state: &AppState, cut: impl Future<Output = ()>) {
-        self.connections.stop();
+    /// Waits until `end` for running requests to end, unless they are cut off.
+    async fn end(self, end: tokio::time::Instant, is_cut: bool, cut: impl Future<Output = ()>) {
         // The accepting tasks have ended and dropped their shares.
         let Some(graceful) = Arc::into_inner(self.graceful) else { return };
-        let time = state.settings.shutdown_time;
-        let ended = tokio::select! {
-            ended = tokio::time::timeout(time, graceful.shutdown()) => ended.is_ok(),
-            () = cut => false,
-        };
+        // Answers that have ended are still being written.
+        let end = end.max(tokio::time::Instant::now() + Self::WRITING);
+        let ended = !is_cut
+            && tokio::select! {
+                ended = tokio::time::timeout_at(end, graceful.shutdown()) => ended.is_ok(),
+                () = cut => false,
+            };
         if !ended {
             tracing::warn!("requests that have not ended are cut");
             self.connections.cut_all();

@@ -25,6 +25,7 @@ use tokio::sync::Semaphore;
 use crate::{
     error::ApiError,
     generate::Usage,
+    ids,
     models::{Models, ResidentInfo},
     ui::Recent,
 };
@@ -74,6 +75,12 @@ struct EndLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FinishLabels {
+    model_name: String,
+    finished_reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct HttpLabels {
     path: String,
     status: u16,
@@ -93,6 +100,7 @@ pub struct Metrics {
     registry: Registry,
     http: Family<HttpLabels, Counter>,
     requests: Family<EndLabels, Counter>,
+    successes: Family<FinishLabels, Counter>,
     prompt_tokens: ByModel<Counter>,
     cached_tokens: ByModel<Counter>,
     generated_tokens: ByModel<Counter>,
@@ -129,6 +137,7 @@ impl Metrics {
             scrapes: Arc::new(Semaphore::new(MAX_SCRAPES)),
             http: Family::default(),
             requests: Family::default(),
+            successes: Family::default(),
             prompt_tokens: Family::default(),
             cached_tokens: Family::default(),
             generated_tokens: Family::default(),
@@ -156,8 +165,30 @@ impl Metrics {
         ] {
             registry.register(format!("paguro_{name}_seconds"), help, family.clone());
         }
+        metrics.register_for_routers(&mut registry);
         registry.register_collector(Box::new(EngineCollector { models }));
         Arc::new(Self { registry, ..metrics })
+    }
+
+    /// Registers the metrics again under vLLM's names, which routers and dashboards read.
+    fn register_for_routers(&self, registry: &mut Registry) {
+        for (name, help, family) in [
+            ("request_queue_time", "The same as paguro_queue_time_seconds", &self.queue_time),
+            ("time_to_first_token", "The same as paguro_time_to_first_token_seconds", &self.first_token),
+            ("inter_token_latency", "The same as paguro_inter_token_latency_seconds", &self.token_gap),
+            ("time_per_output_token", "The older name of vllm:inter_token_latency_seconds", &self.token_gap),
+            ("e2e_request_latency", "The same as paguro_request_duration_seconds", &self.duration),
+        ] {
+            registry.register(format!("vllm:{name}_seconds"), help, family.clone());
+        }
+        registry.register(
+            "vllm:prompt_tokens",
+            "The same as paguro_prompt_tokens",
+            self.prompt_tokens.clone(),
+        );
+        let help = "The same as paguro_generated_tokens";
+        registry.register("vllm:generation_tokens", help, self.generated_tokens.clone());
+        registry.register("vllm:request_success", "Answers, by reason of their end", self.successes.clone());
     }
 
     /// Counts an answered HTTP request. `path` is a route, not a URL of a client.
@@ -209,7 +240,9 @@ impl RequestMetrics {
     }
 
     /// Records the end of a choice. The prompt's tokens, which all choices share, are counted with the first one.
-    pub fn finished(&mut self, usage: Usage) {
+    pub fn finished(&mut self, usage: Usage, finished_reason: &'static str) {
+        let labels = FinishLabels { model_name: self.model.model_name.clone(), finished_reason };
+        self.metrics.successes.get_or_create(&labels).inc();
         let Metrics { prompt_tokens, cached_tokens, generated_tokens, .. } = &*self.metrics;
         if self.end != "finished" {
             prompt_tokens.get_or_create(&self.model).inc_by(usage.prompt as u64);
@@ -256,7 +289,7 @@ impl Collector for EngineCollector {
             let labelled = |(model, stats): (&ResidentInfo, &Stats)| (label(model), value(stats));
             resident.iter().zip(&stats).map(labelled).collect()
         };
-        let gauges: [StatsMetric; 18] = [
+        let gauges: [StatsMetric; 19] = [
             ("paguro_requests_waiting", "Sequences that wait", |s| s.waiting as f64),
             ("paguro_requests_running", "Sequences that run", |s| s.running as f64),
             ("paguro_kv_pages", "Pages that sequences can use", |s| s.pages_total as f64),
@@ -276,6 +309,11 @@ impl Collector for EngineCollector {
             ("paguro_host_store_bytes_per_second", "Speed of copies to the host", |s| {
                 s.host.store_speed as f64
             }),
+            (
+                "paguro_draft_saved_seconds",
+                "Estimated time that drafts saved, less that of rejected ones",
+                |s| s.draft_nanoseconds as f64 / 1e9,
+            ),
             ("paguro_batch_rows", "Rows of the last step", |s| s.last_rows as f64),
             ("paguro_batch_sequences", "Sequences of the last step", |s| s.last_sequences as f64),
             // Names that the Gateway API Inference Extension and llm-d read.
@@ -284,12 +322,18 @@ impl Collector for EngineCollector {
             ("vllm:kv_cache_usage_perc", "Fraction of pages in use", page_usage),
             ("vllm:gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc", page_usage),
             ("paguro_kv_usage_ratio", "Fraction of pages in use", page_usage),
+            ("vllm:gpu_prefix_cache_hit_rate", "Fraction of looked-up tokens that were cached", |s| {
+                s.prefix_hit_tokens as f64 / s.prefix_query_tokens.max(1) as f64
+            }),
         ];
         for (name, help, value) in gauges {
             family(&mut encoder, name, help, &of(value), |value| ConstGauge::new(*value))?;
         }
-        let counters: [StatsMetric; 25] = [
+        let counters: [StatsMetric; 27] = [
             ("paguro_steps", "Steps", |s| s.steps as f64),
+            ("paguro_steps_ahead", "Steps submitted while the device computed the one before", |s| {
+                s.steps_ahead as f64
+            }),
             ("paguro_failed_steps", "Steps that failed", |s| s.failed_steps as f64),
             ("paguro_rows", "Rows computed", |s| s.rows as f64),
             ("paguro_prefix_hit_tokens", "Tokens found in the prefix cache", |s| s.prefix_hit_tokens as f64),
@@ -328,14 +372,27 @@ impl Collector for EngineCollector {
             ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted", |s| {
                 s.accepted_tokens as f64
             }),
-            // A counter never falls.
-            ("paguro_draft_saved_seconds", "Time that drafts saved, less that of rejected ones", |s| {
-                s.draft_nanoseconds.max(0) as f64 / 1e9
-            }),
             ("paguro_evictions", "Cached pages evicted", |s| s.evictions as f64),
             ("paguro_preemptions", "Preempted sequences", |s| s.preemptions as f64),
             ("paguro_page_copies", "Pages copied before they were written", |s| s.page_copies as f64),
             ("paguro_step_seconds", "Time in steps", |s| s.step_times.total_nanoseconds as f64 / 1e9),
+            ("paguro_prefix_query_tokens", "Tokens looked up in the prefix cache", |s| {
+                s.prefix_query_tokens as f64
+            }),
+            // Names that routers read.
+            ("vllm:prefix_cache_queries", "The same as paguro_prefix_query_tokens", |s| {
+                s.prefix_query_tokens as f64
+            }),
+            ("vllm:prefix_cache_hits", "The same as paguro_prefix_hit_tokens", |s| {
+                s.prefix_hit_tokens as f64
+            }),
+            ("vllm:gpu_prefix_cache_queries", "The older name of vllm:prefix_cache_queries", |s| {
+                s.prefix_query_tokens as f64
+            }),
+            ("vllm:gpu_prefix_cache_hits", "The older name of vllm:prefix_cache_hits", |s| {
+                s.prefix_hit_tokens as f64
+            }),
+            ("vllm:num_preemptions", "The same as paguro_preemptions", |s| s.preemptions as f64),
         ];
         for (name, help, value) in counters {
             family(&mut encoder, name, help, &of(value), |value| ConstCounter::new(*value))?;
@@ -371,6 +428,15 @@ impl EngineCollector {
         let configs: Vec<_> = resident.iter().zip(stats).map(config).collect();
         let help = "Tokens in a page and number of pages";
         family(encoder, "vllm:cache_config_info", help, &configs, |one| ConstGauge::new(*one))?;
+        let adapters = |model: &ResidentInfo| {
+            let [name] = label(model);
+            let none = |label: &'static str| (label, String::new());
+            let most = ("max_lora", "0".to_owned());
+            ([name, most, none("running_lora_adapters"), none("waiting_lora_adapters")], ids::now())
+        };
+        let adapters: Vec<_> = resident.iter().map(adapters).collect();
+        let help = "Adapters of requests: none; the value is the time";
+        family(encoder, "vllm:lora_requests_info", help, &adapters, |time| ConstGauge::new(*time))?;
         let memory: Vec<_> = resident.iter().map(|model| (label(model), model.memory.total())).collect();
         let help = "Bytes of weights and pages";
         family(encoder, "paguro_model_bytes", help, &memory, |bytes| ConstGauge::new(*bytes))?;

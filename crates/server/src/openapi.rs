@@ -14,7 +14,7 @@ use utoipa::{
 };
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::{AppState, anthropic, examples, ollama, openai, retrieval, status, ui};
+use crate::{AppState, anthropic, examples, fleet, ollama, openai, retrieval, status, ui};
 
 /// The OpenAPI document.
 #[derive(Debug, OpenApi)]
@@ -80,6 +80,7 @@ fn paths() -> (Router<AppState>, Value) {
         .merge(anthropic::routes())
         .merge(ollama::routes())
         .merge(retrieval::routes())
+        .merge(fleet::routes())
         .merge(status::routes())
         .split_for_parts();
     // These types have string keys and no fallible parts.
@@ -88,6 +89,7 @@ fn paths() -> (Router<AppState>, Value) {
     anthropic::describe(&mut document);
     ollama::describe(&mut document);
     retrieval::describe(&mut document);
+    fleet::describe(&mut document);
     examples::describe(&mut document);
     (router, exact(document))
 }

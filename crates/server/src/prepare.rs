@@ -33,6 +33,10 @@ const LONG: Duration = Duration::from_millis(500);
 /// Maximum number of jobs that do not count.
 const MAX_LONG: usize = 8;
 
+/// Priority of threads in the background, as in `nice`.
+#[cfg(target_os = "linux")]
+const BACKGROUND: i32 = 15;
+
 /// A client, for fair queueing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Client {
@@ -89,6 +93,8 @@ struct Shared {
     threads: usize,
     /// Time after which an idle thread ends.
     idle: Duration,
+    /// True if the threads have a low priority, and long jobs count as others do.
+    in_background: bool,
 }
 
 #[derive(Debug, Default)]
@@ -161,11 +167,23 @@ where
 impl Preparation {
     /// Creates a pool with as many threads as cores, at least two. They start on demand.
     pub fn new() -> Self {
-        Self::with_threads(thread::available_parallelism().map_or(2, |cores| cores.get().max(2)), IDLE)
+        let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
+        Self::create(threads, IDLE, false)
     }
 
+    /// Creates a pool of at most this many threads, which leave the processor to others.
+    pub fn in_background(threads: usize) -> Self {
+        Self::create(threads, IDLE, true)
+    }
+
+    #[cfg(test)]
     fn with_threads(threads: usize, idle: Duration) -> Self {
-        let shared = Shared { queue: Mutex::default(), changed: Condvar::new(), threads, idle };
+        Self::create(threads, idle, false)
+    }
+
+    fn create(threads: usize, idle: Duration, in_background: bool) -> Self {
+        let queue = Mutex::default();
+        let shared = Shared { queue, changed: Condvar::new(), threads, idle, in_background };
         Self { shared: Arc::new(shared) }
     }
 
@@ -237,6 +255,9 @@ impl Shared {
 
     /// Stops counting long jobs, and starts threads for the work that waits behind them.
     fn relieve(self: &Arc<Self>) {
+        if self.in_background {
+            return;
+        }
         let mut queue = self.lock();
         let Queue { running, large, long, .. } = &mut *queue;
         for job in running.iter_mut().filter(|job| !job.is_long && job.began.elapsed() > LONG) {
@@ -255,6 +276,11 @@ impl Shared {
 
     /// The loop of a thread.
     fn work(&self) {
+        #[cfg(target_os = "linux")]
+        if self.in_background {
+            // The priority is a courtesy to other threads.
+            let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), BACKGROUND);
+        }
         let most_large = (self.threads / 2).max(1);
         let mut queue = self.lock();
         loop {

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::Deserialize;
 
-use crate::{mcp::McpServer, models::Residency, ui::Setting};
+use crate::{KvEventsPlaces, images::ImageSettings, mcp::McpServer, models::Residency, ui::Setting};
 
 /// Settings of the server.
 #[derive(Clone, Debug)]
@@ -16,6 +16,8 @@ pub struct ServerSettings {
     pub residency: Residency,
     /// Limits of requests.
     pub limits: HttpLimits,
+    /// Limits of images and rules for their URLs.
+    pub images: ImageSettings,
     /// Path of the file with API keys.
     pub keys: PathBuf,
     /// Keys besides those of the file, with all scopes.
@@ -38,6 +40,8 @@ pub struct ServerSettings {
     pub release_memory: fn(),
     /// Time that running requests may take after the server was stopped.
     pub shutdown_time: Duration,
+    /// Time for which a stopped server refuses requests at least before it closes its ports, so that routers notice it.
+    pub drain_time: Duration,
     /// True if the web page is served.
     pub ui: bool,
     /// Tool servers that the page's chat may use.
@@ -46,6 +50,12 @@ pub struct ServerSettings {
     pub shown: Vec<Setting>,
     /// Devices for display on the page.
     pub devices: Vec<String>,
+    /// Sockets of KV events, for routers that ask for them.
+    pub kv_events: Option<KvEventsPlaces>,
+    /// True if routers and monitoring may read metrics, load and models without a key.
+    pub public_metrics: bool,
+    /// `owned_by` of models in `/v1/models`.
+    pub owned_by: String,
 }
 
 #[cfg(test)]
@@ -56,6 +66,7 @@ impl ServerSettings {
             listen: Vec::new(),
             residency: Residency { memory: 0, keep_alive: None, patience: Duration::ZERO },
             limits: HttpLimits::default(),
+            images: ImageSettings::default(),
             keys: PathBuf::new(),
             api_keys: Vec::new(),
             hosts: Vec::new(),
@@ -67,10 +78,14 @@ impl ServerSettings {
             aliases: Vec::new(),
             release_memory: || {},
             shutdown_time: Duration::ZERO,
+            drain_time: Duration::ZERO,
             ui: true,
             mcp: Vec::new(),
             shown: Vec::new(),
             devices: Vec::new(),
+            kv_events: None,
+            public_metrics: false,
+            owned_by: "paguro".to_owned(),
         }
     }
 }

@@ -150,6 +150,8 @@ pub struct Details {
     pub context: Option<usize>,
     /// Number of sequences that it would run concurrently.
     pub sequences: usize,
+    /// Kind of its vision tower, such as `qwen3vl_merger`; `None` if it reads text only.
+    pub projector: Option<String>,
     /// Memory of a load.
     pub plan: Option<LoadPlan>,
     /// True if its files are outside of the library, and stay when it is deleted.

@@ -5,7 +5,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, header},
     response::{IntoResponse, Response},
 };
-use paguro_engine::{DiskStats, HostStats};
+use paguro_engine::{BlockSet, DiskStats, HostStats};
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
@@ -95,10 +95,38 @@ pub struct ModelStatus {
     pages_cached: usize,
     /// Number of tokens sampled since it was loaded.
     tokens: u64,
+    /// Blocks of the prefix cache, as a reader of KV events counts them.
+    blocks: BlockStatus,
     /// Its cache in memory of the host; `null` without one.
     host: Option<HostStatus>,
     /// Its cache on disk; `null` without one.
     disk: Option<DiskStatus>,
+}
+
+/// Blocks of the prefix cache by place. Those of a device are pages of one group of layers.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct BlockStatus {
+    /// Blocks in pages of the device: `GPU` in events.
+    device: BlockCount,
+    /// Blocks in memory of the host: `CPU` in events.
+    host: BlockCount,
+    /// Blocks on the disk of which events have reported: `DISK` in events.
+    disk: BlockCount,
+}
+
+/// A set of blocks.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct BlockCount {
+    /// Their number.
+    count: u64,
+    /// Exclusive or of their hashes, in 16 hexadecimal digits.
+    digest: String,
+}
+
+impl From<BlockSet> for BlockCount {
+    fn from(set: BlockSet) -> Self {
+        Self { count: set.count, digest: format!("{:016x}", set.digest) }
+    }
 }
 
 /// A model's cache in memory of the host: blocks that the device had no room for.
@@ -221,6 +249,10 @@ impl From<ResidentInfo> for ModelStatus {
             pages_used: stats.pages_used,
             pages_cached: stats.pages_cached,
             tokens: stats.tokens,
+            blocks: {
+                let [device, host, disk] = stats.blocks.map(BlockCount::from);
+                BlockStatus { device, host, disk }
+            },
             host: stats.host.exists.then(|| stats.host.into()),
             disk: stats.disk.exists.then(|| stats.disk.into()),
         }

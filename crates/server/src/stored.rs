@@ -44,7 +44,7 @@ pub fn read(stored: &Map<String, Value>, tolerance: &Tolerance) -> Result<Defaul
     let stored = Value::from(stored.clone());
     let stored = wire::read_value(stored, &Schema::of::<Stored>(), &[ollama::OTHER_OPTIONS], tolerance)?;
     let Stored { options, system, messages, template, .. } = stored;
-    let messages = ollama::messages(messages, tolerance)?;
+    let messages = ollama::messages(messages)?;
     if let Some(template) = &template {
         let compiled = ChatTemplate::new(template, TemplateTokens::default());
         compiled.map_err(|error| {

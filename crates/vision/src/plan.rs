@@ -239,8 +239,8 @@ impl Processor {
         }
         let [width, height] = match self.rule {
             SizeRule::Smart { min_pixels, max_pixels } => {
-                let limits = smart_limits(factor, min_pixels, max_pixels, budget)?;
-                smart(width, height, factor, limits)?
+                let limits = SmartLimits::new(factor, min_pixels, max_pixels, budget)?;
+                smart(width, height, factor, &limits)?
             }
             SizeRule::Square { side } => match side % factor {
                 0 if side > 0 => [side, side],
@@ -274,7 +274,7 @@ impl Processor {
         split: bool,
         budget: Budget,
     ) -> Result<Plan, SizeError> {
-        if tile == 0 || tile > IDEFICS_MAX || tile % self.factor() != 0 {
+        if tile == 0 || tile > IDEFICS_MAX || !tile.is_multiple_of(self.factor()) {
             return Err(SizeError::Processor("a tile's side is not a multiple of a token's side"));
         }
         let whole = self.part(tile, tile);
@@ -333,41 +333,62 @@ impl Processor {
     }
 }
 
-/// Returns the limits of pixels within a budget of tokens.
-fn smart_limits(factor: u32, min: u64, max: u64, budget: Budget) -> Result<[f64; 2], SizeError> {
-    let pixels = |tokens: u32| u64::from(tokens) * u64::from(factor).pow(2);
-    let most = match (budget.detail, budget.max_tokens) {
-        (Detail::Low, tokens) => LOW_TOKENS.min(tokens.unwrap_or(LOW_TOKENS)),
-        (Detail::Auto, tokens) => tokens.unwrap_or(AUTO_TOKENS),
-        (Detail::High, tokens) => tokens.unwrap_or(u32::MAX),
-    };
-    let max = max.min(pixels(most.max(1)));
-    let min = min.max(budget.min_tokens.map_or(0, pixels)).min(max);
-    if max < pixels(1) {
-        return Err(SizeError::Processor("no token fits into the maximum of pixels"));
+/// Limits of [`SizeRule::Smart`] within a budget.
+struct SmartLimits {
+    min_pixels: f64,
+    max_pixels: f64,
+    /// Maximum tokens of the request. The limits of pixels alone do not bound narrow pictures.
+    max_tokens: f64,
+}
+
+impl SmartLimits {
+    fn new(factor: u32, min: u64, max: u64, budget: Budget) -> Result<Self, SizeError> {
+        let pixels = |tokens: u32| u64::from(tokens) * u64::from(factor).pow(2);
+        let most = match (budget.detail, budget.max_tokens) {
+            (Detail::Low, tokens) => LOW_TOKENS.min(tokens.unwrap_or(LOW_TOKENS)),
+            (Detail::Auto, tokens) => tokens.unwrap_or(AUTO_TOKENS),
+            (Detail::High, tokens) => tokens.unwrap_or(u32::MAX),
+        };
+        let most = most.max(1);
+        let max = max.min(pixels(most));
+        let min = min.max(budget.min_tokens.map_or(0, pixels)).min(max);
+        if max < pixels(1) {
+            return Err(SizeError::Processor("no token fits into the maximum of pixels"));
+        }
+        Ok(Self { min_pixels: min as f64, max_pixels: max as f64, max_tokens: most.into() })
     }
-    Ok([min as f64, max as f64])
 }
 
 /// `smart_resize` of Qwen2-VL.
-fn smart(width: u32, height: u32, factor: u32, [min, max]: [f64; 2]) -> Result<[u32; 2], SizeError> {
+fn smart(width: u32, height: u32, factor: u32, limits: &SmartLimits) -> Result<[u32; 2], SizeError> {
     let (w, h, f) = (f64::from(width), f64::from(height), f64::from(factor));
     if w.max(h) / w.min(h) > MAX_RATIO {
         return Err(SizeError::TooNarrow { width, height });
     }
-    let (mut columns, mut rows) = ((w / f).round_ties_even(), (h / f).round_ties_even());
+    let shrunk = || {
+        let beta = (h * w / limits.max_pixels).sqrt();
+        [(w / beta / f).floor().max(1.0), (h / beta / f).floor().max(1.0)]
+    };
+    let [mut columns, mut rows] = [(w / f).round_ties_even(), (h / f).round_ties_even()];
     let pixels = columns * f * rows * f;
-    if pixels > max {
-        let beta = (h * w / max).sqrt();
-        rows = (h / beta / f).floor().max(1.0);
-        columns = (w / beta / f).floor().max(1.0);
-    } else if pixels < min {
-        let beta = (min / (h * w)).sqrt();
-        rows = (h * beta / f).ceil();
-        columns = (w * beta / f).ceil();
+    if pixels > limits.max_pixels {
+        [columns, rows] = shrunk();
+    } else if pixels < limits.min_pixels {
+        let beta = (limits.min_pixels / (h * w)).sqrt();
+        [columns, rows] = [(w * beta / f).ceil(), (h * beta / f).ceil()];
     }
     // Without a minimum, a side may be rounded to 0.
-    Ok([side(columns.max(1.0), f), side(rows.max(1.0), f)])
+    (columns, rows) = (columns.max(1.0), rows.max(1.0));
+    // Rounding up to the minimum exceeds a maximum close to it.
+    if columns * rows > limits.max_tokens {
+        [columns, rows] = shrunk();
+        if columns > rows {
+            columns = columns.min((limits.max_tokens / rows).floor().max(1.0));
+        } else {
+            rows = rows.min((limits.max_tokens / columns).floor().max(1.0));
+        }
+    }
+    Ok([side(columns, f), side(rows, f)])
 }
 
 /// Returns `count * factor` for a whole number `count`.

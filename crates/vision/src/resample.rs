@@ -1,7 +1,7 @@
 //! Pillow's resampling of 8-bit pixels, equal bit for bit (`src/libImaging/Resample.c`).
 //!
-//! Coefficients are computed in f64, normalized and rounded to 22 bits. The horizontal pass writes 8-bit pixels, from
-//! which the vertical pass computes the result.
+//! Coefficients are computed in f64, normalized and rounded to 22 bits. The first pass, along one axis, writes 8-bit
+//! pixels, from which the second one computes the result.
 
 use std::f64::consts::PI;
 
@@ -119,17 +119,27 @@ pub fn resample(picture: &Rgb, width: u32, height: u32, filter: Filter) -> Rgb {
     if from_width * from_height * to_width * to_height == 0 {
         return Rgb { width, height, rgb: vec![0; to_width * to_height * 3] };
     }
-    let horizontal;
-    let rows: &[u8] = if to_width == from_width {
-        &picture.rgb
-    } else {
-        horizontal = across(&picture.rgb, from_width, to_width, filter);
-        &horizontal
+    let (narrow, low) = (to_width != from_width, to_height != from_height);
+    let rgb = match (narrow, low) {
+        (false, false) => picture.rgb.clone(),
+        (true, false) => across(&picture.rgb, from_width, to_width, filter),
+        (false, true) => down(&picture.rgb, from_width * 3, from_height, to_height, filter),
+        (true, true) if is_vertical_first([from_width, from_height], [to_width, to_height]) => {
+            let rows = down(&picture.rgb, from_width * 3, from_height, to_height, filter);
+            across(&rows, from_width, to_width, filter)
+        }
+        (true, true) => {
+            let rows = across(&picture.rgb, from_width, to_width, filter);
+            down(&rows, to_width * 3, from_height, to_height, filter)
+        }
     };
-    if to_height == from_height {
-        return Rgb { width, height, rgb: rows.to_vec() };
-    }
-    Rgb { width, height, rgb: down(rows, to_width * 3, from_height, to_height, filter) }
+    Rgb { width, height, rgb }
+}
+
+/// Returns true if the vertical pass is the first one: the rows that the picture loses are more than twice the columns.
+/// Pillow 13 orders the passes so; before, the horizontal pass was always the first. Found by comparison with it.
+fn is_vertical_first([from_width, from_height]: [usize; 2], [to_width, to_height]: [usize; 2]) -> bool {
+    to_height < from_height && from_width * 2 + to_height < from_height + to_width * 2
 }
 
 /// Resamples each row.

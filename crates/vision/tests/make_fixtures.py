@@ -124,7 +124,8 @@ def resampled():
     """Hashes of Pillow's results for many sizes."""
     filters = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "lanczos": Image.LANCZOS}
     cases = [(37, 23, 20, 31), (37, 23, 37, 11), (37, 23, 64, 23), (37, 23, 37, 23), (1, 1, 5, 4), (200, 3, 7, 90), (3, 200, 90, 7),
-             (129, 97, 64, 48), (61, 83, 224, 160), (311, 207, 96, 64), (50, 50, 1, 1), (97, 31, 896, 5)]
+             (129, 97, 64, 48), (61, 83, 224, 160), (311, 207, 96, 64), (50, 50, 1, 1), (97, 31, 896, 5),
+             (61, 140, 112, 112), (30, 47, 18, 23), (30, 48, 18, 23), (30, 47, 19, 23), (12, 12, 34, 16), (40, 60, 41, 59)]
     return [dict(filter=name, from_=[w, h], to=[x, y],
                  hash=fnv(np.asarray(Image.fromarray(picture(w, h)).resize((x, y), which)).tobytes()))
             for name, which in filters.items() for w, h, x, y in cases]

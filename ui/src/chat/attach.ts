@@ -1,18 +1,34 @@
-// Files as text, read in the browser. The reader for PDFs is loaded when the first one comes.
+// Files as text, and images, read in the browser. The reader for PDFs is loaded when the first one comes.
 
 import type { Attachment } from "../store/db.ts";
 
 const MOST_BYTES = 20_000_000;
 const MOST_CHARACTERS = 400_000;
 
+/** Formats of images that the server decodes. */
+const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+
 export async function readFile(file: File): Promise<Attachment> {
   if (file.size > MOST_BYTES) throw new Error(`“${file.name}” has ${Math.round(file.size / 1e6)} MB; at most 20 MB can be attached.`);
+  if (IMAGES.includes(file.type)) return { name: file.name, text: "", image: await dataUrl(file) };
+  if (file.type.startsWith("image/") && file.type !== "image/svg+xml") {
+    throw new Error(`“${file.name}” is an image that is not read. Save it as PNG or JPEG.`);
+  }
   const isPdf = file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf");
   const text = isPdf ? await pdfText(file) : await plainText(file);
   if (text.length > MOST_CHARACTERS) {
     throw new Error(`“${file.name}” has ${text.length} characters; at most ${MOST_CHARACTERS} can be attached. Attach a part of it.`);
   }
   return { name: file.name, text };
+}
+
+function dataUrl(file: File): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(String(reader.result));
+    reader.onerror = () => reject(new Error(`“${file.name}” cannot be read.`));
+    reader.readAsDataURL(file);
+  });
 }
 
 async function plainText(file: File): Promise<string> {

@@ -9,6 +9,7 @@ import type { Fullness } from "../store/context.ts";
 import type { Attachment } from "../store/db.ts";
 import { draftOf, keepDraft } from "../store/drafts.ts";
 import { useServer } from "../store/server.ts";
+import { cardOf } from "../store/uses.ts";
 import { readFile } from "./attach.ts";
 import { ToolMenu } from "./tool-menu.tsx";
 
@@ -40,7 +41,9 @@ export function Composer({
   const input = useRef<HTMLInputElement>(null);
   const box = useRef<HTMLDivElement>(null);
   const modelsKnown = useServer((server) => server.modelsKnown);
-  const canSend = !busy && blocked === null && (model !== null || !modelsKnown) && (text.trim() !== "" || files.length > 0);
+  const card = useServer((server) => cardOf(server.models, model));
+  const blind = files.some((file) => file.image) && card?.file?.capabilities.includes("vision") === false;
+  const canSend = !busy && blocked === null && !blind && (model !== null || !modelsKnown) && (text.trim() !== "" || files.length > 0);
 
   useEffect(() => keepDraft(draft, { text, files }), [draft, text, files]);
   useEffect(() => {
@@ -98,12 +101,16 @@ export function Composer({
       {over && (
         <div className="drop" aria-hidden>
           <FileUp size={28} />
-          Drop text files or PDFs to attach them
+          Drop images, text files or PDFs to attach them
         </div>
       )}
       {blocked !== null ? (
         <p className="composer-note bad" role="status">
           {blocked}
+        </p>
+      ) : blind ? (
+        <p className="composer-note bad" role="status">
+          {model} reads text only. Remove the image, or choose a model that sees.
         </p>
       ) : (
         full && <ContextNote full={full} />
@@ -113,9 +120,9 @@ export function Composer({
           <ul className="files" aria-label="Attached files">
             {files.map((file) => (
               <li key={file.name} className="tag">
-                <FileText size={13} aria-hidden />
+                {file.image ? <img className="thumb" src={file.image} alt="" /> : <FileText size={13} aria-hidden />}
                 {file.name}
-                <span className="num">{count(file.text.length)} characters</span>
+                {!file.image && <span className="num">{count(file.text.length)} characters</span>}
                 <button
                   type="button"
                   aria-label={`Remove ${file.name}`}
@@ -148,7 +155,7 @@ export function Composer({
           }}
         />
         <div className="composer-row">
-          <button type="button" className="button quiet icon" aria-label="Attach text files or PDFs" title="Attach text files or PDFs" onClick={() => input.current?.click()}>
+          <button type="button" className="button quiet icon" aria-label="Attach images, text files or PDFs" title="Attach images, text files or PDFs" onClick={() => input.current?.click()}>
             <Paperclip size={18} aria-hidden />
           </button>
           <input

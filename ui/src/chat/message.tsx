@@ -125,7 +125,8 @@ function UserMessage({ message, others, isLast }: Props) {
   return (
     <article className="turn user" aria-label="Your message">
       <div className="bubble">
-        {message.attachments?.map((file) => (
+        <Images message={message} />
+        {message.attachments?.filter((file) => !file.image).map((file) => (
           <details key={file.name} className="attached">
             <summary>
               <FileText size={14} aria-hidden /> {file.name} <span className="muted">{count(file.text.length)} characters</span>
@@ -459,6 +460,23 @@ function GiveResult({ call, disabled }: { call: ToolCall; disabled: boolean }) {
   );
 }
 
+/** Images of a message; a click shows one in full size. */
+function Images({ message }: { message: Message }) {
+  const images = message.attachments?.filter((file) => file.image) ?? [];
+  if (!images.length) return null;
+  return (
+    <div className="pictures">
+      {images.map((file) => (
+        <details key={file.name}>
+          <summary aria-label={`Image ${file.name}`} title={file.name}>
+            <img src={file.image} alt={file.name} />
+          </summary>
+        </details>
+      ))}
+    </div>
+  );
+}
+
 function ToolResult({ message }: { message: Message }) {
   const value = parseWhole(message.content);
   return (
@@ -469,6 +487,7 @@ function ToolResult({ message }: { message: Message }) {
           <span className="mono grow">{message.toolCall?.name}</span>
           <span className={`tag ${message.toolFailed ? "bad" : "sea"}`}>{message.toolFailed ? "failed" : "result"}</span>
         </div>
+        <Images message={message} />
         {value === undefined ? (
           <pre className="tool-text" tabIndex={0}>
             {message.content}

@@ -10,16 +10,24 @@ import { cardOf } from "./uses.ts";
 
 /** The part of a message that the model reads. */
 export function spoken(message: Message): string {
-  const files = (message.attachments ?? []).map(({ name, text }) => `<file name="${name}">\n${text}\n</file>\n\n`);
+  const texts = (message.attachments ?? []).filter(({ image }) => !image);
+  const files = texts.map(({ name, text }) => `<file name="${name}">\n${text}\n</file>\n\n`);
   return files.join("") + message.content;
 }
 
-type Wire = Record<string, unknown> & { role: string; content: string };
+interface Wire {
+  [field: string]: unknown;
+  role: string;
+  content: string;
+  /** Data URLs of images before the text. */
+  images?: string[];
+}
 
 function wire(message: Message): Wire {
   const { role, content, toolCalls, toolCall } = message;
-  if (role === "tool") return { role, content, tool_call_id: toolCall?.id };
-  if (role === "user") return { role, content: spoken(message) };
+  const images = (message.attachments ?? []).flatMap(({ image }) => image ?? []);
+  if (role === "tool") return { role, content, images, tool_call_id: toolCall?.id };
+  if (role === "user") return { role, content: spoken(message), images };
   const calls = toolCalls?.map(({ id, name, arguments: text }) => ({
     id,
     type: "function",
@@ -30,17 +38,23 @@ function wire(message: Message): Wire {
 
 /** Messages as a request has them. Where one between two others was deleted, those of one author are one message: many
     chat templates refuse two in a row. */
-export function wired(system: string | undefined, path: Message[], begun = ""): Wire[] {
+export function wired(system: string | undefined, path: Message[], begun = ""): Record<string, unknown>[] {
   const messages: Wire[] = system?.trim() ? [{ role: "system", content: system }] : [];
   const all = path.map(wire);
   if (begun) all.push({ role: "assistant", content: begun });
   for (const message of all) {
     const last = messages.at(-1);
     const joins = last?.role === message.role && (message.role === "user" || message.role === "assistant") && !last["tool_calls"];
-    if (last && joins) messages[messages.length - 1] = { ...message, content: [last.content, message.content].filter(Boolean).join("\n\n") };
+    const content = () => [last?.content, message.content].filter(Boolean).join("\n\n");
+    const images = () => [...(last?.images ?? []), ...(message.images ?? [])];
+    if (last && joins) messages[messages.length - 1] = { ...message, content: content(), images: images() };
     else messages.push(message);
   }
-  return messages;
+  return messages.map(({ images, content, ...message }) => {
+    if (!images?.length) return { ...message, content };
+    const parts: unknown[] = images.map((url) => ({ type: "image_url", image_url: { url } }));
+    return { ...message, content: content ? [...parts, { type: "text", text: content }] : parts };
+  });
 }
 
 /** Fields of a request that these settings set. */

@@ -32,7 +32,7 @@ interface Chat {
   send(content: string, attachments: Attachment[], parent?: string | null): Promise<void>;
   /** Calls of tools that are running, by their ids. */
   calling: Record<string, AbortController>;
-  toolResult(call: ToolCall, content: string, failed?: boolean, of?: Conversation): Promise<void>;
+  toolResult(call: ToolCall, content: string, failed?: boolean, of?: Conversation, images?: string[]): Promise<void>;
   /** Runs a call on the server that has its tool, and gives the model the result. */
   runTool(call: ToolCall, of?: Conversation): Promise<void>;
   /** Answers a message of the person, or answers again. */
@@ -208,7 +208,7 @@ export const useChat = create<Chat>((set, get) => {
       await answer({ ...of, title, leaf: message.id }, message.id);
     },
 
-    async toolResult(call, content, failed, given) {
+    async toolResult(call, content, failed, given, images) {
       const of = get().conversations.find((one) => one.id === given?.id) ?? conversation();
       if (!of?.leaf) return;
       const message: Message = {
@@ -221,6 +221,7 @@ export const useChat = create<Chat>((set, get) => {
         state: "done",
         toolCall: { id: call.id, name: call.name },
         ...(failed ? { toolFailed: true } : {}),
+        ...(images?.length ? { attachments: images.map((image, i) => ({ name: `image ${i + 1}`, text: "", image })) } : {}),
       };
       await put(message);
       await get().update(of.id, { leaf: message.id });
@@ -238,8 +239,8 @@ export const useChat = create<Chat>((set, get) => {
       const abort = new AbortController();
       set(({ calling }) => ({ calling: { ...calling, [call.id]: abort } }));
       try {
-        const { text, is_error } = await callTool(found, call.arguments, abort.signal);
-        await get().toolResult(call, text, is_error, of);
+        const { text, is_error, images } = await callTool(found, call.arguments, abort.signal);
+        await get().toolResult(call, text, is_error, of, images);
       } catch (error) {
         if (!abort.signal.aborted) throw error;
       } finally {

@@ -37,7 +37,10 @@ export interface Conversation {
 
 export interface Attachment {
   name: string;
+  /** Text of the file; empty for an image. */
   text: string;
+  /** Data URL of an image. */
+  image?: string;
 }
 
 /** How an answer went. Times are in seconds. */

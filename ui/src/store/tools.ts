@@ -69,6 +69,8 @@ export function trustName(server: string, tool: string): string {
 
 export interface ToolOutcome {
   text: string;
+  /** Data URLs of images. */
+  images?: string[];
   is_error: boolean;
 }
 

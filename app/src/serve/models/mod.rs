@@ -11,7 +11,7 @@ mod source;
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -36,6 +36,7 @@ use crate::{
     load,
     models::{EMBEDDED, Source},
     presets::Preset,
+    projector::Projector,
     settings::LibrarySettings,
 };
 
@@ -72,6 +73,12 @@ pub struct ServedModels {
     planner: Mutex<Option<Chosen>>,
     /// Places for K and V besides the device.
     tiers: Tiers,
+    /// `--mmproj` with the name of its model.
+    projector: Option<(String, PathBuf)>,
+    /// `--no-mmproj`.
+    text_only: bool,
+    /// `--image-max-tokens`.
+    image_tokens: Option<usize>,
 }
 
 /// Places for K and V besides the device, which all models share.
@@ -110,6 +117,20 @@ impl ServedModels {
         }
         folders.iter().try_for_each(|folder| named.add_folder(folder))?;
         let Named { models, first } = named;
+        let projector = match &options.mmproj {
+            None => None,
+            Some(file) => {
+                let of = models
+                    .iter()
+                    .find(|(name, source)| first.as_ref() == Some(name) && matches!(source, Source::Path(_)));
+                let Some((name, source)) = of else {
+                    let failure = Failure::usage("--mmproj needs a model: a GGUF file on the command line");
+                    return Err(failure.hint("paguro serve MODEL.gguf --mmproj FILE"));
+                };
+                Projector::File(file.clone()).open(source, |_| {})?;
+                Some((name.clone(), file.clone()))
+            }
+        };
         let defaults = EngineOptions::default();
         let parallel = options.parallel.unwrap_or(defaults.max_sequences);
         Ok(Self {
@@ -130,6 +151,9 @@ impl ServedModels {
             queue: options.max_queue.unwrap_or(defaults.queue_capacity),
             queue_tokens: options.max_queue_tokens,
             presets: options.presets.clone(),
+            projector,
+            text_only: options.no_mmproj == Some(true),
+            image_tokens: options.image_max_tokens.map(|tokens| tokens as usize),
             known: Mutex::default(),
             planner: Mutex::default(),
             tiers,
@@ -239,6 +263,13 @@ impl ServedModels {
         details
     }
 
+    /// Opens a model with its projector.
+    pub(super) fn file(&self, name: &str, source: &Source) -> Outcome<ModelFile> {
+        let named = self.projector.as_ref().filter(|(model, _)| model == name).map(|(_, file)| file.clone());
+        let note = |line: &str| tracing::warn!(model = name, "{line}");
+        Projector::new(named, self.text_only).open(source, note)
+    }
+
     /// Returns the entry of a model outside of the library.
     fn own_entry(&self, name: &str, source: &Source) -> ModelEntry {
         let preset = self.own_preset(name);
@@ -254,7 +285,7 @@ impl ServedModels {
         match Identity::of(source) {
             Ok(Identity { version, created, bytes }) => {
                 let mut entry = entry(version, created, bytes, Details::default());
-                let open = || load::file(source).map_err(|failure| failure.message().to_owned());
+                let open = || self.file(name, source).map_err(|failure| failure.message().to_owned());
                 entry.details = self.known_details(&entry, &preset, open);
                 entry
             }
@@ -285,7 +316,9 @@ impl ServedModels {
         });
         let open = || {
             let path = library.path(record).map_err(|error| error.to_string())?;
-            ModelFile::open(&path).map_err(|error| error.to_string())
+            let name = record.name.short();
+            let source = Source::Library { name: name.clone(), path, defaults: Vec::new() };
+            self.file(&name, &source).map_err(|failure| failure.message().to_owned())
         };
         let mut details = match missing.or(stored.err()) {
             Some(problem) => lost(problem),

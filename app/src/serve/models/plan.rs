@@ -39,6 +39,7 @@ impl ServedModels {
             queue_tokens: self.queue_tokens,
             kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
             speculate: self.speculate,
+            max_image_tokens: self.image_tokens,
             ..EngineOptions::default()
         }
     }
@@ -106,6 +107,9 @@ impl ServedModels {
             Ok(plan) => (Some(plan), Some(self.context_of(&plan, file, preset)), None),
             Err(error) => (None, None, Some(error.to_string())),
         };
+        let shape = file.shape(&LoadOptions { max_context: Some(LEAST_TOKENS) });
+        let vision = shape.ok().and_then(|shape| shape.vision);
+        let projector = vision.map(|vision| vision.projector_type().to_owned());
         Details {
             format: if file.format().starts_with("GGUF") { "gguf" } else { "safetensors" },
             architecture: file.architecture().map(str::to_owned),
@@ -113,6 +117,7 @@ impl ServedModels {
             quantization: description.quantization,
             context,
             sequences: self.parallel,
+            projector,
             plan,
             in_place: false,
             pulled: false,

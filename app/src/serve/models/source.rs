@@ -53,7 +53,7 @@ impl ModelSource for ServedModels {
     }
 
     fn open(&self, entry: &ModelEntry) -> Result<ModelFile, LoadError> {
-        load::file(&self.source(&entry.name)?).map_err(failed)
+        self.file(&entry.name, &self.source(&entry.name)?).map_err(failed)
     }
 
     fn plan(&self, entry: &ModelEntry, context: Option<usize>) -> Result<LoadPlan, LoadError> {
@@ -62,11 +62,11 @@ impl ModelSource for ServedModels {
 
     fn load(&self, wanted: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {
         let (source, preset) = (self.source(&wanted.name)?, self.preset(&wanted.name)?);
-        let mut file = load::file(&source).map_err(failed)?;
+        let mut file = self.file(&wanted.name, &source).map_err(failed)?;
         let weights = self.weights(&source, &file);
         if weights.is_some() {
             // Opened after its files were listed: if they are the same at the end, the digest is theirs.
-            file = load::file(&source).map_err(failed)?;
+            file = self.file(&wanted.name, &source).map_err(failed)?;
         }
         let pages = PageBudget::Bytes(grant.kv);
         // The number of pages limits the context, which determines windows and RoPE.

@@ -22,7 +22,7 @@ def free_port():
 class KvEvents(unittest.TestCase):
     def setUp(self):
         self.endpoint, self.replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-        arguments = ["--kv-events", self.endpoint, "--kv-events-replay", self.replay, "--kv-events-topic", "kv@{model}"]
+        arguments = ["--kv-events", self.endpoint, "--kv-events-replay", self.replay]
         address = server.start(*arguments)
         self.client = openai.OpenAI(base_url=address + "/v1", api_key="none", max_retries=0)
         self.context = zmq.Context()
@@ -45,7 +45,7 @@ class KvEvents(unittest.TestCase):
             pass
 
     def test_events_and_replay(self):
-        topic = f"kv@{server.MODEL}".encode()
+        topic = f"kv@127.0.0.1@{server.MODEL}".encode()
         subscriber = self.context.socket(zmq.SUB)
         subscriber.setsockopt(zmq.RCVTIMEO, 60_000)
         subscriber.setsockopt(zmq.HEARTBEAT_IVL, 50)
@@ -67,30 +67,32 @@ class KvEvents(unittest.TestCase):
             self.assertEqual(name, topic)
             seen[sequence] = batch
         self.assertTrue(seen)
-        time, events = msgpack.unpackb(list(seen.values())[-1])
-        self.assertIsInstance(time, float)
-        kind, hashes, _, tokens, block_size, _, medium = events[-1]
-        self.assertEqual((kind, medium, len(tokens)), ("BlockStored", "GPU", len(hashes) * block_size))
+        time, events, rank = msgpack.unpackb(list(seen.values())[-1])
+        self.assertEqual((type(time), rank), (float, 0))
+        event = events[-1]
+        self.assertEqual((event["type"], event["medium"]), ("BlockStored", "GPU"))
+        self.assertEqual(len(event["token_ids"]), len(event["block_hashes"]) * event["block_size"])
 
         # REQ reads the first answer alone.
         for kind, prefix in [(zmq.DEALER, [b""]), (zmq.REQ, [])]:
             client = self.socket(kind, self.replay, HEARTBEAT_IVL=50, HEARTBEAT_TIMEOUT=20_000)
             client.send_multipart([*prefix, (0).to_bytes(8, "big")])
-            *empty, sequence, batch = client.recv_multipart()
-            self.assertEqual((empty, sequence), (prefix, bytes(8)))
-            self.assertEqual(msgpack.unpackb(batch)[1], [["AllBlocksCleared"]])
+            *empty, first, sequence, batch = client.recv_multipart()
+            self.assertEqual((empty, first, sequence), (prefix, b"kv@127.0.0.1@", bytes(8)))
+            self.assertEqual(msgpack.unpackb(batch)[1], [{"type": "AllBlocksCleared"}])
             if kind == zmq.REQ:
                 continue
             replayed = {}
             while sequence != END:
                 replayed[sequence] = batch
-                _, sequence, batch = client.recv_multipart()
-            self.assertEqual(batch, b"")
+                _, of, sequence, batch = client.recv_multipart()
+                self.assertIn(of, [topic, b""])
+            self.assertEqual((of, batch), (b"", b""))
             self.assertEqual({number: replayed[number] for number in seen}, seen)
             self.assertEqual(sorted(replayed), [number.to_bytes(8, "big") for number in range(len(replayed))])
         correlating = self.socket(zmq.REQ, self.replay, REQ_CORRELATE=1)
         correlating.send((0).to_bytes(8, "big"))
-        self.assertEqual(correlating.recv_multipart()[0], bytes(8))
+        self.assertEqual(correlating.recv_multipart()[1], bytes(8))
 
     def test_sockets_of_other_kinds_are_refused(self):
         wrong = [(zmq.REQ, self.endpoint, {}), (zmq.SUB, self.replay, {}), (zmq.PUSH, self.replay, {})]

@@ -6,14 +6,42 @@ use rustix::{process, thread, time};
 use std::time::Duration;
 
 /// Difference of the priority of a slow thread, as in `nice`: it gets a tenth of the processor beside another thread.
-#[cfg(target_os = "linux")]
-const NICE: i32 = 10;
+const SLOW: i32 = 10;
+
+/// The same for a thread that nobody waits for: the lowest priority.
+pub(super) const ABANDONED: i32 = 19;
+
+/// A thread whose priority can be lowered from any thread.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Priority {
+    #[cfg(target_os = "linux")]
+    thread: process::Pid,
+}
+
+impl Priority {
+    /// Returns the priority of the calling thread.
+    pub fn of_this_thread() -> Self {
+        Self {
+            #[cfg(target_os = "linux")]
+            thread: thread::gettid(),
+        }
+    }
+
+    /// Lowers the priority by `nice` for the rest of the thread's life.
+    pub fn lower(self, nice: i32) {
+        // The number is that of a thread. Without permission, the thread keeps its priority.
+        #[cfg(target_os = "linux")]
+        let _ = process::setpriority_process(Some(self.thread), nice);
+        #[cfg(not(target_os = "linux"))]
+        let _ = nice;
+    }
+}
 
 /// Measures the processor time of a thread from a moment on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ThreadClock {
     #[cfg(target_os = "linux")]
-    thread: process::Pid,
+    priority: Priority,
     #[cfg(target_os = "linux")]
     begin: Duration,
     #[cfg(not(target_os = "linux"))]
@@ -24,7 +52,7 @@ pub(super) struct ThreadClock {
 impl ThreadClock {
     /// Begins to measure the calling thread.
     pub fn start() -> Self {
-        Self { thread: thread::gettid(), begin: now() }
+        Self { priority: Priority::of_this_thread(), begin: now() }
     }
 
     /// Returns the time since the start. The calling thread must be the measured one.
@@ -34,7 +62,7 @@ impl ThreadClock {
 
     /// Returns the time since the start, from any thread; `None` if it is unknown.
     pub fn elapsed(&self) -> Option<Duration> {
-        let path = format!("/proc/self/task/{}/schedstat", self.thread.as_raw_nonzero());
+        let path = format!("/proc/self/task/{}/schedstat", self.priority.thread.as_raw_nonzero());
         let text = std::fs::read_to_string(path).ok()?;
         let nanoseconds = text.split_whitespace().next()?.parse().ok()?;
         Some(Duration::from_nanos(nanoseconds).saturating_sub(self.begin))
@@ -42,8 +70,7 @@ impl ThreadClock {
 
     /// Gives the thread a low priority for the rest of its life.
     pub fn lower_priority(&self) {
-        // The number is that of a thread. Without permission, the thread keeps its priority.
-        let _ = process::setpriority_process(Some(self.thread), NICE);
+        self.priority.lower(SLOW);
     }
 }
 
@@ -71,7 +98,9 @@ impl ThreadClock {
     }
 
     /// Has no effect.
-    pub fn lower_priority(&self) {}
+    pub fn lower_priority(&self) {
+        Priority::of_this_thread().lower(SLOW);
+    }
 }
 
 #[cfg(test)]

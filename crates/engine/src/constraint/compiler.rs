@@ -13,7 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::COMPILER_STACK;
+use super::{
+    COMPILER_STACK,
+    clock::{ABANDONED, Priority},
+};
 
 /// Longest time to compile the grammars of a request. Nearly all take milliseconds.
 pub const COMPILE_TIME: Duration = Duration::from_secs(3);
@@ -145,17 +148,13 @@ struct Job {
 struct State {
     is_abandoned: bool,
     has_ended: bool,
-    /// The thread's id for the system.
-    #[cfg(target_os = "linux")]
-    thread: Option<rustix::thread::Pid>,
+    /// Priority of the thread, once it runs.
+    priority: Option<Priority>,
 }
 
 impl Job {
     fn begin(&self) {
-        #[cfg(target_os = "linux")]
-        {
-            lock(&self.state).thread = Some(rustix::thread::gettid());
-        }
+        lock(&self.state).priority = Some(Priority::of_this_thread());
     }
 
     /// Counts the job as abandoned until it ends, and lowers its priority.
@@ -166,10 +165,8 @@ impl Job {
         }
         state.is_abandoned = true;
         *lock(&self.abandoned) += 1;
-        #[cfg(target_os = "linux")]
-        if let Some(thread) = state.thread {
-            // The priority is a courtesy to other threads.
-            let _ = rustix::process::setpriority_process(Some(thread), 19);
+        if let Some(priority) = state.priority {
+            priority.lower(ABANDONED);
         }
     }
 }

@@ -1,5 +1,8 @@
 //! The position of an answer in its grammar, and the computation of the mask of its next token.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     fmt,
     panic::AssertUnwindSafe,
@@ -18,6 +21,9 @@ use crate::{RequestError, checked_request::CheckedRequest};
 
 /// Time of a mask that counts neither as slow nor against the budget of its request.
 pub(super) const PROMPT: Duration = Duration::from_millis(5);
+
+/// Time after which no further mask after a drafted token is begun, because the next step waits for the computation.
+const AHEAD: Duration = Duration::from_micros(1500);
 
 /// Maximum time of one mask.
 pub(crate) const MOST_OF_MASK: Duration = Duration::from_secs(1);
@@ -425,7 +431,7 @@ impl MaskTask {
             let mut consumed = 0;
             for Drafted { token, within } in &self.draft {
                 let is_allowed = ahead.last().unwrap_or(first).allows(*token);
-                if !is_allowed || begin.elapsed() > PROMPT {
+                if !is_allowed || begin.elapsed() > AHEAD {
                     break;
                 }
                 parser.now.consume_token(*token)?;

@@ -10,7 +10,7 @@ use paguro_backend::{PageContent, PageId};
 use super::worker::Worker;
 use crate::{
     disk::Disk,
-    events::{self, Medium},
+    events::Medium,
     tiers::{Evicted, Part, Unit},
 };
 
@@ -207,9 +207,8 @@ impl Worker {
                         let is_new = host.put(*unit, bytes, |unit| evicted.push(unit));
                         let Some(events) = events.as_deref_mut() else { continue };
                         let of_group = |it: &&Unit| it.part == Part::Kv(events.group);
-                        let gone: Vec<u64> =
-                            evicted.iter().filter(of_group).map(|it| events::hash(&it.key)).collect();
-                        gone.into_iter().for_each(|hash| events.removed(hash, Medium::Host));
+                        let gone: Vec<_> = evicted.iter().filter(of_group).map(|it| it.key).collect();
+                        gone.iter().for_each(|key| events.removed(key, Medium::Host));
                         if is_new && unit.part == Part::Kv(events.group) {
                             events.copied(&unit.key, Medium::Host);
                         }

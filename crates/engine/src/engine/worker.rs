@@ -78,9 +78,7 @@ impl Worker {
                 self.scheduler.expire(Instant::now());
             }
             self.take_loaded();
-            if self.in_flight.is_none() {
-                self.scheduler.settle_masks();
-            }
+            self.scheduler.settle_masks();
             if self.scheduler.has_work() || self.in_flight.is_some() {
                 self.step();
             } else if !self.scheduler.is_idle() {
@@ -201,7 +199,8 @@ impl Worker {
             },
         };
         // The device gets its next step while it computes this one.
-        let is_ahead = self.scheduler.plan_ahead(|kind| self.runner.carries(kind));
+        let begin = Instant::now();
+        let is_ahead = self.scheduler.plan_ahead(begin, |kind| self.runner.carries(kind));
         let ahead = is_ahead.then(|| {
             self.rescue();
             self.submit_planned(true)

@@ -1,60 +1,180 @@
-//! Planning one step ahead. While a device computes a step in which all sequences decode and the queue is empty, the
-//! next step is planned and submitted: each sequence gets one more row, whose token the device knows before the host.
+//! Planning one step ahead. While a device computes a step, the next one is planned and submitted, so the device does not
+//! wait for the host. Its rows follow from the [kind](Next) of each sequence:
+//!
+//! | Sequence | Rows in the next step |
+//! |-|-|
+//! | samples a token that the device carries | one, whose token the device knows before the host |
+//! | has a prompt to compute, with or without a chunk in the running step | a chunk |
+//! | has left the running step out, and its mask is known | one, whose token the host knows |
+//! | samples a token on which the next mask depends: a grammar, the end of reasoning | none: it is held, and has a row in the step after |
+//! | certainly ends with the running step, or waits for a late mask | none |
+//!
+//! Requests leave the queue as in any other step. Some work needs the results of the running step. Then no step is planned
+//! ahead, and the next one is planned in full:
+//!
+//! - preemption for a waiting sequence or for pages;
+//! - sequences whose tokens the device does not carry, rows of pictures, scores, embeddings, separating branches, and more held ones than one in
+//!   [`HELD_SHARE`], each of which would lose every second step for a short wait of the device;
+//! - copies of states and pages, and a search in other tiers;
+//! - decoding sequences for which there is no time in every step.
+//!
 //! The row of a sequence that has ended meanwhile is dropped. Its pages can be reused at once, because steps run in the
 //! order of their plans. No step is planned ahead if a sequence will probably have a [draft](super::drafts) then, because a
 //! draft continues a text that the host knows.
 
-use paguro_backend::{Carried, Output, OutputKind, StateUse, Step};
+use std::time::Instant;
 
-use super::Scheduler;
+use paguro_backend::{Carried, Output, OutputKind, SampleRequest, StateUse, Step};
+
+use super::{Scheduler, queue::Choice};
 use crate::{
-    layout::BlockLayout,
     sequence::{Sequence, SequenceOutputs},
+    tiers::Load,
 };
 
+/// Number of sequences with carried tokens for each one that is held.
+const HELD_SHARE: usize = 16;
+
+/// Part of a sequence in the step after the running one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// A row for the token that the running step samples.
+    Carried,
+    /// Rows for tokens that are known.
+    Known,
+    /// No row, although it could have one after the results of the running step.
+    Held,
+    /// No row in any case.
+    None,
+}
+
 impl Scheduler {
-    /// Plans the step after the planned one, if its rows are known: the queue is empty, and every continuing sequence
-    /// has one row whose token the device `carries`. Returns true if the step was planned.
-    pub fn plan_ahead(&mut self, carries: impl Fn(&OutputKind<'_>) -> bool) -> bool {
-        let may_go_on = |sequence: &Sequence| {
-            let request = sequence.sample_request(sequence.branches.start, sequence.tokens.len());
-            // The state at the end of a block is copied before the next row changes it.
-            let is_copied = sequence.ends_at_checkpoint(&self.layout);
-            request.mask.is_none()
-                && !sequence.sampler.depends_on_next()
-                && !is_copied
-                && carries(&OutputKind::Sample(request))
-        };
-        let go_on = || self.running.iter().filter(|sequence| !sequence.ends());
-        let pages = || go_on().map(|sequence| pages_ahead(sequence, &self.layout)).sum::<usize>();
-        if !self.waiting.is_empty()
-            || !self.saves.moves.is_empty()
-            || !self.running.iter().all(Sequence::has_one_output)
-            || go_on().next().is_none()
-            || !go_on().all(may_go_on)
-            || pages() > self.pages.available()
-            || self.will_draft()
-        {
+    /// Plans the step after the running one, in which the device `carries` some tokens; see the [module](self). Requests
+    /// that leave the queue start at `now`. Returns true if the step was planned.
+    pub fn plan_ahead(&mut self, now: Instant, carries: impl Fn(&OutputKind<'_>) -> bool) -> bool {
+        let has_draft = self.running.iter().any(|sequence| sequence.planned.drafted > 0);
+        if has_draft || self.will_draft() {
             return false;
         }
-        let Self { running, layout, pages, plan, next_plan, .. } = self;
-        next_plan.clear();
-        let mut cursor = plan.cursor();
-        for sequence in running {
-            let (output, _) = cursor.of(sequence);
-            if !sequence.ends() {
-                let position = sequence.kv.computed + sequence.planned.rows;
-                sequence.kv.extend(position + 1, layout, pages);
-                sequence.planned.ahead = 1;
-                next_plan.carried.push(Carried { row: next_plan.tokens.len(), output: output.start });
-                let state = sequence.kv.state.map(|state| StateUse::in_place(state.write));
-                let outputs = SequenceOutputs::samples(position..position + 1, sequence.branches.clone());
-                next_plan.add(sequence, position, &[0], state, outputs, layout);
-            }
+        if !self.saves.moves.is_empty() || !self.may_run_ahead(&carries) || !self.admit_ahead(now) {
+            return false;
         }
+        let next: Vec<Next> =
+            self.running.iter().map(|sequence| self.next(sequence, &carries).unwrap_or(Next::Held)).collect();
+        if !self.share_rows_ahead(&next) {
+            return false;
+        }
+        let pages = |sequence: &Sequence| {
+            let tokens = sequence.next_position() + sequence.planned.granted;
+            sequence.kv.pages_up_to(tokens, &self.layout)
+        };
+        let granted = self.running.iter().filter(|sequence| sequence.planned.granted > 0);
+        if granted.map(pages).sum::<usize>() > self.pages.available() {
+            return false;
+        }
+        self.write_plan_ahead(&next);
         self.step += 1;
         self.is_ahead = true;
         true
+    }
+
+    /// Returns true if the running sequences allow a step ahead: at least one is carried, and few are held.
+    fn may_run_ahead(&self, carries: &impl Fn(&OutputKind<'_>) -> bool) -> bool {
+        let (mut carried, mut held) = (0, 0);
+        for sequence in &self.running {
+            match self.next(sequence, carries) {
+                Some(Next::Carried) => carried += 1,
+                Some(Next::Held) => held += 1,
+                Some(Next::Known | Next::None) => {}
+                None => return false,
+            }
+        }
+        carried > 0 && held * HELD_SHARE <= carried
+    }
+
+    /// Returns the part of a sequence in the next step; `None` if that step cannot be planned ahead.
+    fn next(&self, sequence: &Sequence, carries: &impl Fn(&OutputKind<'_>) -> bool) -> Option<Next> {
+        let is_in_flight = sequence.planned.rows > 0;
+        let reports = !sequence.unscored().is_empty() || !sequence.unembedded().is_empty();
+        // The state at the end of a block is copied before the next row changes it.
+        let is_copied = is_in_flight && sequence.ends_at_checkpoint(&self.layout);
+        let has_pictures = sequence.has_pictures_after(sequence.next_position());
+        if is_copied || has_pictures || reports && !is_in_flight {
+            return None;
+        }
+        let position = sequence.tokens.len();
+        let request = sequence.sample_request(sequence.branches.start, position);
+        let (has_mask, any) = (request.mask.is_some(), SampleRequest { mask: None, ..request });
+        let is_carried = carries(&OutputKind::Sample(any));
+        if is_in_flight && sequence.unplanned() == 0 {
+            if sequence.ends() || !sequence.samples() {
+                return Some(Next::None);
+            }
+            if !is_carried {
+                return None;
+            }
+            let follows = sequence.has_one_output() && !has_mask && !sequence.sampler.depends_on_next();
+            return Some(if follows { Next::Carried } else { Next::Held });
+        }
+        if sequence.plannable() == 0 {
+            // Its mask is late.
+            return Some(Next::None);
+        }
+        let separates = sequence.branches.len() > 1 && sequence.unplanned() == 1;
+        if !is_carried || separates || sequence.kv.needs_copies(&self.layout, &self.pages, &self.states) {
+            return None;
+        }
+        Some(if reports { Next::Held } else { Next::Known })
+    }
+
+    /// Moves sequences from the queue to the running ones, as long as no other one loses anything for them. Returns false if
+    /// the next one needs that.
+    fn admit_ahead(&mut self, now: Instant) -> bool {
+        let searches = |sequence: &Sequence| sequence.prefix.load == Load::Untried;
+        if self.pages.tiers.is_some() && self.soon().any(|(_, sequence)| searches(sequence)) {
+            return false;
+        }
+        self.raise_long_waits();
+        while let Some(Choice { rank, victims }) = self.next_in_queue() {
+            let restores = self.layout.checkpoints.is_some();
+            if restores || !victims.is_empty() || !self.admit(rank, now) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Writes the plan of the granted rows, and reserves their pages.
+    fn write_plan_ahead(&mut self, next: &[Next]) {
+        let Self { running, layout, pages, states, plan, next_plan, .. } = self;
+        next_plan.clear();
+        let mut cursor = plan.cursor();
+        for (sequence, next) in running.iter_mut().zip(next) {
+            let (position, rows) = (sequence.next_position(), sequence.planned.granted);
+            let is_in_flight = sequence.planned.rows > 0;
+            let output = is_in_flight.then(|| cursor.of(sequence).0.start);
+            if rows == 0 || !sequence.reserve_ahead(rows, layout, pages, states) {
+                continue;
+            }
+            let end = position + rows;
+            let row = next_plan.tokens.len();
+            let samples = match (next, output) {
+                (Next::Carried, Some(output)) => {
+                    next_plan.carried.push(Carried { row, output });
+                    position..end
+                }
+                _ if end == sequence.tokens.len() && sequence.may_sample() => end - 1..end,
+                _ => 0..0,
+            };
+            let outputs = SequenceOutputs::samples(samples, sequence.branches.clone());
+            // A slot that the running step leaves is not read again.
+            let state = match is_in_flight {
+                true => sequence.kv.state.map(|state| StateUse::in_place(state.write)),
+                false => sequence.kv.state,
+            };
+            let tokens = sequence.tokens.get(position..end).unwrap_or(&[0]);
+            next_plan.add(sequence, position, tokens, state, outputs, layout);
+        }
     }
 
     /// Writes the outputs of the step that was planned ahead.
@@ -66,9 +186,24 @@ impl Scheduler {
     pub fn step_ahead<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
         self.next_plan.step(&[], outputs)
     }
-}
 
-/// Returns the number of pages to reserve before the row after the planned ones.
-fn pages_ahead(sequence: &Sequence, layout: &BlockLayout) -> usize {
-    sequence.kv.pages_up_to(sequence.kv.computed + sequence.planned.rows + 1, layout)
+    /// Divides the rows of the next step. Returns false if there is no time for all that decode.
+    fn share_rows_ahead(&mut self, next: &[Next]) -> bool {
+        self.running.iter_mut().for_each(|sequence| sequence.planned.granted = 0);
+        let decodes = |&index: &usize| match next[index] {
+            Next::Carried => true,
+            Next::Known => !self.running[index].prefills_next(),
+            Next::Held | Next::None => false,
+        };
+        let decoding: Vec<usize> = (0..next.len()).filter(decodes).collect();
+        let prompts = |&index: &usize| next[index] == Next::Known && self.running[index].prefills_next();
+        let prompts: Vec<usize> = (0..next.len()).filter(prompts).collect();
+        let count = decoding.len();
+        let (granted, work) = self.share_among_decoding(decoding);
+        if granted < count {
+            return false;
+        }
+        self.share_rest(granted, work, prompts);
+        true
+    }
 }

@@ -19,8 +19,14 @@ const GRACE: Duration = Duration::from_millis(3);
 
 impl Scheduler {
     /// Applies the verdicts of grammars on the tokens of the last steps: some answers end, and some requests fail. Others
-    /// can sample again. Waits for those that are expected soon.
+    /// can sample again. Waits for those that are expected soon. Beside a running step, the wait takes a small part of the
+    /// time of that step, so that the next one is submitted before it ends.
     pub fn settle_masks(&mut self) {
+        let is_running = self.running.iter().any(|sequence| sequence.planned.rows > 0);
+        let longest = match is_running {
+            true => GRACE.min(Duration::from_secs_f64((self.cost.seconds(self.plan.work()) / 4.0).min(1.0))),
+            false => GRACE,
+        };
         let soon = |sequence: &Sequence| {
             sequence.sampler.guide.as_ref().is_some_and(|guide| guide.ends_within(GRACE))
         };
@@ -32,7 +38,7 @@ impl Scheduler {
             .collect();
         if !expected.is_empty() {
             let are_known = || expected.iter().all(|guide| guide.is_known());
-            self.mask_workers.wait(Instant::now() + GRACE, are_known);
+            self.mask_workers.wait(Instant::now() + longest, are_known);
         }
         if self.mask_workers.tend() {
             self.apply_verdicts();

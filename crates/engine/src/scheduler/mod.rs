@@ -72,7 +72,7 @@ pub(crate) struct Scheduler {
     speculation: Option<Speculation>,
     /// Work of the last step, until its time is known.
     last_work: Option<Work>,
-    /// What the last step has shown about the times of steps with drafts.
+    /// The last step, until its time shows how long such steps take.
     last_check: Option<drafts::Check>,
     /// Number of the step that is planned next.
     step: u64,
@@ -252,6 +252,7 @@ impl Scheduler {
             states_used: self.states.total() - self.states.free(),
             checkpoints: self.pages.checkpoints(),
             evictions: self.pages.evictions,
+            blocks: self.blocks(),
             host: self.host_stats(),
             disk: self.disk_stats(),
             masks: self.mask_workers.masks(),

@@ -65,6 +65,7 @@ impl Scheduler {
         }
         self.pages.trim();
         if std::mem::take(&mut self.is_ahead) {
+            self.stats.steps_ahead += 1;
             std::mem::swap(&mut self.plan, &mut self.next_plan);
             for sequence in &mut self.running {
                 sequence.planned.rows = std::mem::take(&mut sequence.planned.ahead);
@@ -146,8 +147,9 @@ impl Scheduler {
         self.is_ahead = false;
         (self.last_work, self.last_check) = (None, None);
         self.stats.failed_steps += 1;
+        let has_rows = |sequence: &&Sequence| sequence.planned.rows + sequence.planned.ahead > 0;
         let mut requests: Vec<_> =
-            self.running.iter().filter(|s| s.planned.rows > 0).map(|s| s.request.id).collect();
+            self.running.iter().filter(has_rows).map(|sequence| sequence.request.id).collect();
         requests.append(&mut self.plan.restored);
         for key in self.plan.saved.drain(..) {
             self.pages.forget_checkpoint(&key);

@@ -47,6 +47,12 @@ impl Claims for PageClaims<'_> {
     }
 }
 
+/// A sequence that leaves the queue, and the running ones that it displaces.
+pub(super) struct Choice {
+    pub rank: Rank,
+    pub victims: Vec<Rank>,
+}
+
 impl Scheduler {
     /// Returns the number of free places. A prompt uses one place for all its branches.
     fn free_places(&self) -> usize {
@@ -71,10 +77,15 @@ impl Scheduler {
     /// Moves the next sequence from the queue to the running ones, where it starts at `now`. Returns false if the queue
     /// is empty or there is no room.
     pub(super) fn admit_next(&mut self, now: Instant) -> bool {
-        let Some((rank, victims)) = self.next_in_queue() else { return false };
+        let Some(Choice { rank, victims }) = self.next_in_queue() else { return false };
         for victim in victims {
             self.displace(victim, Some(rank));
         }
+        self.admit(rank, now)
+    }
+
+    /// Moves a sequence from the queue to the running ones, where it starts at `now`. Returns false if pages are missing.
+    pub(super) fn admit(&mut self, rank: Rank, now: Instant) -> bool {
         // Pages of preempted sequences may be shared with others, or hold a part of the prompt.
         let head = &self.waiting[&rank];
         let cached = head.cached_blocks(&self.layout, &self.pages);
@@ -104,8 +115,8 @@ impl Scheduler {
         true
     }
 
-    /// Returns the sequence that leaves the queue next, and the running ones that it displaces.
-    fn next_in_queue(&self) -> Option<(Rank, Vec<Rank>)> {
+    /// Chooses the sequence that leaves the queue next.
+    pub(super) fn next_in_queue(&self) -> Option<Choice> {
         if self.waiting.is_empty() {
             return None;
         }
@@ -117,7 +128,7 @@ impl Scheduler {
             Admission::Wait => None,
             Admission::Admit { waiting, victims } => {
                 let victims = victims.into_iter().map(|index| self.running[index].rank()).collect();
-                Some((candidates[waiting].rank, victims))
+                Some(Choice { rank: candidates[waiting].rank, victims })
             }
         }
     }

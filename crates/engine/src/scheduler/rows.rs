@@ -38,13 +38,24 @@ struct Budget {
     time: f64,
     /// Rows that are granted regardless of the time.
     least: usize,
+    /// True beside a running step, whose results separate no branches.
+    is_ahead: bool,
 }
 
 impl Scheduler {
     /// Grants rows to the running sequences.
     pub(super) fn share_rows(&mut self) {
         self.running.iter_mut().for_each(|sequence| sequence.planned.granted = 0);
-        let (decoding, work) = self.share_among_decoding();
+        let all = || self.running.iter().enumerate();
+        let decodes = |sequence: &Sequence| !sequence.prefills() && sequence.computable() > 0;
+        let decoding = all().filter(|(_, sequence)| decodes(sequence)).map(|(index, _)| index).collect();
+        let prompts = all().filter(|(_, sequence)| sequence.prefills()).map(|(index, _)| index).collect();
+        let (decoding, work) = self.share_among_decoding(decoding);
+        self.share_rest(decoding, work, prompts);
+    }
+
+    /// Grants the rest of a step, in which `decoding` sequences have rows with this `work`, to prompts.
+    pub(super) fn share_rest(&mut self, decoding: usize, work: Work, mut prompts: Vec<usize>) {
         let alone = self.cost.seconds(work);
         let time = match decoding {
             0 => (4.0 * self.step_time).max(8.0 * self.cost.seconds(Work::default())),
@@ -56,9 +67,8 @@ impl Scheduler {
             work,
             time,
             least: LEAST_ROWS,
+            is_ahead: self.running.iter().any(|sequence| sequence.planned.rows > 0),
         };
-        let mut prompts: Vec<usize> =
-            (0..self.running.len()).filter(|&index| self.running[index].prefills()).collect();
         prompts.sort_by_key(|&index| {
             let sequence = &self.running[index];
             // (By name as well, so that tenants with equally many tokens stay apart.)
@@ -79,14 +89,11 @@ impl Scheduler {
         }
     }
 
-    /// Grants a row to each decoding sequence, or to as many as fit into the time. Returns their number and work.
-    fn share_among_decoding(&mut self) -> (usize, Work) {
+    /// Grants a row to each of these decoding sequences, or to as many as fit into the time. Returns their number and work.
+    pub(super) fn share_among_decoding(&mut self, mut decoding: Vec<usize>) -> (usize, Work) {
         let mut branches: BTreeMap<u64, usize> = BTreeMap::new();
-        let mut decoding = Vec::new();
-        let decodes = |sequence: &Sequence| !sequence.prefills() && sequence.computable() > 0;
-        for (index, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| decodes(sequence)) {
-            *branches.entry(sequence.request.id).or_default() += 1;
-            decoding.push(index);
+        for &index in &decoding {
+            *branches.entry(self.running[index].request.id).or_default() += 1;
         }
         decoding.sort_by_cached_key(|&index| {
             let sequence = &self.running[index];
@@ -107,7 +114,7 @@ impl Scheduler {
         let (mut granted, mut work, mut time) = (0, Work::default(), f64::INFINITY);
         for index in decoding {
             let sequence = &mut self.running[index];
-            let more = work.and(sequence.kv.computed, 1);
+            let more = work.and(sequence.next_position(), 1);
             if self.cost.seconds(more) > time {
                 break;
             }
@@ -124,11 +131,12 @@ impl Scheduler {
     fn share_among_prompts(&mut self, prompts: &[usize], budget: &mut Budget) {
         let Some((&oldest, younger)) = prompts.split_first() else { return };
         let long = &self.running[oldest];
-        let mut may_pass = (SHORT_ROWS + long.kv.computed / SHORT_SHARE).saturating_sub(long.sched.overtaken);
-        let remaining = long.remaining();
+        let mut may_pass =
+            (SHORT_ROWS + long.next_position() / SHORT_SHARE).saturating_sub(long.sched.overtaken);
+        let remaining = long.unplanned();
         let mut shorter: Vec<_> = younger.to_vec();
-        shorter.retain(|&index| self.running[index].remaining() < remaining);
-        shorter.sort_by_key(|&index| self.running[index].remaining());
+        shorter.retain(|&index| self.running[index].unplanned() < remaining);
+        shorter.sort_by_key(|&index| self.running[index].unplanned());
         for index in shorter {
             let rows = self.grant(index, may_pass, budget);
             may_pass -= rows;
@@ -145,10 +153,15 @@ impl Scheduler {
         if sequence.planned.granted > 0 {
             return 0;
         }
-        let to_checkpoint =
-            sequence.next_checkpoint(&self.layout).map(|tokens| tokens - sequence.kv.computed);
-        let most = most.min(to_checkpoint.unwrap_or(usize::MAX)).min(sequence.computable()).min(budget.rows);
-        let in_time = self.cost.rows_within(budget.work, sequence.kv.computed, most, budget.time);
+        let start = sequence.next_position();
+        let to_checkpoint = sequence.next_checkpoint(&self.layout).map(|tokens| tokens - start);
+        let plannable = match budget.is_ahead && sequence.branches.len() > 1 {
+            // The last row is left to a step after which the branches separate.
+            true => sequence.plannable().min(sequence.unplanned() - 1),
+            false => sequence.plannable(),
+        };
+        let most = most.min(to_checkpoint.unwrap_or(usize::MAX)).min(plannable).min(budget.rows);
+        let in_time = self.cost.rows_within(budget.work, start, most, budget.time);
         let rows = in_time.max(most.min(budget.least));
         let rows = match (self.layout.is_whole, sequence.remaining()) {
             (false, _) => rows,
@@ -165,7 +178,7 @@ impl Scheduler {
         budget.rows -= rows;
         budget.outputs -= sequence.outputs_in(rows);
         budget.least = budget.least.saturating_sub(rows);
-        budget.work = budget.work.and(sequence.kv.computed, rows);
+        budget.work = budget.work.and(start, rows);
         self.running[index].planned.granted = rows;
         rows
     }

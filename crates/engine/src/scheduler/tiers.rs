@@ -12,11 +12,11 @@ use crate::{
     DiskStats, HostStats,
     cost::Work,
     disk::Disk,
-    events::{Events, Medium},
+    events::{BlockSet, Events},
     host::Host,
     layout::BlockLayout,
     pages::Pages,
-    sequence::Sequence,
+    sequence::{Rank, Sequence},
     tiers::{Evicted, Found, Load, LoadRequest, Part, Tiers, Unit},
 };
 
@@ -91,11 +91,7 @@ impl Scheduler {
         if self.pages.tiers.is_none() {
             return;
         }
-        let untried = self
-            .waiting
-            .iter()
-            .take(LOOK_AHEAD)
-            .filter(|(_, sequence)| sequence.prefix.load == Load::Untried);
+        let untried = self.soon().filter(|(_, sequence)| sequence.prefix.load == Load::Untried);
         let ranks: Vec<_> = untried.map(|(rank, _)| *rank).collect();
         for rank in ranks {
             // Blocks of the host alone may be worth a load where the disk is too slow.
@@ -129,6 +125,11 @@ impl Scheduler {
                 }
             };
         }
+    }
+
+    /// Returns the sequences whose prefixes are looked for.
+    pub(super) fn soon(&self) -> impl Iterator<Item = (&Rank, &Sequence)> {
+        self.waiting.iter().take(LOOK_AHEAD)
     }
 
     /// Decides what to load for a sequence, from the host and, if `all` is true, from the disk. An error if computing is faster;
@@ -225,6 +226,15 @@ impl Scheduler {
         host.map(Host::numbers).unwrap_or_default()
     }
 
+    /// Returns the blocks of the device, of the host and of the disk; those of the disk only if there are events.
+    pub(super) fn blocks(&self) -> [BlockSet; 3] {
+        let group = self.layout.event_group();
+        let tiers = self.pages.tiers.as_ref();
+        let host = tiers.and_then(|tiers| tiers.host.as_ref()).map(|host| host.blocks(group));
+        let disk = tiers.and_then(|tiers| tiers.disk.as_ref()).map(Disk::blocks);
+        [self.pages.blocks(group), host.unwrap_or_default(), disk.unwrap_or_default()]
+    }
+
     /// Takes pages for units that were loaded. Units that the prefix cache has meanwhile, or that have no room, get none.
     pub fn place(&mut self, units: &[Unit]) -> Vec<Option<Vec<PageId>>> {
         let placed: Vec<_> = units.iter().map(|&unit| self.pages.place(unit, self.pages_in(unit))).collect();
@@ -241,7 +251,7 @@ impl Scheduler {
     pub fn send_kv_events(&mut self) {
         let Pages { tiers, events: Some(events), .. } = &mut self.pages else { return };
         if let Some(disk) = tiers.as_mut().and_then(|tiers| tiers.disk.as_mut()) {
-            disk.take_removed().into_iter().for_each(|hash| events.removed(hash, Medium::Disk));
+            disk.report(events);
         }
         events.send();
     }

@@ -18,11 +18,11 @@ use super::{KvState, Sequence};
 use crate::{layout::BlockLayout, pages::Pages, prefix::BlockKey, states::States};
 
 impl Sequence {
-    /// Returns the next checkpoint before the end of the tokens: a step must end there.
+    /// Returns the next checkpoint after the planned rows and before the end of the tokens: a step must end there.
     pub fn next_checkpoint(&self, layout: &BlockLayout) -> Option<usize> {
         let interval = layout.checkpoints?.interval;
-        let next = (self.kv.computed / interval + 1) * interval;
-        let last = self.last_checkpoint(layout).filter(|&last| last > self.kv.computed);
+        let next = (self.next_position() / interval + 1) * interval;
+        let last = self.last_checkpoint(layout).filter(|&last| last > self.next_position());
         let next = last.map_or(next, |last| next.min(last));
         (next < self.tokens.len()).then_some(next)
     }
@@ -38,8 +38,7 @@ impl Sequence {
 
     /// Returns true if the planned rows end at a checkpoint.
     pub fn ends_at_checkpoint(&self, layout: &BlockLayout) -> bool {
-        layout.checkpoints.is_some()
-            && (self.kv.computed + self.planned.rows).is_multiple_of(layout.block_size)
+        layout.checkpoints.is_some() && self.next_position().is_multiple_of(layout.block_size)
     }
 
     /// Adds moves that copy the state after the computed tokens into pages, if this position has a checkpoint. Returns

@@ -1,9 +1,13 @@
 //! K, V and state of the computed tokens: block tables, keys of blocks, and the state slot. Pages are reserved before a
 //! step, published and released after it.
 
+use std::sync::Arc;
+
 use paguro_backend::{PageId, PageMove, StateUse};
 
-use crate::{layout::BlockLayout, pages::Pages, pictures::Pictures, prefix::BlockKey, states::States};
+use crate::{
+    events::ExtraKey, layout::BlockLayout, pages::Pages, pictures::Pictures, prefix::BlockKey, states::States,
+};
 
 /// Pages of one group, by block.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +35,8 @@ pub(crate) struct KvState {
     /// State after the computed tokens, or in a planned step after the planned rows; it may be shared with other
     /// branches of the request. `None` before the first step, and for models without states.
     pub state: Option<StateUse>,
+    /// Salt of the keys, which events of the first block carry.
+    salt: Arc<[u8]>,
     /// Parent of the first block's key; `None` without a prefix cache, or for the empty salt.
     pub root: Option<BlockKey>,
     /// Keys of the first full blocks: at least those of the prompt and of computed blocks. Empty without a prefix
@@ -66,6 +72,7 @@ impl KvState {
             reached: 0,
             tables: vec![BlockTable::default(); layout.groups()],
             state: None,
+            salt: salt.into(),
             root,
             keys,
             checkpoints: Vec::new(),
@@ -81,6 +88,7 @@ impl KvState {
             reached: tokens,
             tables: vec![BlockTable::default(); self.tables.len()],
             state: None,
+            salt: self.salt.clone(),
             root: self.root,
             keys: self.keys.clone(),
             checkpoints: Vec::new(),
@@ -160,6 +168,12 @@ impl KvState {
             table.pages.extend((table.pages.len()..blocks).map(|_| pages.allocate()));
         }
         true
+    }
+
+    /// Returns true if the next row would write a page or a state that another sequence shares.
+    pub fn needs_copies(&self, layout: &BlockLayout, pages: &Pages, states: &States) -> bool {
+        let is_shared = |block: usize| self.tables.iter().any(|table| pages.is_shared(table.pages[block]));
+        self.state.is_some_and(|state| states.is_shared(state)) || self.tail(layout).is_some_and(is_shared)
     }
 
     /// Returns the block that is partly filled, if there is one: the next row writes it.
@@ -243,7 +257,9 @@ impl KvState {
     ) {
         if let Some(events) = pages.events.as_mut().filter(|events| events.group == group) {
             let parent = block.checked_sub(1).map(|parent| &self.keys[parent]);
-            events.stored(parent, &self.keys[block], &tokens[block * block_size..][..block_size]);
+            let salt = Some(&self.salt).filter(|salt| block == 0 && !salt.is_empty());
+            let extra = salt.map(|salt| ExtraKey::Salt(salt.clone())).into_iter().collect();
+            events.stored(parent, &self.keys[block], &tokens[block * block_size..][..block_size], extra);
         }
     }
 

@@ -158,18 +158,45 @@ impl Sequence {
     /// Returns the number of rows, of `rows` that may be computed and `most` at all, with which no span is cut: rows of a
     /// picture that see each other. A span that is first is complete or absent.
     pub fn uncut(&self, rows: usize, most: usize) -> usize {
-        let end = self.kv.computed + rows;
+        let start = self.next_position();
+        let end = start + rows;
         let pictures = &self.request.pictures;
-        let first = pictures.places_in(self.kv.computed..self.kv.computed + 1).next();
+        let first = pictures.places_in(start..start + 1).next();
         match (first, pictures.across(end)) {
             // Also if it would take longer than a step should.
             (Some(place), _) if end < place.rows.end => {
-                let all = place.rows.end - self.kv.computed;
+                let all = place.rows.end - start;
                 if all <= most { all } else { 0 }
             }
-            (_, Some(place)) => place.rows.start - self.kv.computed,
+            (_, Some(place)) => place.rows.start - start,
             (_, None) => rows,
         }
+    }
+
+    /// Returns the position after the computed and the planned tokens.
+    pub fn next_position(&self) -> usize {
+        self.kv.computed + self.planned.rows
+    }
+
+    /// Returns the number of known tokens without planned rows.
+    pub fn unplanned(&self) -> usize {
+        self.tokens.len() - self.next_position()
+    }
+
+    /// Returns the number of rows that can be planned now; see [`Sequence::computable`].
+    pub fn plannable(&self) -> usize {
+        let rows = self.unplanned().saturating_sub(usize::from(self.sampler.awaits_mask()));
+        self.first_picture().map_or(rows, |(_, at)| rows.min(at.saturating_sub(self.next_position())))
+    }
+
+    /// Returns true if a position from `first` on has a row of a picture.
+    pub fn has_pictures_after(&self, first: usize) -> bool {
+        self.request.pictures.places_in(first..self.tokens.len().max(first)).next().is_some()
+    }
+
+    /// Returns true if the next rows to plan belong to the [prefill](Sequence::prefills).
+    pub fn prefills_next(&self) -> bool {
+        self.unplanned() > 1 || !self.unembedded().is_empty()
     }
 
     /// Returns true during the prefill, or its repetition. The last row of a prompt with a requested embedding belongs
@@ -248,6 +275,28 @@ impl Sequence {
             self.planned.rows = rows;
         }
         has_state
+    }
+
+    /// Reserves the pages and the state of the `rows` rows after the planned ones, for a step that is planned ahead. Returns
+    /// false if no state is free.
+    pub fn reserve_ahead(
+        &mut self,
+        rows: usize,
+        layout: &BlockLayout,
+        pages: &mut Pages,
+        states: &mut States,
+    ) -> bool {
+        if self.planned.rows > 0 {
+            self.kv.extend(self.next_position() + rows, layout, pages);
+        } else {
+            let mut copies = Vec::new();
+            if !self.kv.reserve(rows, layout, pages, states, &mut copies) {
+                return false;
+            }
+            assert!(copies.is_empty(), "a sequence that needs copies is not planned ahead");
+        }
+        self.planned.ahead = rows;
+        true
     }
 
     /// Marks the planned rows as computed; see [`KvState::advance`]. Returns the number of rows that had not been computed

@@ -182,11 +182,16 @@ impl Sequence {
     pub fn samples(&self) -> bool {
         self.planned.rows > 0
             && self.planned.rows - self.planned.drafted == self.remaining()
-            && self.tokens.generated() < self.request.max_tokens
+            && self.may_sample()
+    }
+
+    /// Returns true if the answer may have another token.
+    pub fn may_sample(&self) -> bool {
+        self.tokens.generated() < self.request.max_tokens
     }
 
     /// Returns the prompt positions whose scores are still missing.
-    pub(super) fn unscored(&self) -> Range<usize> {
+    pub fn unscored(&self) -> Range<usize> {
         match self.request.score_from {
             Some(from) if !self.prompt_outputs.scores_delivered => {
                 from + self.prompt_outputs.scores.len()..self.tokens.prompt() - 1
@@ -213,7 +218,7 @@ impl Sequence {
     }
 
     /// Returns the prompt positions whose embeddings are still missing.
-    pub(super) fn unembedded(&self) -> Range<usize> {
+    pub fn unembedded(&self) -> Range<usize> {
         match (&self.request.embedded, &self.prompt_outputs.pool) {
             (Some(all), Some(pool)) => all.start + pool.count..all.end,
             _ => 0..0,

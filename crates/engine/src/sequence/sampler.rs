@@ -100,9 +100,10 @@ impl Sampler {
     }
 
     /// Returns the mask without the grammar: the end of reasoning at its limit, or all but the stop tokens while the
-    /// answer must not end.
+    /// answer must not end, or where they are ignored.
     fn allowed<'a>(&'a self, request: &'a CheckedRequest, generated: usize) -> Option<&'a Arc<TokenMask>> {
         let no_stop_tokens = request.no_stop_tokens.as_ref().filter(|_| generated < request.min_tokens);
-        self.thought.as_ref().and_then(Thought::mask).or(no_stop_tokens)
+        let forced = self.thought.as_ref().and_then(Thought::mask);
+        forced.or(no_stop_tokens).or(request.no_model_stop_tokens.as_ref())
     }
 }

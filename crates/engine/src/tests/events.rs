@@ -13,7 +13,7 @@ use super::{
     disk::{answer, cache, store},
     real::{BACKEND, model_of},
 };
-use crate::{Engine, EngineOptions, EventSink, HostMemory, KvEvent, Medium, PageBudget, Request};
+use crate::{BlockSet, Engine, EngineOptions, EventSink, HostMemory, KvEvent, Medium, PageBudget, Request};
 
 const BLOCK: usize = 4;
 
@@ -23,25 +23,34 @@ struct Router {
     blocks: HashSet<(u64, u8)>,
     /// Tokens of each block on the device, with the hash before.
     texts: Vec<(u64, Option<u64>, Vec<u32>)>,
+    /// Blocks with a salt.
+    salted: usize,
 }
 
 impl Router {
     fn receive(&mut self, events: Vec<KvEvent>) {
         for event in events {
             match event {
-                KvEvent::Stored { hashes, mut parent, tokens, block_size, medium } => {
+                KvEvent::Stored { hashes, mut parent, tokens, extra, block_size, medium, .. } => {
                     assert_eq!(block_size, BLOCK);
+                    let on_device = medium == Medium::Device;
                     assert!(
-                        parent.is_none() || self.blocks.contains(&(parent.unwrap(), 0)),
+                        !on_device || parent.is_none_or(|parent| self.blocks.contains(&(parent, 0))),
                         "an unknown parent"
                     );
-                    let has_tokens = medium == Medium::Device;
-                    assert_eq!(tokens.len(), if has_tokens { hashes.len() * BLOCK } else { 0 });
+                    assert_eq!((tokens.len(), extra.len()), (hashes.len() * BLOCK, hashes.len()));
+                    assert!(
+                        extra[1..].iter().all(Vec::is_empty) && (parent.is_none() || extra[0].is_empty())
+                    );
+                    self.salted += extra[0].len();
                     for (index, &hash) in hashes.iter().enumerate() {
                         assert!(self.blocks.insert((hash, medium as u8)), "{medium:?} has it already");
-                        if has_tokens {
-                            self.texts.push((hash, parent, tokens[index * BLOCK..][..BLOCK].to_vec()));
-                            parent = Some(hash);
+                        let text = (hash, parent, tokens[index * BLOCK..][..BLOCK].to_vec());
+                        parent = Some(hash);
+                        if on_device {
+                            self.texts.push(text);
+                        } else {
+                            assert!(self.texts.contains(&text), "a copy has another text than the block");
                         }
                     }
                 }
@@ -54,8 +63,16 @@ impl Router {
         }
     }
 
-    fn count(&self, medium: Medium) -> usize {
-        self.blocks.iter().filter(|(_, of)| *of == medium as u8).count()
+    fn set(&self, medium: Medium) -> BlockSet {
+        let blocks = self.blocks.iter().filter(|(_, of)| *of == medium as u8);
+        blocks.fold(BlockSet::default(), |set, (hash, _)| BlockSet {
+            count: set.count + 1,
+            digest: set.digest ^ hash,
+        })
+    }
+
+    fn count(&self, medium: Medium) -> u64 {
+        self.set(medium).count
     }
 
     /// Blocks at the beginning of a prompt on the device.
@@ -107,6 +124,10 @@ fn a_router_knows_what_the_caches_have() {
         let router = router.lock().unwrap();
         assert!(router.count(Medium::Host) > 0 && router.count(Medium::Disk) > 60);
         assert!(router.count(Medium::Device) > 20);
+        assert_eq!(router.salted, 0);
+        // The counters are of the caches themselves.
+        let sets = [Medium::Device, Medium::Host, Medium::Disk].map(|medium| router.set(medium));
+        assert_eq!(sets, handle.stats().blocks);
     }
     // Another salt has other hashes.
     let before = router.lock().unwrap().texts.len();
@@ -114,7 +135,7 @@ fn a_router_knows_what_the_caches_have() {
     let mut generation = handle.generate(Request { max_tokens: Some(1), ..salted }).unwrap();
     while generation.next_blocking().is_some() {}
     let stored = router.lock().unwrap().texts.len() - before;
-    assert_eq!(stored, 20, "all of its blocks are new");
+    assert_eq!((stored, router.lock().unwrap().salted > 0), (20, true), "all of its blocks are new");
     engine.shutdown();
     let router = router.lock().unwrap();
     assert_eq!((router.count(Medium::Device), router.count(Medium::Host)), (0, 0));

@@ -4,8 +4,13 @@ use std::task::{Context, Poll, Waker};
 
 use expect_test::expect;
 
-use super::{clients::*, script::check};
-use crate::{EngineOptions, Event, Grammar, PageBudget, Request};
+use super::{
+    clients::*,
+    fake::constraints,
+    rig::{Rig, Setup},
+    script::check,
+};
+use crate::{EngineOptions, Event, FinishReason, Grammar, PageBudget, Request};
 
 #[test]
 fn a_late_mask_delays_only_its_own_sequence() {
@@ -204,6 +209,60 @@ fn the_time_of_masks_is_charged_to_the_tenant() {
           B: Length
     "#]],
     );
+}
+
+/// One grammar among many streams loses every second step, and the others continue ahead of the host.
+#[test]
+fn a_grammar_among_many_streams_is_held_and_the_others_are_planned_ahead() {
+    for (streams, ahead) in [(32, 30..42), (15, 0..2)] {
+        let setup = Setup {
+            pages: 1000,
+            rows: 128,
+            sequences: 40,
+            carries: true,
+            max_context: 100,
+            ..Setup::default()
+        };
+        let mut rig = Rig::new(&setup).unwrap();
+        let [endless, ..] = constraints();
+        for stream in 0..=streams {
+            let constraint = (stream == streams).then(|| endless.clone());
+            let request =
+                Request { constraint, max_tokens: Some(40), ..Request::new(vec![stream as u32; 3]) };
+            rig.submit(&request).unwrap();
+        }
+        (0..40).for_each(|_| drop(rig.step().unwrap()));
+        let tokens = |id: u64| rig.heard[&id].branches[&0].tokens.len();
+        let others: Vec<usize> = (0..streams).map(tokens).collect();
+        assert!(others.iter().all(|tokens| *tokens >= 39), "{others:?}");
+        let (held, steps) = (tokens(streams), rig.scheduler.stats().steps_ahead);
+        assert!(ahead.contains(&steps), "{steps} steps ahead of {streams} streams");
+        assert_eq!(held >= 39, steps < 2, "{held} tokens of the grammar");
+        assert!(held >= 19, "{held} tokens of the grammar");
+        while !rig.is_idle() {
+            rig.step().unwrap();
+        }
+    }
+}
+
+/// As in llama.cpp, `ignore_eos` excludes the end token where the grammar allows something else.
+#[test]
+fn an_ignored_end_token_ends_an_answer_only_where_the_grammar_ends() {
+    let end = 2;
+    let (engine, _) = start_with(&[None], options(), vec![end]).unwrap();
+    let handle = engine.handle();
+    let reasons = |regex: &str, ignore_stop_tokens: bool| -> Vec<FinishReason> {
+        let constraint = Some(handle.compile(&Grammar::Regex(regex.into())).unwrap());
+        let answers = (0..12).map(|i| {
+            let constraint = constraint.clone();
+            let request = Request { constraint, ignore_stop_tokens, max_tokens: Some(30), ..request(i) };
+            read(handle.generate(request).unwrap()).reason().clone()
+        });
+        answers.collect()
+    };
+    assert!(reasons("(pa|ro)*", false).contains(&FinishReason::Stop(end)));
+    assert!(reasons("(pa|ro)*", true).iter().all(|reason| *reason == FinishReason::Length));
+    assert!(reasons("(pa|ro){3}", true).iter().all(|reason| *reason == FinishReason::Complete));
 }
 
 /// The row of a grammar's item count grows with each token, and the time of a mask with it.

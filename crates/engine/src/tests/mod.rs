@@ -6,7 +6,7 @@ mod clients;
 mod disk;
 mod drafts;
 mod events;
-mod fake;
+pub(crate) mod fake;
 mod floods;
 mod host;
 mod limits;

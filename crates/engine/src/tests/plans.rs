@@ -69,17 +69,17 @@ fn prompts_get_the_rows_that_there_is_time_for() {
     );
 }
 
-/// A new prompt ends planning ahead, and the row of a cancelled sequence is dropped.
+/// A new prompt joins the step that is planned ahead, and the row of a cancelled sequence is dropped.
 #[test]
-fn while_all_decode_the_next_step_is_planned_ahead() {
+fn while_sequences_decode_the_next_step_is_planned_ahead() {
     check(
         "pages 8, rows 8, carries",
         "A 6 +6 \n B 3 +4 \n step 3 \n C 4 +8 \n step 4 \n cancel C \n run",
         expect![[r#"
-            run A 0..5, B 0..3; free 5 cached 0
+            run A 0..5, B 0..3; ahead; free 5 cached 0
             run A 5, B 3; ahead; free 4 cached 0
             run A 6, B 4; ahead; free 4 cached 0
-            run A 7, B 5; hold C; free 5 cached 1
+            run A 7, B 5; hold C; ahead; free 3 cached 1
               B: Length
             run A 8, C 0..4; ahead; free 2 cached 1
             run A 9, C 4; ahead; free 2 cached 1
@@ -88,6 +88,83 @@ fn while_all_decode_the_next_step_is_planned_ahead() {
             cancel C; free 4 cached 4
               C: Cancelled
             run ; free 4 cached 4
+        "#]],
+    );
+}
+
+#[test]
+fn a_long_prompt_is_computed_in_steps_that_are_planned_ahead() {
+    check(
+        "pages 16, rows 5, carries",
+        "A 3 +9 \n step 2 \n B 14 +3 \n C 6 +2 x2 \n run",
+        expect![[r#"
+        run A 0..3; ahead; free 15 cached 0
+        run A 3; ahead; free 14 cached 0
+        run A 4; hold B C; ahead; free 13 cached 0
+        run A 5, C 0..4; hold B; ahead; free 11 cached 0
+        run A 6, B 0..3, C 4; free 11 cached 0
+        run A 7, B 3..6, C 5; free 10 cached 0
+        run A 8, B 6..8, C 6, C.1 6; copy 5>8; ahead; free 9 cached 1
+          C: Length
+          C.1: Length
+        run A 9, B 8..12; ahead; free 8 cached 1
+        run A 10, B 12..14; ahead; free 9 cached 3
+          A: Length
+        run B 14; ahead; free 9 cached 3
+        run B 15; free 9 cached 7
+          B: Length
+    "#]],
+    );
+}
+
+/// Without room, the queue does not end planning ahead. A free place is used one step later.
+#[test]
+fn requests_without_a_place_wait_while_steps_are_planned_ahead() {
+    check(
+        "pages 32, sequences 2, carries",
+        "A 4 +4 \n B 4 +7 \n C 4 +3 \n D 4 +2 \n run",
+        expect![[r#"
+            run A 0..4, B 0..4; hold C D; ahead; free 28 cached 0
+            run A 4, B 4; hold C D; ahead; free 28 cached 0
+            run A 5, B 5; hold C D; ahead; free 28 cached 0
+            run A 6, B 6; hold C D; ahead; free 29 cached 1
+              A: Length
+            run B 7; hold C D; ahead; free 27 cached 1
+            run B 8, C 0..4; hold D; ahead; free 26 cached 1
+            run B 9, C 4; hold D; ahead; free 27 cached 3
+              B: Length
+            run C 5; hold D; free 28 cached 4
+              C: Length
+            run D 0..4; ahead; free 26 cached 4
+            run D 4; free 27 cached 5
+              D: Length
+        "#]],
+    );
+}
+
+/// Scores and a preemption need the results of the step before.
+#[test]
+fn some_work_ends_planning_ahead() {
+    check(
+        "pages 32, sequences 2, carries",
+        "A 4 +9 \n B 4 +9 \n step 2 \n C 6 +2 score 2 prio 1 \n run",
+        expect![[r#"
+            run A 0..4, B 0..4; ahead; free 28 cached 0
+            run A 4, B 4; ahead; free 28 cached 0
+            run A 5, B 5; hold C; free 28 cached 0
+            run C 0..6, A 6; hold B; free 27 cached 1
+              C: 3 scores from 2
+            run C 6, A 7; hold B; ahead; free 27 cached 2
+              C: Length
+            run A 8; hold B; ahead; free 26 cached 1
+            run A 9, B 4..7; ahead; free 26 cached 1
+            run A 10, B 7; ahead; free 25 cached 1
+            run A 11, B 8; ahead; free 25 cached 4
+              A: Length
+            run B 9; ahead; free 25 cached 4
+            run B 10; ahead; free 25 cached 4
+            run B 11; free 25 cached 7
+              B: Length
         "#]],
     );
 }

@@ -282,6 +282,20 @@ fn far_more_sequences_than_pages_all_finish_as_if_alone() {
     }
 }
 
+/// Clients beyond the places, with prompts of several chunks: the device has its next step before it ends one.
+#[test]
+fn under_load_nearly_all_steps_are_planned_ahead() {
+    let setup =
+        Setup { pages: 6000, rows: 96, sequences: 64, carries: true, max_context: 400, ..Setup::default() };
+    let request = |i: usize| Request {
+        max_tokens: Some(40 + i * 7 % 80),
+        ..Request::new((0..20 + i % 100).map(|at| ((i * 13 + at) % VOCAB) as u32).collect())
+    };
+    let requests = (0..256).map(|i| (0, request(i))).collect();
+    let stats = play(&Case { requests, cancels: Vec::new(), faults: Vec::new(), setup }).unwrap();
+    assert!(stats.steps_ahead * 100 > stats.steps * 95, "{} of {}", stats.steps_ahead, stats.steps);
+}
+
 /// Page tables that are wrong on purpose must be seen, or the tests above prove nothing.
 #[test]
 fn the_fake_runner_sees_a_page_that_is_mixed_up() {

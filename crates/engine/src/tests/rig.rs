@@ -238,9 +238,7 @@ impl Rig {
                 self.scheduler.mask_workers().finish(&mut is_known, *took);
             }
         }
-        if self.in_flight.is_none() {
-            self.scheduler.settle_masks();
-        }
+        self.scheduler.settle_masks();
     }
 
     /// Returns true if there is no work to compute or collect.
@@ -323,7 +321,7 @@ impl Rig {
     /// Plans ahead, collects, applies. The outer error is one of the page accounting.
     fn collect(&mut self, ticket: Ticket) -> Result<Result<(), StepError>, String> {
         let mut ahead = None;
-        self.ahead = self.scheduler.plan_ahead(|kind| self.runner.carries(kind));
+        self.ahead = self.scheduler.plan_ahead(Instant::now(), |kind| self.runner.carries(kind));
         if self.ahead {
             self.scheduler.check()?;
             let mut outputs = Vec::new();

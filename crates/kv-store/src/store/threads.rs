@@ -26,6 +26,11 @@ const FORGIVENESS: f64 = 1.01;
 const RATE: f64 = 0.3;
 /// How often the owner of a store looks for notes of other processes.
 const NOTES_EVERY: Duration = Duration::from_secs(3);
+/// How long an item waits for the leader of a shared store to make room for it, and how often that is checked.
+const ROOM_PATIENCE: Duration = Duration::from_secs(3);
+const ROOM_EVERY: Duration = Duration::from_millis(200);
+/// How often a process looks for what others have written to a shared store.
+const REFRESH_EVERY: Duration = Duration::from_secs(1);
 
 impl Shared {
     pub(super) fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -127,6 +132,18 @@ impl Shared {
         models::spaces(&self.dir).into_iter().filter(has_name).collect()
     }
 
+    /// Becomes the leader of a shared store if there is none.
+    fn try_to_lead(&self) -> io::Result<()> {
+        let mut leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.log.is_shared() && leader.is_none() {
+            *leader = crate::files::lead(&self.dir)?;
+            if leader.is_some() {
+                self.log.lead();
+            }
+        }
+        Ok(())
+    }
+
     /// Queues the removals that other processes have requested in files, after all pending writes.
     pub(super) fn obey_notes(&self) {
         for name in models::removals(&self.dir) {
@@ -138,12 +155,42 @@ impl Shared {
         }
     }
 
+    /// Waits until the leader of a shared store has made room for an item, but not long, and only once for a leader that makes none.
+    fn wait_for_room(
+        &self,
+        to: &mut Appender,
+        id: &Id,
+        bytes: usize,
+        is_patient: &mut bool,
+    ) -> io::Result<()> {
+        let end = Instant::now() + ROOM_PATIENCE;
+        while self.log.lacks_room(id, bytes)? {
+            let queue = self.queue();
+            if !*is_patient || queue.closing || Instant::now() >= end {
+                *is_patient = false;
+                return Ok(());
+            }
+            drop(self.changed.wait_timeout(queue, ROOM_EVERY));
+            self.try_to_lead()?;
+            self.log.refresh(to)?;
+        }
+        *is_patient = true;
+        Ok(())
+    }
+
     /// Runs the thread that writes.
     pub(super) fn write_all(&self, mut appender: Appender) {
         let mut looked = Instant::now();
+        let mut is_patient = true;
+        let every = if self.log.is_shared() { REFRESH_EVERY } else { NOTES_EVERY };
         loop {
-            if looked.elapsed() >= NOTES_EVERY {
+            if looked.elapsed() >= every {
                 self.obey_notes();
+                if !self.is_off()
+                    && let Err(error) = self.try_to_lead().and_then(|()| self.log.refresh(&mut appender))
+                {
+                    self.turn_off("read", &error);
+                }
                 looked = Instant::now();
             }
             let write = {
@@ -158,14 +205,20 @@ impl Shared {
                     if queue.closing {
                         return;
                     }
-                    let waited = self.changed.wait_timeout(queue, NOTES_EVERY);
+                    let waited = self.changed.wait_timeout(queue, every);
                     queue = waited.unwrap_or_else(PoisonError::into_inner).0;
-                    if looked.elapsed() >= NOTES_EVERY {
+                    if looked.elapsed() >= every {
                         break None;
                     }
                 }
             };
             let Some(write) = write else { continue };
+            if let Write::Item { id, payload, .. } = &write
+                && let Err(error) = self.wait_for_room(&mut appender, id, payload.len(), &mut is_patient)
+            {
+                self.turn_off("read", &error);
+                continue;
+            }
             let started = Instant::now();
             let (bytes, result) = match &write {
                 Write::Item { space, id, payload } => {
@@ -177,11 +230,18 @@ impl Shared {
                     result => (0, result),
                 },
                 Write::Remove { space } => {
-                    models::remove(&self.dir, space);
+                    // In a shared store, others find the space by the name until the note is obeyed.
+                    if !self.log.is_shared() {
+                        models::remove(&self.dir, space);
+                    }
                     (0, self.log.remove_space(&mut appender, space))
                 }
                 Write::Obeyed { name } => {
-                    models::forget_removal(&self.dir, name);
+                    // Others may still append to segments that have items of the model.
+                    if self.log.leads() && self.log.has_compacted() {
+                        self.spaces_of(name).iter().for_each(|space| models::remove(&self.dir, space));
+                        models::forget_removal(&self.dir, name);
+                    }
                     (0, Ok(()))
                 }
                 Write::Clear => {

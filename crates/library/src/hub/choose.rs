@@ -70,7 +70,7 @@ pub(crate) fn choose(repository: &Repository, choice: Option<&Choice>) -> Result
         }
     };
     match (&matching[..], &folder) {
-        ([one], _) => Ok(one.chosen()),
+        ([one], _) => Ok(one.chosen(&repository.files)),
         // A tag that is no GGUF file's may still not mean the folder.
         ([], Some(files)) if is_about_folder(choice) => Ok(Chosen {
             format: Format::Safetensors,
@@ -143,13 +143,53 @@ impl Candidate<'_> {
         if same > 1 { self.stem.to_owned() } else { self.label() }
     }
 
-    fn chosen(&self) -> Chosen {
+    /// Returns the files of the model, and its projector for images last.
+    fn chosen(&self, all: &[RemoteFile]) -> Chosen {
         let tag = match &self.quantization {
             Some(quantization) => quantization.clone(),
             None => crate::name::LATEST.to_owned(),
         };
-        Chosen { format: Format::Gguf, tag, files: self.files.iter().map(|&file| file.clone()).collect() }
+        let files = self.files.iter().copied().chain(self.projector(all));
+        Chosen { format: Format::Gguf, tag, files: files.cloned().collect() }
     }
+
+    /// Returns the projector of the model: of those in the deepest of its folders, the one whose weights have the closest
+    /// number of bits. BF16 comes before F16, and F16 before others of the same distance.
+    fn projector<'a>(&self, all: &'a [RemoteFile]) -> Option<&'a RemoteFile> {
+        let folder_of = |path: &'a str| path.rsplit_once('/').unwrap_or(("", path));
+        let (own, _) = self.files.first()?.path.rsplit_once('/').unwrap_or(("", ""));
+        let contains = |folder: &str| {
+            folder.is_empty()
+                || own == folder
+                || own.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+        };
+        let bits = self.quantization.as_deref().map_or(16, bits);
+        let rank = |file: &&'a RemoteFile| {
+            let (folder, name) = folder_of(&file.path);
+            let format = gguf_stem(name).and_then(quantization);
+            let distance = format.as_deref().map_or(16, self::bits).abs_diff(bits);
+            let order =
+                ["BF16", "F16"].into_iter().position(|other| format.as_deref() == Some(other)).unwrap_or(2);
+            (std::cmp::Reverse(folder.len()), distance, order, &file.path)
+        };
+        let projectors = all.iter().filter(|file| {
+            let (folder, name) = folder_of(&file.path);
+            is_projector(name) && is_file_name(name) && contains(folder)
+        });
+        projectors.min_by_key(rank)
+    }
+}
+
+/// Returns true for a file whose name says that it is a projector for images.
+fn is_projector(name: &str) -> bool {
+    gguf_stem(name).is_some() && name.to_lowercase().contains("mmproj")
+}
+
+/// Returns the bits of a weight in a quantization, by its name.
+fn bits(quantization: &str) -> u32 {
+    let digits: String =
+        quantization.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(16)
 }
 
 /// Returns the GGUF models by name, without auxiliary files (projectors for images, importance matrices) and incomplete
@@ -163,7 +203,7 @@ fn candidates(files: &[RemoteFile]) -> Vec<Candidate<'_>> {
         let lower = name.to_lowercase();
         // `m-Q4_K_M-imatrix.gguf` is a model that was quantized with an importance matrix, and not the matrix.
         let is_matrix = lower.contains("imatrix") && quantization(stem).is_none();
-        if !is_file_name(name) || lower.contains("mmproj") || is_matrix {
+        if !is_file_name(name) || is_projector(name) || is_matrix {
             continue;
         }
         let (stem, count) = split(stem).map_or((stem, 1), |(name, _, count)| (name, count));
@@ -348,6 +388,23 @@ mod tests {
             Some(Choice::File("x.gguf".into())),
             expect!["o/r: it has no model in a file `x.gguf`; there is Q2_K, Q4_K_M, Q8_0"],
         );
+    }
+
+    #[test]
+    fn a_projector_comes_with_its_model() {
+        let files = [
+            "big/a-Q4_K_M.gguf",
+            "big/mmproj-a-F16.gguf",
+            "big/mmproj-a-F32.gguf",
+            "mmproj-Q8_0.gguf",
+            "b-Q8_0.gguf",
+            "bigger/mmproj-Q4_0.gguf",
+        ];
+        check(&files, tag("Q4_K_M"), expect![""]);
+        check(&files, tag("Q8_0"), expect![""]);
+        let files = ["a-Q4_K_M.gguf", "mmproj-f16.gguf", "mmproj-BF16.gguf", "mmproj-F32.gguf", "mmproj.txt"];
+        check(&files, None, expect![""]);
+        check(&["mmproj-F16.gguf"], None, expect![""]);
     }
 
     #[test]

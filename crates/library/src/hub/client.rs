@@ -357,7 +357,7 @@ pub(super) const PRIVATE: &str =
     "it redirects to an address of this machine or of a private network, which only a hub there may do";
 
 /// Returns true for an address of the public internet.
-pub(super) fn is_public(address: IpAddr) -> bool {
+pub fn is_public(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => {
             let [a, b, c, _] = address.octets();
@@ -380,6 +380,10 @@ pub(super) fn is_public(address: IpAddr) -> bool {
                 // NAT64 and 6to4 contain an address of IPv4, and so do the deprecated compatible addresses.
                 [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0, 0, 0, 0, 0, 0, high, low] => embedded(high, low),
                 [0x2002, high, low, ..] => embedded(high, low),
+                // Teredo contains an address in reverse bits; the other prefixes are of local networks.
+                [0x2001, 0, .., high, low] => embedded(!high, !low),
+                [0x64, 0xff9b, 1, ..] => false,
+                [0xfec0..0xff00, ..] => false,
                 _ => {
                     !(address.is_unique_local() || address.is_unicast_link_local() || address.is_multicast())
                 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub(crate) use choose::choose;
+pub use client::is_public;
 pub use reference::{Choice, Reference};
 pub use search::Found;
 

@@ -9,6 +9,7 @@
 mod adapt;
 mod clock;
 mod json;
+mod pictures;
 mod prompt;
 mod python;
 mod scan;
@@ -20,6 +21,7 @@ use serde_json::json;
 
 use adapt::Abilities;
 pub use clock::WallTime;
+pub use pictures::{ImageTokenCount, PICTURE, PictureLayout, content_parts};
 pub use prompt::ChatPrompt;
 pub(crate) use prompt::{ControlNames, MARK};
 

@@ -74,6 +74,7 @@ pub async fn check(
     let rule = routes::rule(request.method(), path.map(MatchedPath::as_str))?;
     let needs_key = needs_key(&state, arrival)?;
     let tenant = match rule.scope {
+        Some(_) if needs_key && state.settings.public_metrics && is_report(request.method(), path) => None,
         Some(scope) if needs_key => Some(check_key(&state, headers, scope)?),
         _ => None,
     };
@@ -92,6 +93,23 @@ pub async fn check(
     extensions.insert(BodyShare::of(client.clone()));
     let response = next.run(request).await;
     state.body_memory.hold_answer(client, response).await
+}
+
+/// Reports that `--public-metrics` shows to clients without a key. They contain no texts of requests.
+const REPORTS: [&str; 8] = [
+    "/metrics",
+    "/load",
+    "/get_load",
+    "/loads",
+    "/v1/loads",
+    "/server_info",
+    "/get_server_info",
+    "/v1/models",
+];
+
+fn is_report(method: &Method, path: Option<&MatchedPath>) -> bool {
+    let reads = [Method::GET, Method::HEAD].contains(method);
+    reads && path.is_some_and(|path| REPORTS.contains(&path.as_str()))
 }
 
 /// Compares a token in constant time.

@@ -95,6 +95,17 @@ const ROUTES: &[(&str, &str, Option<Scope>, Effect)] = &[
     ("POST", "/embed_sparse", INFERENCE, Generates),
     ("POST", "/similarity", INFERENCE, Generates),
     ("GET", "/info", INFERENCE, Reads),
+    // Routers of several servers.
+    ("POST", "/v1/chat/completions/render", INFERENCE, Generates),
+    ("POST", "/v1/completions/render", INFERENCE, Generates),
+    ("POST", "/v1/responses/render", INFERENCE, Generates),
+    ("POST", "/inference/v1/generate", INFERENCE, Generates),
+    ("GET", "/server_info", INFERENCE, Reads),
+    ("GET", "/get_server_info", INFERENCE, Reads),
+    ("GET", "/load", INFERENCE, Reads),
+    ("GET", "/get_load", INFERENCE, Reads),
+    ("GET", "/loads", INFERENCE, Reads),
+    ("GET", "/v1/loads", INFERENCE, Reads),
     // The page. It is loaded before the user enters a key, and contains no data.
     ("GET", "/ui/v1/session", PUBLIC, Shows),
     ("GET", "/ui/v1/models", INFERENCE, Shows),

@@ -1,7 +1,6 @@
 //! `/v1/messages/count_tokens`.
 
 use axum::{extract::State, http::HeaderMap};
-use paguro_model::Model;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -96,9 +95,6 @@ pub async fn count(
     let request = chat.into_request(None, &caller.tolerance)?;
     let request = ChatRequest { tolerance: caller.tolerance.clone(), ..request };
     let lease = state.models.lease(&body.model).await?;
-    let max_context = lease.handle.max_context();
-    let work = move |model: &Model, _: &dyn Fn() -> bool| request.prompt(model, max_context);
-    let prompt = generate::off_thread(&state, &caller, &lease, work);
-    let prompt = prompt.await.map_err(super::rename)?;
+    let prompt = generate::prompt(&state, &caller, &lease, request).await.map_err(super::rename)?;
     Ok(Json(CountTokensResponse { input_tokens: prompt.len() }))
 }

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 
+use paguro_model::chat::PICTURE;
 use serde_json::{Map, Value};
 
 use super::request::{Block, MessageParam, ResultBlock, RoleParam, SystemBlock};
 use crate::{
     error::ApiError,
     generate::{Message, Role, ToolCall},
+    images::Parts,
     wire::{Content, Tolerance, unreadable},
 };
 
@@ -20,7 +22,7 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Adds a message. `is_asked`: it is the last one of the user, whose images are refused.
+    /// Adds a message. `is_asked`: it is the last one of the user, whose documents are refused.
     pub fn add(
         &mut self,
         message: MessageParam,
@@ -85,20 +87,22 @@ impl History {
                         format!("`{path}.tool_use_id` is `{tool_use_id}`, but no call before it has this id");
                     return Err(ApiError::invalid(format!("{path}.tool_use_id"), message));
                 };
-                let mut text =
-                    content.map_or(Ok(String::new()), |content| content.content().result(path, tolerance))?;
+                let mut parts = content
+                    .map_or(Ok(Parts::default()), |content| content.content().result(path, tolerance))?;
                 if is_error == Some(true) {
-                    text.insert_str(0, "Error: ");
+                    parts.text.insert_str(0, "Error: ");
                 }
                 self.messages.push(Message {
-                    role: Role::Tool,
-                    content: text,
                     name: Some(name),
                     tool_call_id: Some(tool_use_id),
-                    ..Message::default()
+                    ..Message::new(Role::Tool, parts)
                 });
             }
-            Block::Image(_) => self.push(role, unreadable("image")?),
+            Block::Image { source } => {
+                let message = self.last(role);
+                message.content.push(PICTURE);
+                message.images.push(source.image(path)?);
+            }
             Block::Document(document) => match plain_text(&document) {
                 Some(text) => self.push(role, text),
                 None => self.push(role, unreadable("document")?),
@@ -115,7 +119,7 @@ impl History {
 
     /// Adds a text to the last message if it has this role, otherwise as a new message.
     pub fn push(&mut self, role: Role, text: String) {
-        append(&mut self.last(role).content, &text);
+        append(&mut self.last(role).content, &Parts::from(text).text);
     }
 
     fn last(&mut self, role: Role) -> &mut Message {
@@ -127,9 +131,9 @@ impl History {
     }
 }
 
-/// Appends a text as a paragraph.
+/// Appends a text as a paragraph. After an image, it follows directly.
 fn append(text: &mut String, more: &str) {
-    if !text.is_empty() {
+    if !text.is_empty() && !text.ends_with(PICTURE) {
         text.push('\n');
     }
     text.push_str(more);
@@ -180,30 +184,30 @@ impl Content<SystemBlock> {
 }
 
 impl Content<ResultBlock> {
-    /// Returns the text of a call's result. Other content is replaced by a note, because the client cannot remove it from its
-    /// history.
-    fn result(self, path: &str, tolerance: &Tolerance) -> Result<String, ApiError> {
+    /// Returns text and images of a call's result. Other content is replaced by a note, because the client cannot remove it
+    /// from its history.
+    fn result(self, path: &str, tolerance: &Tolerance) -> Result<Parts, ApiError> {
         let blocks = match self {
-            Self::Text(text) => return Ok(text),
+            Self::Text(text) => return Ok(text.into()),
             Self::Parts(blocks) => blocks.into_iter().enumerate(),
         };
-        let texts = blocks.map(|(i, block)| {
-            let kind = match block {
-                ResultBlock::Text { text, .. } => return Ok(text),
-                ResultBlock::Document(document) => match plain_text(&document) {
-                    Some(text) => return Ok(text),
-                    None => "document",
-                },
-                ResultBlock::Image(_) => "image",
-                ResultBlock::SearchResult(result) => match found_text(&result) {
-                    Some(text) => return Ok(text),
-                    None => "search_result",
-                },
-                ResultBlock::Other => "content",
+        let mut parts = Parts::default();
+        for (i, block) in blocks {
+            let path = format!("{path}.content[{i}]");
+            let found = match block {
+                ResultBlock::Image { source } => {
+                    parts.push_image(source.image(&path)?);
+                    continue;
+                }
+                ResultBlock::Text { text, .. } => Ok(text),
+                ResultBlock::Document(document) => plain_text(&document).ok_or("document"),
+                ResultBlock::SearchResult(result) => found_text(&result).ok_or("search_result"),
+                ResultBlock::Other => Err("content"),
             };
-            unreadable(kind, &format!("{path}.content[{i}]"), false, tolerance)
-        });
-        Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+            let text = found.or_else(|kind| unreadable(kind, &path, false, tolerance))?;
+            append(&mut parts.text, &Parts::from(text).text);
+        }
+        Ok(parts)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Requests and their conversion.
 
+use paguro_vision::Detail;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -8,6 +9,7 @@ use super::history::History;
 use crate::{
     error::ApiError,
     generate::{ChatRequest, Format, Message, Role, Tool, ToolChoice},
+    images::Image,
     thinking::{ReasoningParams, RequestedReasoning, Thinking, ThinkingObject},
     wire::{Content, Limit, Other, Output, Tolerance, left_out, no_effect},
 };
@@ -72,10 +74,12 @@ pub enum Block {
         /// True if the call failed: `Error: ` then precedes the result in the prompt.
         is_error: Option<bool>,
     },
-    /// Refused in the last message of a user; replaced by a note in other messages and in results of calls, because
-    /// models read text only.
-    #[schema(value_type = Object)]
-    Image(Map<String, Value>),
+    /// An image. For a model that reads text only, it is refused in the last message of a user, and replaced by a note in
+    /// other messages and in results of calls.
+    Image {
+        /// The image.
+        source: ImageSource,
+    },
     /// Refused in the last message of a user; replaced by a note in other messages and in results of calls, because
     /// models read text only.
     #[schema(value_type = Object)]
@@ -92,6 +96,44 @@ pub enum Block {
     Other,
 }
 
+/// The data of an image, or their place.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, Deserialize, ToSchema)]
+#[schema(as = AnthropicImageSource)]
+pub struct ImageSource {
+    /// `base64` or `url`. There are no stored files, so `file` is refused.
+    pub r#type: String,
+    /// Has no effect: the format is recognised by the data.
+    #[serde(rename = "media_type")]
+    pub _media_type: Option<String>,
+    /// The file in base64.
+    pub data: Option<String>,
+    /// A URL of http or https at a host that `--image-urls` names.
+    pub url: Option<String>,
+}
+
+impl ImageSource {
+    /// Returns the image of the block at `path`.
+    ///
+    /// # Errors
+    /// The source is not supported.
+    pub fn image(self, path: &str) -> Result<Image, ApiError> {
+        let need = |value: Option<String>, name: &str| {
+            let param = format!("{path}.source.{name}");
+            value.ok_or_else(|| ApiError::invalid(&param, format!("`{param}` is missing")))
+        };
+        match self.r#type.as_str() {
+            "base64" => Ok(Image::from_base64(&format!("{path}.source.data"), need(self.data, "data")?)),
+            "url" => Image::from_url(&format!("{path}.source.url"), need(self.url, "url")?, Detail::Auto),
+            other => {
+                let other: String = other.chars().take(20).collect();
+                let param = format!("{path}.source.type");
+                let message = format!("`{param}` is `{other}`; images come in `base64`, or from a `url`");
+                Err(ApiError::invalid(param, message))
+            }
+        }
+    }
+}
+
 /// A part of a tool's result.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -102,10 +144,12 @@ pub enum ResultBlock {
         /// The text.
         text: String,
     },
-    /// Refused in the last message of a user; replaced by a note in other messages and in results of calls, because
-    /// models read text only.
-    #[schema(value_type = Object)]
-    Image(Map<String, Value>),
+    /// An image. For a model that reads text only, it is refused in the last message of a user, and replaced by a note in
+    /// other messages and in results of calls.
+    Image {
+        /// The image.
+        source: ImageSource,
+    },
     /// Refused in the last message of a user; replaced by a note in other messages and in results of calls, because
     /// models read text only.
     #[schema(value_type = Object)]

@@ -95,6 +95,21 @@ impl Caller {
     }
 }
 
+/// Splits a salt of [`Caller::prefix_salt`] into the id of a key and the request's own salt.
+pub fn salt_parts(mut salt: &[u8]) -> (Option<&[u8]>, Option<&[u8]>) {
+    let (mut key, mut own) = (None, None);
+    while let Some((&kind, rest)) = salt.split_first() {
+        let part = || {
+            let (length, rest) = rest.split_first_chunk()?;
+            rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)
+        };
+        let Some((text, rest)) = part() else { break };
+        *(if kind == 1 { &mut key } else { &mut own }) = Some(text);
+        salt = rest;
+    }
+    (key, own)
+}
+
 impl FromRequestParts<AppState> for Caller {
     type Rejection = ApiError;
 

@@ -288,7 +288,7 @@ impl Texts {
 
     /// Counts the request as finished.
     fn finish(mut self) {
-        self.metrics.finished(self.usage);
+        self.metrics.finished(self.usage, "stop");
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Event, FinishReason, Generation, Score, StopMatcher};
+use paguro_engine::{Event, FinishReason, Generation, Picture, Score, StopMatcher};
 use paguro_model::tokenizer::Tokenizer;
 
 use super::{
@@ -41,6 +41,8 @@ pub struct Generating {
     min_tokens: usize,
     /// True if [`Piece::Prefilled`] is requested.
     report_prefill: bool,
+    /// True if all tokens are reported.
+    report_tokens: bool,
     /// True if reasoning is not part of the answer.
     hides_reasoning: bool,
     ready: VecDeque<Piece>,
@@ -90,6 +92,7 @@ impl Generating {
         lease: Lease,
         caller: Caller,
         ready: ReadyRequest,
+        pictures: Vec<Picture>,
         received: Instant,
     ) -> Result<Self, ApiError> {
         let ReadyRequest {
@@ -105,8 +108,10 @@ impl Generating {
         counts.bound(prompt_tokens)?;
         let unscored_prompt = if options.score_prompt { prompt.clone() } else { Vec::new() };
         let prefix_salt = caller.prefix_salt(&state.settings, &options.cache_salt);
+        let report_tokens = options.report_tokens;
         let mut request = options.request(prompt, &counts, &lease.model.defaults);
         request.lasting_tokens = lasting_tokens;
+        request.pictures = pictures;
         request.constraint = constraint;
         request.prefix_salt = prefix_salt;
         request.tenant = caller.tenant;
@@ -172,6 +177,7 @@ impl Generating {
             stop_strings,
             min_tokens,
             report_prefill,
+            report_tokens,
             hides_reasoning,
             ready,
             timing,
@@ -276,6 +282,7 @@ impl Generating {
                 self.time_token(at);
                 self.used.completion += 1;
                 let choice = &mut self.choices[branch];
+                let logprob = logprob.or(self.report_tokens.then_some(f32::NAN));
                 choice.logprobs.extend(logprob.map(|logprob| TokenLogprob { token, logprob, top }));
                 choice.tokens += 1;
                 if let Some(stop) = self.write_token(branch, text) {
@@ -290,6 +297,9 @@ impl Generating {
                 let stop_token = match (&reason, stop_score) {
                     (&FinishReason::Stop(token), Some(Score { logprob, top })) => {
                         Some(TokenLogprob { token, logprob, top })
+                    }
+                    (&FinishReason::Stop(token), None) if self.report_tokens => {
+                        Some(TokenLogprob { token, logprob: f32::NAN, top: Vec::new() })
                     }
                     _ => None,
                 };
@@ -317,7 +327,7 @@ impl Generating {
                     drafted: usage.drafted_tokens,
                     accepted: usage.accepted_tokens,
                 };
-                self.metrics.finished(usage);
+                self.metrics.finished(usage, if reason == Finish::Length { "length" } else { "stop" });
                 self.completion_tokens += usage.completion;
                 self.span.record("gen_ai.usage.output_tokens", self.completion_tokens);
                 let logprobs = std::mem::take(&mut self.choices[branch].logprobs);

@@ -1,16 +1,22 @@
 //! Messages, calls and tools of a chat, and the form in which chat templates get them.
 
+use paguro_model::chat::content_parts;
 use serde_json::{Map, Value, json};
 
-use crate::output::{Format as OutputFormat, OfferedTool};
+use crate::{
+    images::{Image, Parts},
+    output::{Format as OutputFormat, OfferedTool},
+};
 
 /// One message.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
     /// Its author.
     pub role: Role,
-    /// Its text.
+    /// Its text, in which [`PICTURE`](paguro_model::chat::PICTURE) stands for each image.
     pub content: String,
+    /// Its images, in the order of the text.
+    pub images: Vec<Image>,
     /// Reasoning of an assistant before the text.
     pub reasoning: Option<String>,
     /// Name of the author among several, or of the tool.
@@ -60,6 +66,11 @@ pub struct Tool {
 }
 
 impl Message {
+    /// Creates a message from its content.
+    pub fn new(role: Role, content: Parts) -> Self {
+        Self { role, content: content.text, images: content.images, ..Self::default() }
+    }
+
     /// Returns true if an answer can continue this message.
     pub fn can_be_continued(&self) -> bool {
         self.role == Role::Assistant && self.tool_calls.is_empty()
@@ -96,7 +107,9 @@ impl Message {
             message.insert("content".into(), json!(content));
             message.extend(thinking.map(|thinking| ("thinking".into(), json!(thinking))));
         } else {
-            message.insert("content".into(), json!(self.content));
+            let content =
+                if self.images.is_empty() { json!(self.content) } else { content_parts(&self.content) };
+            message.insert("content".into(), content);
             message.extend(self.reasoning.as_ref().map(|text| ("reasoning_content".into(), json!(text))));
         }
         if let Some(name) = &self.name {

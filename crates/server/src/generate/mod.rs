@@ -9,6 +9,7 @@ mod drafts;
 mod dry;
 mod embed;
 mod generating;
+mod images;
 mod message;
 mod options;
 mod piece;
@@ -17,14 +18,24 @@ mod reading;
 mod reasoning;
 mod request;
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
-use paguro_engine::Constraint;
+use paguro_engine::{Constraint, Picture, PixelSource};
 use paguro_model::Model;
+use paguro_vision::Pixels;
 
-use crate::{AppState, count::ClientCount, error::ApiError, models::Lease, prepare::Size};
+use self::images::PlacedImage;
+use crate::{
+    AppState,
+    body::BodyShare,
+    count::ClientCount,
+    error::ApiError,
+    images::{Sight, settle, text_only},
+    models::Lease,
+    prepare::Size,
+};
 
-pub use caller::Caller;
+pub use caller::{Caller, salt_parts};
 pub use classify::{ClassifyInput, ClassifyRequest, classify};
 use constraint::Compiler;
 pub use defaults::Defaults;
@@ -63,17 +74,21 @@ pub async fn chat(
     request.tolerance = caller.tolerance.clone();
     let handle = lease.handle.clone();
     let counts = request.options.check(&handle)?;
+    caller.in_time(fetch_images(state, &caller, &lease, &mut request)).await?;
     let limit = counts.context.map_or(handle.max_context(), |context| context.min(handle.max_context()));
+    let image_settings = state.settings.images.within(handle.max_image_tokens());
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         request.options.dry.find_breakers(&model.tokenizer);
+        request.plan_images(model, &image_settings)?;
         request.options.drafts.read_prediction(model, handle.max_context());
-        let request::TokenizedChat { tokens, lasting_tokens, reading } =
+        let request::TokenizedChat { tokens, lasting_tokens, reading, images } =
             request.fit(model, handle.max_context(), limit)?;
+        check_room(&tokens, &images, limit)?;
         let compiler = Compiler::new(&handle, is_wanted);
         let constraint = request.constraint(&reading, &model.tokenizer, &compiler)?;
         let (options, hides_reasoning) = (request.options, request.hides_reasoning);
         let reading = Some(reading);
-        Ok(ReadyRequest {
+        let ready = ReadyRequest {
             prompt: tokens,
             lasting_tokens,
             constraint,
@@ -81,10 +96,149 @@ pub async fn chat(
             hides_reasoning,
             options,
             counts,
-        })
+        };
+        Ok((ready, images))
     });
-    let prepared = caller.in_time(work).await?;
-    Generating::start(state, lease, caller, prepared, received)
+    let (prepared, images) = caller.in_time(work).await?;
+    let pictures = caller.in_time(decode_images(state, &caller, &lease, images)).await?;
+    Generating::start(state, lease, caller, prepared, pictures, received)
+}
+
+/// Counts the tokens of a chat. Of images, only headers are read.
+///
+/// # Errors
+/// The model is missing, cannot chat, or does not support the request.
+pub async fn prompt(
+    state: &AppState,
+    caller: &Caller,
+    lease: &Lease,
+    mut request: ChatRequest,
+) -> Result<Vec<u32>, ApiError> {
+    fetch_images(state, caller, lease, &mut request).await?;
+    let settings = state.settings.images.within(lease.handle.max_image_tokens());
+    let max_context = lease.handle.max_context();
+    let work = move |model: &Model, _: &dyn Fn() -> bool| {
+        request.plan_images(model, &settings)?;
+        request.prompt(model, max_context)
+    };
+    off_thread(state, caller, lease, work).await
+}
+
+/// Checks the images of a chat against the model, and fetches those at URLs.
+async fn fetch_images(
+    state: &AppState,
+    caller: &Caller,
+    lease: &Lease,
+    request: &mut ChatRequest,
+) -> Result<(), ApiError> {
+    let settings = &state.settings.images;
+    settle(&mut request.messages, &lease.entry.name, &lease.model, settings, &caller.tolerance)?;
+    let images = request.messages.iter_mut().flat_map(|message| &mut message.images).collect();
+    state.image_fetcher.fetch_all(&caller.client, images).await
+}
+
+/// Refuses a prompt with images that leaves no room for an answer, before they are decoded.
+fn check_room(tokens: &[u32], images: &[PlacedImage], limit: usize) -> Result<(), ApiError> {
+    if images.is_empty() || tokens.len() < limit {
+        return Ok(());
+    }
+    Err(ApiError::ContextTooLong { tokens: tokens.len(), limit })
+}
+
+/// Decodes the images of a prompt. Their memory counts as that of the client's bodies until the engine has read them.
+async fn decode_images(
+    state: &AppState,
+    caller: &Caller,
+    lease: &Lease,
+    images: Vec<PlacedImage>,
+) -> Result<Vec<Picture>, ApiError> {
+    let Some(sight) = Sight::of(&lease.model).filter(|_| !images.is_empty()) else { return Ok(Vec::new()) };
+    let share = BodyShare::of(caller.client.clone());
+    let mut decoded = Vec::with_capacity(images.len());
+    let mut bytes = 0;
+    for PlacedImage { image, rows } in images {
+        bytes += image.plan.bytes();
+        // More than the client's part takes all of it, as a large answer does.
+        share.grow(&state.body_memory, bytes.min(state.body_memory.each()), 0).await?;
+        let pixels = state.image_decoder.pixels(&caller.client, &image, &sight.processor).await?;
+        let grid = pixels.parts.first().map_or([0; 2], |part| [part.rows, part.columns]);
+        let pixels = Arc::new(HeldPixels { pixels, _share: share.clone() });
+        decoded.push(Picture { key: image.key, rows, grid, pixels });
+    }
+    Ok(decoded)
+}
+
+/// Pixels that count as memory of their client until the engine has read them.
+#[derive(Debug)]
+struct HeldPixels {
+    pixels: Arc<Pixels>,
+    _share: BodyShare,
+}
+
+impl PixelSource for HeldPixels {
+    fn pixels(&self) -> Result<Arc<Pixels>, String> {
+        Ok(self.pixels.clone())
+    }
+}
+
+/// The prompt of a request, for a server that answers it.
+#[derive(Debug)]
+pub struct Rendered {
+    /// Canonical name of the model.
+    pub model: String,
+    /// Tokens of the prompt.
+    pub tokens: Vec<u32>,
+    /// Maximum tokens of prompt and answer.
+    pub context: usize,
+}
+
+/// Returns the prompt of a chat as [`chat`] submits it, without queueing a request.
+///
+/// # Errors
+/// As those of [`chat`]; the prompt leaves no room for an answer.
+pub async fn render_chat(
+    state: &AppState,
+    caller: &Caller,
+    model: &str,
+    mut request: ChatRequest,
+) -> Result<Rendered, ApiError> {
+    let entry = state.models.find(model).await?;
+    let asked = request.options.context;
+    entry.read_defaults(&state.logged).complete(&mut request);
+    let lease = lease(state, caller, model, asked, request.options.context).await?;
+    request.tolerance = caller.tolerance.clone();
+    let context = lease.handle.max_context();
+    let work = move |model: &Model, _: &dyn Fn() -> bool| Ok(request.fit(model, context, context)?.tokens);
+    rendered(state, caller, &lease, work).await
+}
+
+/// Returns the prompt of a text as [`text`] submits it, without queueing a request.
+///
+/// # Errors
+/// As those of [`text`]; the prompt leaves no room for an answer.
+pub async fn render_text(
+    state: &AppState,
+    caller: &Caller,
+    model: &str,
+    prompt: Prompt,
+) -> Result<Rendered, ApiError> {
+    let lease = lease(state, caller, model, None, None).await?;
+    let context = lease.handle.max_context();
+    rendered(state, caller, &lease, move |model, _| prompt.tokens(model, context)).await
+}
+
+async fn rendered(
+    state: &AppState,
+    caller: &Caller,
+    lease: &Lease,
+    work: impl FnOnce(&Model, &dyn Fn() -> bool) -> Result<Vec<u32>, ApiError> + Send + 'static,
+) -> Result<Rendered, ApiError> {
+    let tokens = caller.in_time(off_thread(state, caller, lease, work)).await?;
+    let (model, context) = (lease.entry.name.clone(), lease.handle.max_context());
+    if tokens.len() >= context {
+        return Err(ApiError::ContextTooLong { tokens: tokens.len(), limit: context });
+    }
+    Ok(Rendered { model, tokens, context })
 }
 
 /// Starts the continuation of a text.
@@ -98,7 +252,7 @@ pub async fn text(
     request: TextRequest,
 ) -> Result<Generating, ApiError> {
     let received = Instant::now();
-    let TextRequest { prompt, format, default_max_tokens, options } = request;
+    let TextRequest { mut prompt, format, default_max_tokens, options } = request;
     let entry = state.models.find(model).await?;
     let asked = options.context;
     let mut options = entry.read_defaults(&state.logged).complete_options(options);
@@ -106,15 +260,28 @@ pub async fn text(
     options.max_tokens = options.max_tokens.or(default_max_tokens.map(ClientCount::from));
     let handle = lease.handle.clone();
     let counts = options.check(&handle)?;
+    if let Prompt::Images { images, .. } = &mut prompt {
+        if let Some(image) = images.first().filter(|_| lease.model.vision.is_none()) {
+            return Err(image.refuse(text_only(&lease.entry.name, &lease.model)));
+        }
+        let images = images.iter_mut().collect();
+        caller.in_time(state.image_fetcher.fetch_all(&caller.client, images)).await?;
+    }
+    let image_settings = state.settings.images.within(handle.max_image_tokens());
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         options.dry.find_breakers(&model.tokenizer);
         options.drafts.read_prediction(model, handle.max_context());
         if let Prompt::Gap { .. } = prompt {
             options.stop_tokens.extend(model.tokenizer.fill_ends());
         }
-        let prompt = prompt.tokens(model, handle.max_context())?;
+        if let Prompt::Images { images, .. } = &mut prompt {
+            images::plan_images(images.iter_mut(), model, &image_settings)?;
+        }
+        let limit = counts.context.map_or(handle.max_context(), |context| context.min(handle.max_context()));
+        let (prompt, images) = prompt.tokens(model, handle.max_context())?;
+        check_room(&prompt, &images, limit)?;
         let constraint = format.constraint(&Compiler::new(&handle, is_wanted))?;
-        Ok(ReadyRequest {
+        let ready = ReadyRequest {
             prompt,
             lasting_tokens: None,
             constraint,
@@ -122,10 +289,12 @@ pub async fn text(
             hides_reasoning: false,
             options,
             counts,
-        })
+        };
+        Ok((ready, images))
     });
-    let prepared = caller.in_time(work).await?;
-    Generating::start(state, lease, caller, prepared, received)
+    let (prepared, images) = caller.in_time(work).await?;
+    let pictures = caller.in_time(decode_images(state, &caller, &lease, images)).await?;
+    Generating::start(state, lease, caller, prepared, pictures, received)
 }
 
 /// Leases a model, loaded for sequences of `context` tokens where memory allows. If the client requested (`asked`) a

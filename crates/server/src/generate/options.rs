@@ -46,6 +46,8 @@ pub struct Options {
     pub score_prompt: bool,
     /// Reports the progress of the prompt's prefill.
     pub report_prefill: bool,
+    /// Reports all tokens as with `logprobs`, also without log-probabilities.
+    pub report_tokens: bool,
     pub priority: i32,
     pub cache_salt: String,
     pub drafts: DraftParams,
@@ -137,6 +139,7 @@ impl Options {
             score_prompt: self.score_prompt || other.score_prompt,
             cache_salt: if self.cache_salt.is_empty() { other.cache_salt } else { self.cache_salt },
             report_prefill: self.report_prefill || other.report_prefill,
+            report_tokens: self.report_tokens,
             priority: self.priority,
             drafts: self.drafts.or(other.drafts),
         }

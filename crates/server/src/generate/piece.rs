@@ -87,7 +87,7 @@ pub enum Finish {
 pub struct TokenLogprob {
     /// The token.
     pub token: u32,
-    /// Natural logarithm of its probability.
+    /// Natural logarithm of its probability; NaN if only tokens are requested.
     pub logprob: f32,
     /// The most probable tokens at its position, best first.
     pub top: Vec<(u32, f32)>,

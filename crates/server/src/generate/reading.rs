@@ -186,6 +186,7 @@ impl Message {
             _ => write_calls(&self.content, calls),
         };
         let role = if self.role == Role::Tool { Role::User } else { self.role };
-        Self { role, content, reasoning: self.reasoning.clone(), ..Self::default() }
+        let (images, reasoning) = (self.images.clone(), self.reasoning.clone());
+        Self { role, content, images, reasoning, ..Self::default() }
     }
 }

@@ -5,18 +5,24 @@ use std::sync::Arc;
 use paguro_engine::Grammar;
 use paguro_model::{
     Model,
-    chat::ChatInput,
+    chat::{ChatInput, ChatPrompt, PICTURE},
     tokenizer::{Gap, SpecialTokens, Tokenizer},
 };
 use serde_json::{Map, Value};
 
 use super::{
+    images::{PlacedImage, Placing, plan_images},
     message::{Message, Role, Tool, tool_for_template},
     options::Options,
     reading::{Reading, tools_as_text},
     reasoning::Reasoning,
 };
-use crate::{error::ApiError, output::Format as OutputFormat, wire::Tolerance};
+use crate::{
+    error::ApiError,
+    images::{Image, ImageSettings},
+    output::Format as OutputFormat,
+    wire::Tolerance,
+};
 
 /// A chat for the model to answer.
 #[derive(Clone, Debug, Default)]
@@ -69,6 +75,13 @@ pub enum Prompt {
     Text(String),
     /// Tokens.
     Tokens(Vec<u32>),
+    /// Text with images, each at a [`PICTURE`](paguro_model::chat::PICTURE).
+    Images {
+        /// The text.
+        text: String,
+        /// The images.
+        images: Vec<Image>,
+    },
     /// A gap between two texts. The text that fills it begins with `middle`.
     Gap {
         /// The text before it.
@@ -125,12 +138,21 @@ impl Format {
 }
 
 impl ChatRequest {
-    /// Returns the tokens of the prompt.
+    /// Returns the tokens of the prompt. Headers of images must have been read.
     ///
     /// # Errors
     /// The model has no chat template, or the template refuses these messages.
-    pub(crate) fn prompt(&self, model: &Model, max_context: usize) -> Result<Vec<u32>, ApiError> {
+    pub(super) fn prompt(&self, model: &Model, max_context: usize) -> Result<Vec<u32>, ApiError> {
         Ok(self.tokenize(model, max_context)?.tokens)
+    }
+
+    /// Reads the headers of all images.
+    ///
+    /// # Errors
+    /// An image is not supported.
+    pub(super) fn plan_images(&mut self, model: &Model, settings: &ImageSettings) -> Result<(), ApiError> {
+        let images = self.messages.iter_mut().flat_map(|message| &mut message.images);
+        plan_images(images, model, settings)
     }
 
     /// As [`tokenize`](Self::tokenize), but drops the oldest turns of a chat that leaves no room for an answer in `limit`
@@ -220,22 +242,36 @@ impl ChatRequest {
             .then(|| self.offered_tools().map(|tool| tool_for_template(&tool)).collect());
         input.extra = extra;
         input.add_generation_prompt = !self.continue_last || is_new_turn;
-        let prompt = if input.add_generation_prompt {
-            template.prompt(&input, &model.tokenizer)?
-        } else {
-            template.continued_prompt(&input, &model.tokenizer)?.ok_or_else(|| {
+        let render = |input: &ChatInput| -> Result<ChatPrompt, ApiError> {
+            if input.add_generation_prompt {
+                return Ok(template.prompt(input, &model.tokenizer)?);
+            }
+            template.continued_prompt(input, &model.tokenizer)?.ok_or_else(|| {
                 let message = "the model's chat template changes the last message, so it cannot be continued";
                 ApiError::invalid("messages", message)
-            })?
+            })
         };
-        check_text(&prompt.text, model, max_context)?;
+        let mut images = messages.iter().flat_map(|message| &message.images).peekable();
+        let (prompt, full, placing) = if images.peek().is_none() {
+            let prompt = render(&input)?;
+            check_text(&prompt.text, model, max_context)?;
+            (prompt, None, None)
+        } else {
+            let placing = Placing::new(model, images)?;
+            let (rendered, prompt) = placing.render(&input, render)?;
+            input = rendered;
+            let full = placing.layout.expand(&prompt);
+            check_text(&full.text, model, max_context)?;
+            (prompt, Some(full), Some(placing))
+        };
         let reading = Reading::new(self, format, &prompt.text, budget)?;
-        let tokens = model.tokenizer.encode_chat(&prompt);
+        let tokens = model.tokenizer.encode_chat(full.as_ref().unwrap_or(&prompt));
+        let images = placing.map_or(Ok(Vec::new()), |placing| placing.find(&tokens))?;
         // Only models with states need the hint: K and V can be shared up to any block.
         let has_states = !model.program.state.is_empty();
         let lasting_tokens = (has_states && input.add_generation_prompt)
             .then(|| template.lasting_tokens(&input, &prompt, tokens.len(), &model.tokenizer));
-        Ok(TokenizedChat { tokens, lasting_tokens, reading })
+        Ok(TokenizedChat { tokens, lasting_tokens, reading, images })
     }
 }
 
@@ -245,6 +281,8 @@ pub(super) struct TokenizedChat {
     /// See [`paguro_engine::Request::lasting_tokens`].
     pub lasting_tokens: Option<usize>,
     pub reading: Reading,
+    /// Images and their places among the tokens.
+    pub images: Vec<PlacedImage>,
 }
 
 /// Refuses a text that cannot fit into the context before it is tokenized, because tokenizing takes time.
@@ -270,13 +308,25 @@ impl Prompt {
     ///
     /// # Errors
     /// The text is too long.
-    pub(super) fn tokens(self, model: &Model, max_context: usize) -> Result<Vec<u32>, ApiError> {
-        match self {
+    pub(super) fn tokens(
+        self,
+        model: &Model,
+        max_context: usize,
+    ) -> Result<(Vec<u32>, Vec<PlacedImage>), ApiError> {
+        let tokens = match self {
             Self::Text(text) => {
                 check_text(&text, model, max_context)?;
-                Ok(model.tokenizer.encode_prompt(&text, SpecialTokens::Parse))
+                model.tokenizer.encode_prompt(&text, SpecialTokens::Parse)
             }
-            Self::Tokens(tokens) => Ok(tokens),
+            Self::Tokens(tokens) => tokens,
+            Self::Images { text, images } => {
+                let placing = Placing::new(model, images.iter())?;
+                let text = placing.layout.expand_text(&text);
+                check_text(&text, model, max_context)?;
+                let tokens = model.tokenizer.encode_prompt(&text, SpecialTokens::Parse);
+                let images = placing.find(&tokens)?;
+                return Ok((tokens, images));
+            }
             Self::Gap { prefix, suffix, middle, files, param } => {
                 for text in [&prefix, &suffix, &middle].into_iter().chain(files.iter().map(|file| &file.1)) {
                     check_text(text, model, max_context)?;
@@ -286,15 +336,17 @@ impl Prompt {
                     let message =
                         "the model does not support fill-in-the-middle: its tokenizer has no tokens for it";
                     ApiError::invalid(param, format!("`{param}`: {message}"))
-                })
+                })?
             }
-        }
+        };
+        Ok((tokens, Vec::new()))
     }
 
     /// Returns the text of the prompt. An incomplete character at its end is left out, because the answer's text has it.
     pub fn text(self, tokenizer: &Arc<Tokenizer>) -> String {
         match self {
             Self::Text(text) | Self::Gap { prefix: text, .. } => text,
+            Self::Images { text, .. } => text.replace(PICTURE, ""),
             Self::Tokens(tokens) => {
                 let mut stream = tokenizer.stream();
                 tokens.into_iter().map(|token| stream.push(token)).collect()

@@ -1,79 +1,179 @@
-//! Batches of events in MessagePack, arrays in the order of vLLM's fields.
+//! Batches of events in MessagePack, as vLLM sends them.
+//!
+//! A batch is the array `[time, events, rank]`. Each event is a map with the names of vLLM's fields, or, for readers of older
+//! versions, an array in the order of these fields.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use paguro_engine::{KvEvent, Medium};
+use paguro_engine::{ExtraKey, KvEvent, Medium};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use crate::generate::salt_parts;
+
+/// Maximum number of events in a batch: routers refuse larger ones.
+pub const MOST_EVENTS: usize = 4096;
+
+/// Form of an event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KvEncoding {
+    /// Maps with names, since vLLM 0.24.
+    #[default]
+    Map,
+    /// Arrays in the order of the fields, up to vLLM 0.23.
+    Array,
+}
 
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 /// Returns a batch of one event: all blocks are gone.
-pub fn cleared() -> Vec<u8> {
-    let mut out = Vec::new();
-    write(&mut out, |out| {
-        rmp::encode::write_array_len(out, 2)?;
-        rmp::encode::write_f64(out, now())?;
-        rmp::encode::write_array_len(out, 1)?;
-        rmp::encode::write_array_len(out, 1)?;
-        rmp::encode::write_str(out, "AllBlocksCleared")
-    });
-    out
+pub fn cleared(encoding: KvEncoding) -> Vec<u8> {
+    batch(1, |fields, ()| fields.begin(encoding, "AllBlocksCleared", 0), [()])
 }
 
-/// Returns a batch: its time and its events.
-pub fn encode(events: &[KvEvent]) -> Vec<u8> {
-    let mut out = Vec::new();
-    write(&mut out, |out| {
-        rmp::encode::write_array_len(out, 2)?;
-        rmp::encode::write_f64(out, now())?;
-        rmp::encode::write_array_len(out, events.len() as u32)?;
-        events.iter().try_for_each(|event| encode_event(out, event))
-    });
-    out
+/// Returns batches of these events, each with the time.
+pub fn encode(encoding: KvEncoding, events: &[KvEvent]) -> impl Iterator<Item = Vec<u8>> {
+    events
+        .chunks(MOST_EVENTS)
+        .map(move |events| batch(events.len(), |fields, event| encode_event(fields, encoding, event), events))
 }
 
 type Written = Result<(), rmp::encode::ValueWriteError>;
 
-/// Writes to memory, which does not fail.
-fn write(out: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>) -> Written) {
-    if let Err(error) = encode(out) {
+fn batch<T>(
+    count: usize,
+    mut encode: impl FnMut(&mut Fields, T) -> Written,
+    events: impl IntoIterator<Item = T>,
+) -> Vec<u8> {
+    let mut fields = Fields::default();
+    let written = (|| {
+        rmp::encode::write_array_len(&mut fields.out, 3)?;
+        rmp::encode::write_f64(&mut fields.out, now())?;
+        rmp::encode::write_array_len(&mut fields.out, count as u32)?;
+        events.into_iter().try_for_each(|event| encode(&mut fields, event))?;
+        // There is one rank: each server publishes its own events.
+        fields.number(0)
+    })();
+    // Writing to memory does not fail.
+    if let Err(error) = written {
         tracing::error!(%error, "KV events");
     }
+    fields.out
 }
 
-fn encode_event(out: &mut Vec<u8>, event: &KvEvent) -> Written {
+/// Writer of the fields of an event.
+#[derive(Default)]
+struct Fields {
+    out: Vec<u8>,
+    named: bool,
+}
+
+impl Fields {
+    /// Begins an event of this type with `count` fields.
+    fn begin(&mut self, encoding: KvEncoding, kind: &str, count: u32) -> Written {
+        self.named = encoding == KvEncoding::Map;
+        if self.named {
+            rmp::encode::write_map_len(&mut self.out, count + 1)?;
+            rmp::encode::write_str(&mut self.out, "type")?;
+        } else {
+            rmp::encode::write_array_len(&mut self.out, count + 1)?;
+        }
+        self.text(kind)
+    }
+
+    /// Begins a field, whose value follows.
+    fn field(&mut self, name: &str) -> Result<&mut Self, rmp::encode::ValueWriteError> {
+        if self.named {
+            rmp::encode::write_str(&mut self.out, name)?;
+        }
+        Ok(self)
+    }
+
+    fn text(&mut self, text: &str) -> Written {
+        rmp::encode::write_str(&mut self.out, text)
+    }
+
+    fn nil(&mut self) -> Written {
+        rmp::encode::write_nil(&mut self.out).map_err(rmp::encode::ValueWriteError::InvalidMarkerWrite)
+    }
+
+    fn number(&mut self, number: u64) -> Written {
+        rmp::encode::write_uint(&mut self.out, number).map(drop)
+    }
+
+    fn list<T>(
+        &mut self,
+        items: impl ExactSizeIterator<Item = T>,
+        mut write: impl FnMut(&mut Self, T) -> Written,
+    ) -> Written {
+        rmp::encode::write_array_len(&mut self.out, items.len() as u32)?;
+        items.into_iter().try_for_each(|item| write(self, item))
+    }
+}
+
+fn encode_event(fields: &mut Fields, encoding: KvEncoding, event: &KvEvent) -> Written {
     match event {
-        KvEvent::Stored { hashes, parent, tokens, block_size, medium } => {
-            rmp::encode::write_array_len(out, 7)?;
-            rmp::encode::write_str(out, "BlockStored")?;
-            encode_numbers(out, hashes.iter().copied())?;
-            match parent {
-                Some(parent) => drop(rmp::encode::write_uint(out, *parent)?),
-                None => nil(out)?,
+        KvEvent::Stored { hashes, parent, tokens, extra, block_size, window, medium } => {
+            fields.begin(encoding, "BlockStored", if window.is_some() { 11 } else { 10 })?;
+            fields.field("block_hashes")?.list(hashes.iter(), |out, hash| out.number(*hash))?;
+            match (fields.field("parent_block_hash")?, parent) {
+                (field, Some(parent)) => field.number(*parent)?,
+                (field, None) => field.nil()?,
             }
-            encode_numbers(out, tokens.iter().map(|&token| token.into()))?;
-            rmp::encode::write_uint(out, *block_size as u64)?;
-            // No adapter.
-            nil(out)?;
-            rmp::encode::write_str(out, name(*medium))
+            fields.field("token_ids")?.list(tokens.iter(), |out, token| out.number((*token).into()))?;
+            fields.field("block_size")?.number(*block_size as u64)?;
+            // No adapters.
+            fields.field("lora_id")?.nil()?;
+            fields.field("medium")?.text(name(*medium))?;
+            fields.field("lora_name")?.nil()?;
+            encode_extra_keys(fields.field("extra_keys")?, extra, hashes.len())?;
+            // One group of layers stands for all.
+            fields.field("group_idx")?.number(0)?;
+            match window {
+                None => fields.field("kv_cache_spec_kind")?.text("full_attention"),
+                Some(window) => {
+                    fields.field("kv_cache_spec_kind")?.text("sliding_window")?;
+                    fields.field("kv_cache_spec_sliding_window")?.number(*window as u64)
+                }
+            }
         }
         KvEvent::Removed { hashes, medium } => {
-            rmp::encode::write_array_len(out, 3)?;
-            rmp::encode::write_str(out, "BlockRemoved")?;
-            encode_numbers(out, hashes.iter().copied())?;
-            rmp::encode::write_str(out, name(*medium))
+            fields.begin(encoding, "BlockRemoved", 3)?;
+            fields.field("block_hashes")?.list(hashes.iter(), |out, hash| out.number(*hash))?;
+            fields.field("medium")?.text(name(*medium))?;
+            fields.field("group_idx")?.number(0)
         }
     }
 }
 
-fn nil(out: &mut Vec<u8>) -> Written {
-    rmp::encode::write_nil(out).map_err(rmp::encode::ValueWriteError::InvalidMarkerWrite)
+/// Writes a list for each block that has other inputs than tokens, and nil for all others.
+fn encode_extra_keys(fields: &mut Fields, extra: &[Vec<ExtraKey>], blocks: usize) -> Written {
+    let of_block = (0..blocks).map(|block| extra.get(block).map(Vec::as_slice).unwrap_or_default());
+    fields.list(of_block, |out, keys: &[ExtraKey]| {
+        let texts: Vec<String> = keys.iter().flat_map(texts).collect();
+        match texts.is_empty() {
+            true => out.nil(),
+            false => out.list(texts.iter(), |out, text| out.text(text)),
+        }
+    })
 }
 
-fn encode_numbers(out: &mut Vec<u8>, numbers: impl ExactSizeIterator<Item = u64>) -> Written {
-    rmp::encode::write_array_len(out, numbers.len() as u32)?;
-    numbers.into_iter().try_for_each(|number| rmp::encode::write_uint(out, number).map(drop))
+/// Returns the values of an extra key: a salt of the client as it was sent, and for the key of a client a digest of its id.
+fn texts(key: &ExtraKey) -> Vec<String> {
+    match key {
+        ExtraKey::Salt(salt) => {
+            let (key, own) = salt_parts(salt);
+            let of_key = key.map(|key| {
+                let digest = Sha256::digest(key);
+                let hex: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("key:{hex}")
+            });
+            of_key.into_iter().chain(own.map(|own| String::from_utf8_lossy(own).into_owned())).collect()
+        }
+    }
 }
 
 /// vLLM's name of a medium. Pages of a device are `GPU`, also on a CPU: routers know these three.
@@ -87,32 +187,98 @@ fn name(medium: Medium) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use crate::generate::Caller;
+
     use super::*;
 
-    fn stored(hash: u64) -> KvEvent {
+    fn stored(extra: Vec<Vec<ExtraKey>>, window: Option<usize>) -> KvEvent {
         KvEvent::Stored {
-            hashes: vec![hash],
+            hashes: vec![9],
             parent: None,
             tokens: vec![1, 300],
+            extra,
             block_size: 2,
+            window,
             medium: Medium::Device,
         }
     }
 
+    /// A text in MessagePack.
+    fn text(text: &str) -> Vec<u8> {
+        let mut out = Vec::new();
+        rmp::encode::write_str(&mut out, text).unwrap();
+        out
+    }
+
+    /// The fields of a stored block in the order of vLLM, with the bytes of their values.
+    fn fields(extra: &[u8], kind: &str) -> Vec<(&'static str, Vec<u8>)> {
+        vec![
+            ("type", text("BlockStored")),
+            ("block_hashes", vec![0x91, 9]),
+            ("parent_block_hash", vec![0xc0]),
+            ("token_ids", vec![0x92, 1, 0xcd, 1, 44]),
+            ("block_size", vec![2]),
+            ("lora_id", vec![0xc0]),
+            ("medium", text("GPU")),
+            ("lora_name", vec![0xc0]),
+            ("extra_keys", extra.to_vec()),
+            ("group_idx", vec![0]),
+            ("kv_cache_spec_kind", text(kind)),
+        ]
+    }
+
     #[test]
-    fn events_are_arrays_in_the_order_of_vllm() {
+    fn events_are_maps_or_arrays_in_the_order_of_vllm() {
         let removed = KvEvent::Removed { hashes: vec![7], medium: Medium::Disk };
-        let bytes = encode(&[stored(9), removed]);
-        assert_eq!(&bytes[..2], [0x92, 0xcb], "an array of the time and the events");
-        let mut expected = vec![0x92, 0x97, 0xab];
-        expected.extend(b"BlockStored");
-        expected.extend([0x91, 9, 0xc0, 0x92, 1, 0xcd, 1, 44, 2, 0xc0, 0xa3]);
-        expected.extend(b"GPU");
-        expected.extend([0x93, 0xac]);
-        expected.extend(b"BlockRemoved");
-        expected.extend([0x91, 7, 0xa4]);
-        expected.extend(b"DISK");
-        assert_eq!(&bytes[10..], expected);
-        assert_eq!(&cleared()[10..], [&[0x91, 0x91, 0xb0], &b"AllBlocksCleared"[..]].concat());
+        let removed_fields = [
+            ("type", text("BlockRemoved")),
+            ("block_hashes", vec![0x91, 7]),
+            ("medium", text("DISK")),
+            ("group_idx", vec![0]),
+        ];
+        for (encoding, head) in [(KvEncoding::Map, 0x80), (KvEncoding::Array, 0x90)] {
+            let write = |fields: &[(&str, Vec<u8>)]| {
+                let named = fields.iter().map(|(name, value)| match encoding {
+                    KvEncoding::Map => [text(name), value.clone()].concat(),
+                    KvEncoding::Array => value.clone(),
+                });
+                [vec![head | fields.len() as u8], named.collect::<Vec<_>>().concat()].concat()
+            };
+            let bytes = encode(encoding, &[stored(vec![vec![]], None), removed.clone()]).next().unwrap();
+            assert_eq!(&bytes[..2], [0x93, 0xcb], "an array of the time, the events and the rank");
+            let events = [write(&fields(&[0x91, 0xc0], "full_attention")), write(&removed_fields)].concat();
+            assert_eq!(bytes[10..], [&[0x92], &events[..], &[0]].concat(), "{encoding:?}");
+            let windowed = encode(encoding, &[stored(Vec::new(), Some(3))]).next().unwrap();
+            let mut expected = fields(&[0x91, 0xc0], "sliding_window");
+            expected.push(("kv_cache_spec_sliding_window", vec![3]));
+            assert_eq!(windowed[10..], [&[0x91], &write(&expected)[..], &[0]].concat(), "{encoding:?}");
+            let gone = write(&[("type", text("AllBlocksCleared"))]);
+            assert_eq!(cleared(encoding)[10..], [&[0x91], &gone[..], &[0]].concat());
+        }
+    }
+
+    #[test]
+    fn a_salt_is_an_extra_key_and_the_id_of_a_key_is_not_shown() {
+        let settings = crate::ServerSettings::for_tests();
+        for (tenant, own, expected) in [
+            (None, "blue", vec!["blue"]),
+            (Some("owner"), "", vec!["key:4c1029697ee35871"]),
+            (Some("owner"), "blue", vec!["key:4c1029697ee35871", "blue"]),
+        ] {
+            let caller = Caller { tenant: tenant.map(Arc::from), ..Caller::default() };
+            let salt = caller.prefix_salt(&settings, own);
+            let found = texts(&ExtraKey::Salt(salt.into()));
+            assert_eq!(found, expected);
+            assert!(found.iter().all(|text| !text.contains("owner")));
+        }
+    }
+
+    #[test]
+    fn large_batches_are_split() {
+        let removed = KvEvent::Removed { hashes: vec![7], medium: Medium::Disk };
+        let events = vec![removed; 2 * MOST_EVENTS + 1];
+        assert_eq!(encode(KvEncoding::Map, &events).count(), 3);
     }
 }

@@ -1,9 +1,15 @@
 //! The PUB socket. Each subscriber reads the shared batches at its own speed; one that is too slow misses the oldest.
+//!
+//! A new subscription begins with the newest batch of its topics again. Its number shows a reader how many it has missed, so that a
+//! router that was restarted requests a replay at once, and not after the next change.
 
 use std::{
     collections::BTreeSet,
     ops::Bound,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tokio::{
@@ -70,6 +76,8 @@ struct Subscriber {
     topics: Mutex<Topics>,
     /// Answer to the last PING.
     pong: Mutex<Option<Vec<u8>>>,
+    /// True if there is a new subscription.
+    is_new: AtomicBool,
     wake: Notify,
 }
 
@@ -82,6 +90,13 @@ impl Subscriber {
         self.pong.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn subscribe(&self, topic: &[u8]) -> Result<(), Fault> {
+        self.topics().add(topic)?;
+        self.is_new.store(true, Ordering::Release);
+        self.wake.notify_one();
+        Ok(())
+    }
+
     /// Obeys the peer. Returns only with the fault that ends the connection.
     async fn listen<R: AsyncRead + Unpin>(&self, input: &mut Input<R>, place: &Place) -> Result<(), Fault> {
         let mut inside = false;
@@ -89,7 +104,7 @@ impl Subscriber {
             let frame = input.frame().await?;
             if frame.command {
                 match frame.as_command()? {
-                    Command::Subscribe(topic) => self.topics().add(topic)?,
+                    Command::Subscribe(topic) => self.subscribe(topic)?,
                     Command::Cancel(topic) => self.topics().remove(topic),
                     Command::Ping(context) => {
                         *self.pong() = Some(pong(context));
@@ -100,7 +115,7 @@ impl Subscriber {
             } else {
                 // ZMTP 3.0 has messages for subscriptions. Others, of XSUB sockets, have no receiver here.
                 match frame.body.split_first() {
-                    Some((1, topic)) if !inside && !frame.more => self.topics().add(topic)?,
+                    Some((1, topic)) if !inside && !frame.more => self.subscribe(topic)?,
                     Some((0, topic)) if !inside && !frame.more => self.topics().remove(topic),
                     _ => {}
                 }
@@ -122,6 +137,10 @@ impl Subscriber {
             let pong = self.pong().take();
             if let Some(pong) = pong {
                 output.push(&pong).await?;
+            }
+            if self.is_new.swap(false, Ordering::Acquire) {
+                let newest = store.newest(|topic| self.topics().has(topic));
+                next = newest.map_or(next, |newest| next.min(newest));
             }
             let batches = store.from(next);
             for published in &batches {

@@ -1,4 +1,4 @@
-//! The ROUTER socket, which repeats batches. A replay reads the shared batches while it writes, and the next request of the same
+//! The ROUTER socket, which repeats batches as `[topic, number, batch]`, and ends with -1 as the number and an empty topic. A replay reads the shared batches while it writes, and the next request of the same
 //! client is read when the replay has ended. So a client that does not read keeps no memory of the server.
 
 use std::{
@@ -13,6 +13,7 @@ use tokio::{
 };
 
 use super::{
+    encode::KvEncoding,
     places::{Phase, Place},
     store::Store,
     zmtp::{Fault, Input, Kind, Output, handshake, part},
@@ -72,9 +73,10 @@ impl Request {
     async fn answer<W: AsyncWrite + Unpin>(
         &self,
         output: &mut Output<W>,
-        store: &Store,
-        pace: &Pace,
+        (store, pace, form): (&Store, &Pace, KvEncoding),
     ) -> Result<(), Fault> {
+        // vLLM sends no topics with arrays.
+        let has_topic = form == KvEncoding::Map;
         let (mut next, end) = (self.first, *store.next().borrow());
         while next < end {
             let batches = store.from(next);
@@ -83,12 +85,18 @@ impl Request {
             for published in batches.iter().take_while(|published| published.number < end) {
                 pace.wait(self.envelope.len() + published.batch.len()).await;
                 output.push(&self.envelope).await?;
+                if has_topic {
+                    output.part(&published.topic, true).await?;
+                }
                 output.part(&published.number.to_be_bytes(), true).await?;
                 output.part(&published.batch, false).await?;
             }
             tokio::task::yield_now().await;
         }
         output.push(&self.envelope).await?;
+        if has_topic {
+            output.part(&[], true).await?;
+        }
         output.part(&END.to_be_bytes(), true).await?;
         output.part(&[], false).await?;
         output.flush().await
@@ -99,7 +107,7 @@ async fn listen<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     input: &mut Input<R>,
     output: &mut Output<W>,
     place: &Place,
-    (store, pace): (&Store, &Pace),
+    from: (&Store, &Pace, KvEncoding),
 ) -> Result<(), Fault> {
     loop {
         place.set(Phase::Idle);
@@ -109,16 +117,20 @@ async fn listen<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
             continue;
         };
         place.set(Phase::Busy);
-        request.answer(output, store, pace).await?;
+        request.answer(output, from).await?;
     }
 }
 
 /// Serves a client until it leaves.
-pub async fn serve(stream: TcpStream, place: Place, store: &Store, pace: &Pace) -> Result<(), Fault> {
+pub async fn serve(
+    stream: TcpStream,
+    place: Place,
+    (store, pace, form): (&Store, &Pace, KvEncoding),
+) -> Result<(), Fault> {
     let (from, to) = stream.into_split();
     let (mut input, mut output) = (Input::new(from), Output::new(to));
     handshake(Kind::Router, &mut input, &mut output).await?;
-    listen(&mut input, &mut output, &place, (store, pace)).await
+    listen(&mut input, &mut output, &place, (store, pace, form)).await
 }
 
 #[cfg(test)]

@@ -65,6 +65,13 @@ impl Store {
         self.next.subscribe()
     }
 
+    /// Returns the number of the newest batch with a wanted topic among the last ones.
+    pub fn newest(&self, is_wanted: impl Fn(&[u8]) -> bool) -> Option<u64> {
+        let kept = self.kept();
+        let mut last = kept.batches.iter().rev().take(AT_ONCE);
+        last.find(|published| is_wanted(&published.topic)).map(|published| published.number)
+    }
+
     /// Returns the first kept batches from this number on, some at a time. The numbers of batches that are no longer kept are skipped.
     pub fn from(&self, number: u64) -> Vec<Arc<Published>> {
         let kept = self.kept();

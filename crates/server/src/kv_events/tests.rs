@@ -172,7 +172,7 @@ fn subscriptions_have_the_forms_of_both_versions() {
         ([frame(0, b"\x00"), frame(MORE, b"\x01kv@"), frame(0, b"\x01kv@")].concat(), false),
     ] {
         peer.send(&bytes);
-        peer.ping();
+        peer.settle();
         ports.publish(1);
         published += 1;
         // The batch comes before the answer to a PING that was sent after it has been published.
@@ -182,6 +182,25 @@ fn subscriptions_have_the_forms_of_both_versions() {
         }
         peer.ping();
     }
+}
+
+#[test]
+fn a_new_subscription_begins_with_the_newest_batch_of_its_topic() {
+    let ports = Ports::open();
+    let mut other = Peer::open(ports.publisher, "SUB");
+    other.send(&command(b"\x09SUBSCRIBEkv@owl"));
+    other.ping();
+    for number in 1..4 {
+        ports.publish(1);
+        while ports.replay(number).is_empty() {}
+        let mut peer = Peer::open(ports.publisher, "SUB");
+        peer.send(&command(b"\x09SUBSCRIBEkv@fox"));
+        assert_eq!(peer.batch(), number);
+        // One that has it gets it again, and misses nothing.
+        peer.send(&command(b"\x09SUBSCRIBEkv@"));
+        assert_eq!(peer.batch(), number);
+    }
+    other.ping();
 }
 
 #[test]
@@ -301,9 +320,17 @@ fn endpoints_have_the_forms_of_zeromq() {
         ("tcp://0:0", "tcp://0.0.0.0:0", 2),
         ("tcp://127.0.0.1:0", "tcp://localhost:0", 0),
     ] {
-        let settings =
-            KvEventsSettings { endpoint: endpoint.into(), replay: Some(replay.into()), topic: String::new() };
-        let (publisher, ..) = KvEvents::new().1.bind(settings).unwrap();
+        let settings = KvEventsSettings {
+            endpoint: endpoint.into(),
+            replay: Some(replay.into()),
+            topic: KvEventsSettings::TOPIC.into(),
+            ..KvEventsSettings::default()
+        };
+        let (publisher, places) = KvEvents::new().1.bind(settings).unwrap();
         assert_eq!(publisher.open_to_all().count(), open, "{endpoint} {replay}");
+        // Routers are told a place that they can connect to.
+        let host = places.endpoint.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':')).unwrap().0;
+        assert_eq!(places.topic, format!("kv@{host}@{{model}}"));
+        assert_ne!(host, "0.0.0.0");
     }
 }

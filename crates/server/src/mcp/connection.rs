@@ -25,6 +25,9 @@ const MOST_TOOLS: usize = 512;
 /// Maximum bytes of a tool's description and schema.
 const MOST_TOOL_BYTES: usize = 64 << 10;
 
+/// Maximum images of a result.
+const MOST_IMAGES: usize = 16;
+
 /// Maximum characters of a result. More would fill a model's context many times.
 const MOST_CHARACTERS: usize = 200_000;
 
@@ -49,6 +52,8 @@ pub struct Tool {
 /// Result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolResult {
+    /// Images, as data URLs.
+    pub images: Vec<String>,
     /// Its text, with a note for each part that is not text.
     pub text: String,
     /// True if the tool reports a failure.
@@ -228,7 +233,9 @@ impl Connection {
         match self.request("tools/call", params, limit) {
             Ok(result) => read_result(&result),
             // The model may correct its call: servers refuse wrong arguments in this way.
-            Err(McpError::Refused { message, .. }) => Ok(ToolResult { text: message, is_error: true }),
+            Err(McpError::Refused { message, .. }) => {
+                Ok(ToolResult { images: Vec::new(), text: message, is_error: true })
+            }
             Err(error) => Err(error),
         }
     }
@@ -319,8 +326,16 @@ fn read_result(value: &Value) -> Result<ToolResult, McpError> {
         None if value.get("structuredContent").is_some() => &[],
         _ => return Err(McpError::Protocol("the result of `tools/call` has no content".into())),
     };
-    let mut texts: Vec<String> = parts.iter().map(part).collect();
+    let mut images = Vec::new();
+    let mut texts = Vec::new();
+    for value in parts {
+        match image(value).filter(|_| images.len() < MOST_IMAGES) {
+            Some(image) => images.push(image),
+            None => texts.push(part(value)),
+        }
+    }
     if texts.is_empty()
+        && images.is_empty()
         && let Some(value) = value.get("structuredContent")
     {
         texts.push(value.to_string());
@@ -333,7 +348,20 @@ fn read_result(value: &Value) -> Result<ToolResult, McpError> {
             format!("{}\n[cut here: the result has {} characters]", &text[..end], text.chars().count())
         }
     };
-    Ok(ToolResult { text, is_error })
+    Ok(ToolResult { images, text, is_error })
+}
+
+/// Returns the data URL of a part that is an image, or a resource that is one.
+fn image(value: &Value) -> Option<String> {
+    let (data, media) = match value["type"].as_str()? {
+        "image" => (&value["data"], &value["mimeType"]),
+        "resource" => (&value["resource"]["blob"], &value["resource"]["mimeType"]),
+        _ => return None,
+    };
+    // Data that are no image are refused by the request that contains them.
+    let media = media.as_str().filter(|media| media.starts_with("image/"))?;
+    let is_plain = media.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/+-.".contains(&byte));
+    (is_plain && media.len() < 80).then(|| Some(format!("data:{media};base64,{}", data.as_str()?))).flatten()
 }
 
 /// Converts a part of a result to text.
@@ -347,7 +375,7 @@ fn part(value: &Value) -> String {
             let kind = shortened(kind, 40);
             let media = value["mimeType"].as_str().or_else(|| value["resource"]["mimeType"].as_str());
             let media = media.map_or_else(String::new, |media| format!(" of type {}", shortened(media, 80)));
-            format!("[{kind}{media}: left out, because only text is supported]")
+            format!("[{kind}{media}: left out, because only text and images are supported]")
         }
         None => String::new(),
     }
@@ -369,8 +397,8 @@ mod tests {
             (json!({"content": [], "structuredContent": {"a": 1}}), "{\"a\":1}", false),
             (json!({"structuredContent": {"a": 1}}), "{\"a\":1}", false),
             (
-                json!({"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]}),
-                "[image of type image/png: left out, because only text is supported]",
+                json!({"content": [{"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}]}),
+                "[audio of type audio/wav: left out, because only text and images are supported]",
                 false,
             ),
             (
@@ -380,8 +408,18 @@ mod tests {
             ),
             (json!({"content": [{"type": "resource", "resource": {"uri": "x:", "text": "t"}}]}), "t", false),
         ] {
-            assert_eq!(read_result(&result), Ok(ToolResult { text: text.to_owned(), is_error }), "{result}");
+            let expected = ToolResult { images: Vec::new(), text: text.to_owned(), is_error };
+            assert_eq!(read_result(&result), Ok(expected), "{result}");
         }
+        let image = |data: &str| json!({"type": "image", "data": data, "mimeType": "image/png"});
+        let text = json!({"type": "text", "text": "two"});
+        let blob = json!({"type": "resource", "resource": {"blob": "BBBB", "mimeType": "image/webp"}});
+        let result = read_result(&json!({"content": [image("AAAA"), text, blob]})).unwrap();
+        assert_eq!((result.text.as_str(), result.is_error), ("two", false));
+        assert_eq!(result.images, ["data:image/png;base64,AAAA", "data:image/webp;base64,BBBB"]);
+        let many = read_result(&json!({"content": vec![image("AAAA"); MOST_IMAGES + 1]})).unwrap();
+        assert_eq!(many.images.len(), MOST_IMAGES);
+        assert!(many.text.contains("left out"));
         let long = read_result(&json!({"content": [{"type": "text", "text": "é".repeat(300_000)}]})).unwrap();
         assert!(long.text.ends_with("[cut here: the result has 300000 characters]"));
         for wrong in [json!({}), json!(null), json!({"content": "text"})] {

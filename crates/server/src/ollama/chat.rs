@@ -17,8 +17,9 @@ use crate::{
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest, Message, Options, Role, Tool, ToolCall},
+    images::{Image, Parts},
     thinking::ReasoningParams,
-    wire::{Body, Content, Other, Output, Tolerance, arguments, unreadable},
+    wire::{Body, Content, Other, Output, Tolerance, arguments},
 };
 
 /// A request to answer a chat.
@@ -72,7 +73,8 @@ pub struct MessageParam {
     name: Option<String>,
     /// Id of the call of a result; if absent, the first call without a result.
     tool_call_id: Option<String>,
-    /// Refused in the last message of a user, and replaced by a note in others: models here read text only.
+    /// Images before the text, in base64. For a model that reads text only, they are refused in the last message of a
+    /// user, and replaced by a note in others.
     images: Option<Vec<String>>,
 }
 
@@ -188,7 +190,7 @@ pub async fn chat(
 impl ChatParams {
     /// Converts the request. Unsupported fields are ignored or refused by name.
     fn into_request(self, tolerance: &Tolerance) -> Result<ChatRequest, ApiError> {
-        let messages = messages(self.messages.unwrap_or_default(), tolerance)?;
+        let messages = messages(self.messages.unwrap_or_default())?;
         let mut tools = Vec::new();
         for (i, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
             tools.extend(tool.into_tool(&format!("tools[{i}]"), tolerance)?);
@@ -219,13 +221,11 @@ impl ChatParams {
 ///
 /// # Errors
 /// A field that is not supported, by name.
-pub fn messages(messages: Vec<MessageParam>, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
+pub fn messages(messages: Vec<MessageParam>) -> Result<Vec<Message>, ApiError> {
     let mut calls = Calls::default();
-    let last_user = messages.iter().rposition(|message| message.role == RoleParam::User);
     let messages = messages.into_iter().enumerate();
-    let message = |(i, message): (usize, MessageParam)| {
-        message.into_message(&mut calls, &format!("messages[{i}]"), Some(i) == last_user, tolerance)
-    };
+    let message =
+        |(i, message): (usize, MessageParam)| message.into_message(&mut calls, &format!("messages[{i}]"));
     messages.map(message).collect()
 }
 
@@ -238,13 +238,7 @@ struct Calls {
 }
 
 impl MessageParam {
-    fn into_message(
-        self,
-        calls: &mut Calls,
-        path: &str,
-        is_asked: bool,
-        tolerance: &Tolerance,
-    ) -> Result<Message, ApiError> {
+    fn into_message(self, calls: &mut Calls, path: &str) -> Result<Message, ApiError> {
         let role = match self.role {
             RoleParam::System => Role::System,
             RoleParam::User => Role::User,
@@ -270,21 +264,14 @@ impl MessageParam {
             let message = format!("`{param}` must be a string: only the result of a call is an object");
             return Err(ApiError::invalid(param, message));
         }
-        let content = match self.content.map(Output::content) {
+        let text = match self.content.map(Output::content) {
             None => String::new(),
             Some(Content::Text(text)) => text,
             Some(Content::Parts(parts)) => parts.into_iter().map(|part| part.text).collect(),
         };
-        let mut message = Message {
-            role,
-            content,
-            reasoning: self.thinking,
-            name: self.tool_name.or(self.name),
-            ..Message::default()
-        };
-        for _ in self.images.into_iter().flatten() {
-            message.content += &unreadable("images", &format!("{path}.images"), is_asked, tolerance)?;
-        }
+        let content = with_images(self.images, &format!("{path}.images"), &text);
+        let name = self.tool_name.or(self.name);
+        let mut message = Message { reasoning: self.thinking, name, ..Message::new(role, content) };
         for call in self.tool_calls.into_iter().flatten() {
             if call.r#type.as_ref().is_some_and(|r#type| r#type != "function") {
                 let param = format!("{path}.tool_calls");
@@ -312,6 +299,16 @@ impl MessageParam {
         }
         Ok(message)
     }
+}
+
+/// Returns the content of a message: images in base64 from the field at `path`, and the text after them.
+pub(super) fn with_images(images: Option<Vec<String>>, path: &str, text: &str) -> Parts {
+    let mut parts = Parts::default();
+    for (i, image) in images.into_iter().flatten().enumerate() {
+        parts.push_image(Image::from_base64(&format!("{path}[{i}]"), image));
+    }
+    parts.push_text(text);
+    parts
 }
 
 impl ToolParam {

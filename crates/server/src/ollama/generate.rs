@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 
 use super::{
     answer::{Answer, AnswerWriter, Endpoint},
+    chat::with_images,
     duration::KeepAlive,
     models,
     options::{self, OptionsParam},
@@ -16,6 +17,7 @@ use crate::{
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest, Message, Options, Prompt, Role, TextRequest},
+    images::Parts,
     thinking::{ReasoningParams, Think},
     wire::{Body, Other, left_out, refuse, refused},
 };
@@ -46,6 +48,8 @@ pub struct GenerateParams {
     logprobs: Option<bool>,
     /// Number of most probable tokens to report at each position, at most 20.
     top_logprobs: Option<usize>,
+    /// Images before the prompt, in base64.
+    images: Option<Vec<String>>,
     /// Text after the gap, for models that support fill-in-the-middle. The chat template is not used.
     suffix: Option<String>,
 }
@@ -55,7 +59,6 @@ const OTHERS: &[Other] = &[
     refused("template", &[], "models have their own template; `raw` disables it"),
     refused("context", &[], "use /api/chat for a conversation"),
     left_out("truncate", &["true", "false"], "a prompt that does not fit is refused, not cut"),
-    refused("images", &[], "models here read text only"),
     refused("width", &[], "answers are text"),
     refused("height", &[], "answers are text"),
     refused("steps", &[], "answers are text"),
@@ -106,13 +109,15 @@ pub async fn generate(
         let request = TextRequest { prompt, format, default_max_tokens: None, options };
         generate::text(&state, caller, &name, request).await
     } else if body.raw == Some(true) {
-        let request = TextRequest { prompt: Prompt::Text(prompt), format, default_max_tokens: None, options };
+        let Parts { text, images } = with_images(body.images, "images", &prompt);
+        let prompt = if images.is_empty() { Prompt::Text(prompt) } else { Prompt::Images { text, images } };
+        let request = TextRequest { prompt, format, default_max_tokens: None, options };
         generate::text(&state, caller, &name, request).await
     } else {
-        let message = |role, content| Message { role, content, ..Message::default() };
-        let system =
-            body.system.filter(|system| !system.is_empty()).map(|system| message(Role::System, system));
-        let messages = system.into_iter().chain([message(Role::User, prompt)]).collect();
+        let system = body.system.filter(|system| !system.is_empty());
+        let system = system.map(|system| Message::new(Role::System, system.into()));
+        let content = with_images(body.images, "images", &prompt);
+        let messages = system.into_iter().chain([Message::new(Role::User, content)]).collect();
         let request = ChatRequest {
             messages,
             format,
@@ -138,6 +143,7 @@ impl GenerateParams {
             let think = self.reasoning.think.as_ref().filter(|think| **think != Think::Switch(false));
             refuse(&think, "think", "a `raw` prompt is used without a template")?;
         } else if self.suffix.is_some() {
+            refuse(&self.images, "images", "a gap between two texts has no place for images")?;
             refuse(&self.system, "system", "a prompt with `suffix` is used without a template")?;
         }
         Ok(())

@@ -166,8 +166,12 @@ pub struct Show {
     /// Metadata of its file; lists are `null`. Those of a Hugging Face folder have the keys of GGUF.
     #[schema(value_type = Object)]
     model_info: Map<String, Value>,
-    /// Capabilities: `completion`, `tools`, `thinking`, `embedding`, `rerank`.
+    /// Capabilities: `completion`, `vision`, `tools`, `thinking`, `embedding`, `rerank`.
     capabilities: Vec<&'static str>,
+    /// Properties of the vision tower: its kind as `clip.projector_type`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    projector_info: Option<Map<String, Value>>,
     /// Time at which it was added.
     modified_at: String,
 }
@@ -289,6 +293,12 @@ pub async fn show(
         parameters: parameters.clone(),
         licenses: licenses.clone(),
     };
+    let projector_info = entry.details.projector.as_ref().map(|kind| {
+        Map::from_iter([
+            ("clip.has_vision_encoder".to_owned(), true.into()),
+            ("clip.projector_type".to_owned(), kind.as_str().into()),
+        ])
+    });
     let details = TagDetails { parent_model: base.unwrap_or_default(), ..TagDetails::of(&entry) };
     Ok(Json(Show {
         modelfile: modelfile.write(&with_tag(&entry.name)),
@@ -300,6 +310,7 @@ pub async fn show(
         details,
         model_info,
         capabilities,
+        projector_info,
         modified_at: rfc3339(created(&entry)),
     }))
 }
@@ -311,13 +322,20 @@ pub async fn version() -> Json<Version> {
 }
 
 /// Returns the capabilities of the server with a model.
-pub fn capabilities(file: &ModelFile, name: &str, template: &str, tool_template: &str) -> Vec<&'static str> {
+pub fn capabilities(
+    file: &ModelFile,
+    entry: &ModelEntry,
+    template: &str,
+    tool_template: &str,
+) -> Vec<&'static str> {
+    let name = &entry.name;
     let reranks = matches!(file.is_judge(name), Ok(true)) || matches!(file.has_scores(), Ok(true));
     // Templates without support for tools get them as text, so only the call format matters.
     let takes_tools = !template.is_empty() && Format::detect(tool_template).calls().is_ok();
     let embeds = !reranks && matches!(file.pooling(), Ok(Ok(_)));
     let all = [
         ("completion", !file.is_encoder()),
+        ("vision", entry.details.projector.is_some()),
         ("tools", takes_tools),
         ("thinking", Format::detect(template).reasons()),
         ("embedding", embeds),

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use crate::{
     error::ApiError,
-    generate::Options,
+    generate::{DraftParams, Options},
     wire::{OneOrMany, Other, left_out, no_effect, refused},
 };
 
@@ -38,6 +38,8 @@ pub struct OptionsParam {
     /// Maximum tokens of prompt and answer. An unused model is reloaded for more, if it was trained for them and memory
     /// allows. Otherwise the loaded context applies.
     num_ctx: Option<usize>,
+    /// Most drafted tokens of a step; 0 for no drafts.
+    draft_num_predict: Option<i64>,
 }
 
 const SERVER: &str = "models are loaded with the server's settings";
@@ -94,6 +96,10 @@ impl OptionsParam {
             seed: Options::seed(self.seed),
             stop: Options::stop_strings(self.stop),
             max_tokens: self.num_predict.and_then(|tokens| usize::try_from(tokens).ok()).map(Into::into),
+            drafts: DraftParams {
+                most: self.draft_num_predict.and_then(|most| usize::try_from(most).ok()).map(Into::into),
+                ..DraftParams::default()
+            },
             context: self.num_ctx.filter(|&tokens| tokens > 0).map(Into::into),
             ..Options::default()
         })

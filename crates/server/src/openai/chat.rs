@@ -7,6 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Map;
 use utoipa::ToSchema;
 
 use self::chunks::{ChatCompletionChunk, ChunkWriter};
@@ -21,6 +22,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
+    fleet::{Parameters, set_fields},
     generate::{self, Caller, ChatRequest, Delta, Generating, Message, Options, Piece},
     ids,
     thinking::ReasoningParams,
@@ -229,8 +231,23 @@ pub async fn create(
 }
 
 impl ChatCompletionRequest {
+    /// Returns what the request has besides its prompt.
+    pub(crate) fn parameters(&self) -> Parameters {
+        let mut sampling = Map::new();
+        set_fields(&self.sampling, &mut sampling);
+        set_fields(&self.format, &mut sampling);
+        let most = self.max_completion_tokens.or(self.max_tokens).or(self.n_predict);
+        let most = most.and_then(|most| most.0);
+        let logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
+        for (name, number) in [("max_tokens", most), ("n", self.n), ("logprobs", logprobs)] {
+            sampling.extend(number.map(|number| (name.to_owned(), number.into())));
+        }
+        let (model, stream) = (self.model.clone(), self.stream == Some(true));
+        Parameters { prefix: "chatcmpl-", model, sampling, default_max_tokens: None, stream }
+    }
+
     /// Converts the request. Unsupported fields are ignored or refused by name.
-    fn into_request(self, tolerance: &Tolerance) -> Result<ChatRequest, ApiError> {
+    pub(crate) fn into_request(self, tolerance: &Tolerance) -> Result<ChatRequest, ApiError> {
         let max_tokens = match self.max_completion_tokens {
             None if self.max_tokens.is_none() => Limit::at_least_one(self.n_predict, "n_predict")?,
             None => Limit::at_least_one(self.max_tokens, "max_tokens")?,

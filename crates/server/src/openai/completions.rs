@@ -12,12 +12,14 @@ use futures_util::{
 };
 use paguro_model::tokenizer::Tokenizer;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Map;
 use serde_untagged::UntaggedEnumVisitor;
 use utoipa::ToSchema;
 
 use super::{
     logprobs::TextLogprobs,
     messages::FormatParams,
+    multimodal::CompletionPrompt,
     sampling::{self, SamplingParams},
     types::{FinishReason, PromptProgress, StreamOptions, Usage, UsageChunks},
 };
@@ -26,6 +28,7 @@ use crate::{
     count::check_length,
     error::ApiError,
     extract::Json,
+    fleet::{Parameters, set_fields},
     generate::{self, Caller, Delta, Generating, Options, Piece, Prompt, PromptLogprobs, TextRequest},
     ids,
     settings::ServerSettings,
@@ -41,8 +44,8 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 pub struct CompletionRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
-    /// A text or its tokens, or a list of them.
-    pub prompt: PromptParam,
+    /// A text or its tokens, or a list of them; or a text with images, in llama.cpp's format.
+    pub prompt: CompletionPrompt,
     /// Streams the answer as server-sent events.
     pub stream: Option<bool>,
     /// Options of the stream.
@@ -245,6 +248,45 @@ pub async fn create(
 }
 
 impl CompletionRequest {
+    /// Returns what the request has besides its prompts.
+    pub(crate) fn parameters(&self) -> Parameters {
+        let mut sampling = Map::new();
+        set_fields(&self.sampling, &mut sampling);
+        set_fields(&self.format, &mut sampling);
+        let most = self.max_tokens.or(self.n_predict);
+        let numbers =
+            [("max_tokens", most.and_then(|most| most.0)), ("n", self.n), ("logprobs", self.logprobs)];
+        for (name, number) in numbers {
+            sampling.extend(number.map(|number| (name.to_owned(), number.into())));
+        }
+        let (model, stream) = (self.model.clone(), self.stream == Some(true));
+        let default_max_tokens = most.is_none().then_some(DEFAULT_MAX_TOKENS);
+        Parameters { prefix: "cmpl-", model, sampling, default_max_tokens, stream }
+    }
+
+    /// Returns the prompts.
+    ///
+    /// # Errors
+    /// There are none or too many, or they do not go with `suffix`.
+    pub(crate) fn prompts(self, settings: &ServerSettings) -> Result<Vec<Prompt>, ApiError> {
+        let with_suffix = |prompt| match (prompt, &self.suffix) {
+            (Prompt::Text(prefix), Some(suffix)) if !suffix.is_empty() => Ok(Prompt::Gap {
+                prefix,
+                suffix: suffix.clone(),
+                middle: String::new(),
+                files: Vec::new(),
+                param: "suffix",
+            }),
+            (Prompt::Tokens(_) | Prompt::Images { .. }, Some(suffix)) if !suffix.is_empty() => {
+                let message = "`suffix` goes with a `prompt` that is a text, not with tokens or images";
+                Err(ApiError::invalid("suffix", message))
+            }
+            (prompt, _) => Ok(prompt),
+        };
+        let prompts = self.prompt.into_prompts(MOST_PROMPTS, settings)?;
+        prompts.into_iter().map(with_suffix).collect()
+    }
+
     fn options(&mut self) -> Result<Options, ApiError> {
         let best_of = self.best_of.filter(|&best| best != self.n.unwrap_or(1));
         refuse(&best_of, "best_of", "answers are not ranked; `n` asks for several")?;
@@ -312,7 +354,8 @@ impl Answers {
         let echo = body.echo == Some(true);
         let mut started: Vec<Generating> = Vec::new();
         let mut beginnings = Vec::new();
-        let prompts = body.prompt.into_prompts("prompt", MOST_PROMPTS, &state.settings)?;
+        let model = body.model.clone();
+        let prompts = body.prompts(&state.settings)?;
         // Each choice stores its beginning, and all choices share one queue.
         let most = (MOST_PROMPTS / prompts.len()).max(1);
         if options.n.is_some_and(|n| n > most.into()) {
@@ -323,24 +366,10 @@ impl Answers {
             return Err(ApiError::invalid("n", message));
         }
         for prompt in prompts {
-            let prompt = match (prompt, &body.suffix) {
-                (Prompt::Text(prefix), Some(suffix)) if !suffix.is_empty() => Prompt::Gap {
-                    prefix,
-                    suffix: suffix.clone(),
-                    middle: String::new(),
-                    files: Vec::new(),
-                    param: "suffix",
-                },
-                (Prompt::Tokens(_), Some(suffix)) if !suffix.is_empty() => {
-                    let message = "`suffix` goes with a `prompt` that is a text, not with tokens";
-                    return Err(ApiError::invalid("suffix", message));
-                }
-                (prompt, _) => prompt,
-            };
             let beginning = if echo { Some(prompt.clone()) } else { None };
             let request =
                 TextRequest { prompt, format: format.clone(), default_max_tokens, options: options.clone() };
-            let generating = generate::text(state, caller.clone(), &body.model, request).await?;
+            let generating = generate::text(state, caller.clone(), &model, request).await?;
             let beginning = beginning.map(|prompt| prompt.text(generating.tokenizer())).unwrap_or_default();
             beginnings.extend(std::iter::repeat_n(beginning, generating.choices()));
             started.push(generating);

@@ -1,13 +1,15 @@
 //! Messages and answer formats of a chat.
 
 use paguro_engine::Grammar;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
+use serde_untagged::UntaggedEnumVisitor;
 use utoipa::ToSchema;
 
 use crate::{
     error::ApiError,
     generate::{Format, Message, Role, ToolCall},
+    images::{self, Image, Parts},
     wire::{Content, Other, Output, Tolerance, arguments, no_effect, refused, unreadable},
 };
 
@@ -51,13 +53,63 @@ pub enum RoleParam {
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, ToSchema)]
 pub struct ContentPart {
-    /// `text`, or an assistant's `refusal`. Other types are refused in the last message of a user, and replaced by a
-    /// note in earlier ones, because models read text only.
+    /// `text`, `image_url`, or an assistant's `refusal`. Video and audio are refused. Other types are refused in the
+    /// last message of a user, and replaced by a note in earlier ones, because no model reads them. So are images for a
+    /// model that reads text only.
     pub r#type: Option<String>,
     /// The text.
     pub text: Option<String>,
     /// The refusal.
     pub refusal: Option<String>,
+    /// The image.
+    pub image_url: Option<ImageUrlParam>,
+    /// Level of detail, if `image_url` is a text.
+    pub detail: Option<String>,
+}
+
+/// An image: its URL, or an object with it.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum ImageUrlParam {
+    /// The URL.
+    Url(String),
+    /// The URL and options.
+    Object(ImageUrlObject),
+}
+
+/// An image at a URL.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, ToSchema)]
+pub struct ImageUrlObject {
+    /// A data URL (`data:image/png;base64,...`), or a URL of http or https at a host that `--image-urls` names.
+    pub url: String,
+    /// `auto`, `low` (few tokens) or `high` (as many as model and settings permit).
+    pub detail: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for ImageUrlParam {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        UntaggedEnumVisitor::new()
+            .expecting("a URL, or an object with `url`")
+            .string(|url| Ok(Self::Url(url.to_owned())))
+            .map(|map| map.deserialize().map(Self::Object))
+            .deserialize(deserializer)
+    }
+}
+
+impl ImageUrlParam {
+    /// Returns the image in the field at `path`. `detail` is that of the part.
+    ///
+    /// # Errors
+    /// An unknown level of detail, or a URL that is not supported.
+    pub fn image(self, path: &str, detail: Option<&str>) -> Result<Image, ApiError> {
+        let (url, own) = match self {
+            Self::Url(url) => (url, None),
+            Self::Object(object) => (object.url, object.detail),
+        };
+        let field = if own.is_some() { format!("{path}.image_url.detail") } else { format!("{path}.detail") };
+        let detail = images::detail(own.as_deref().or(detail), &field)?;
+        Image::from_url(&format!("{path}.image_url"), url, detail)
+    }
 }
 
 /// Known fields of messages that are ignored or refused.
@@ -71,9 +123,10 @@ pub const OTHERS: &[Other] = &[
     no_effect("messages[].tool_calls[].function.parsed_arguments", "the prompt contains `arguments`"),
     no_effect("messages[].content[].cache_control", "prefixes are found by their content"),
     no_effect("messages[].content[].annotations", "the prompt contains only the text"),
-    no_effect("messages[].content[].image_url", "models here read text only"),
-    no_effect("messages[].content[].input_audio", "models here read text only"),
-    no_effect("messages[].content[].file", "models here read text only"),
+    no_effect("messages[].content[].input_audio", "no model here reads audio"),
+    no_effect("messages[].content[].audio_url", "no model here reads audio"),
+    no_effect("messages[].content[].video_url", "no model here reads video"),
+    no_effect("messages[].content[].file", "models here read text and images"),
 ];
 
 /// A call that an assistant made.
@@ -111,7 +164,7 @@ pub struct FunctionCallParam {
 }
 
 /// Format of the answer, in all spellings.
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema, Serialize)]
 pub struct FormatParams {
     /// Format of the answer.
     response_format: Option<ResponseFormat>,
@@ -132,7 +185,7 @@ pub struct FormatParams {
 }
 
 /// Format of the whole answer: one of these.
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema, Serialize)]
 pub struct StructuredOutputs {
     /// JSON that fits this schema.
     json: Option<Value>,
@@ -148,7 +201,7 @@ pub struct StructuredOutputs {
 }
 
 /// Format of an answer.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Deserialize, ToSchema, Serialize)]
 pub struct ResponseFormat {
     /// The kind.
     pub r#type: FormatType,
@@ -159,7 +212,7 @@ pub struct ResponseFormat {
 }
 
 /// Kinds of answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FormatType {
     /// Any text.
@@ -223,9 +276,9 @@ impl ChatMessage {
         }
         let content = self
             .content
-            .map(|content| content.content().text(&field("content"), is_asked, tolerance))
+            .map(|content| content.content().parts(&field("content"), is_asked, tolerance))
             .transpose()?;
-        let content = content.or(self.refusal);
+        let content = content.or(self.refusal.map(Parts::from));
         let calls = self.tool_calls.unwrap_or_default().into_iter().enumerate();
         let calls = calls.map(|(i, call)| call.into_call(i, &format!("{path}.tool_calls[{i}]")));
         let tool_calls = calls.collect::<Result<Vec<_>, _>>()?;
@@ -235,44 +288,65 @@ impl ChatMessage {
             let param = field("content");
             return Err(ApiError::invalid(&param, format!("`{param}` is missing")));
         }
+        let role = match self.role {
+            RoleParam::System | RoleParam::Developer => Role::System,
+            RoleParam::User => Role::User,
+            RoleParam::Assistant => Role::Assistant,
+            RoleParam::Tool => Role::Tool,
+        };
         Ok(Message {
-            role: match self.role {
-                RoleParam::System | RoleParam::Developer => Role::System,
-                RoleParam::User => Role::User,
-                RoleParam::Assistant => Role::Assistant,
-                RoleParam::Tool => Role::Tool,
-            },
-            content: content.unwrap_or_default(),
             reasoning: self.reasoning_content.or(self.reasoning),
             name: self.name,
             tool_calls,
             tool_call_id: self.tool_call_id,
+            ..Message::new(role, content.unwrap_or_default())
         })
     }
 }
 
 impl Content<ContentPart> {
-    fn text(self, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<String, ApiError> {
+    fn parts(self, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<Parts, ApiError> {
         match self {
-            Self::Text(text) => Ok(text),
-            Self::Parts(parts) => {
-                let parts = parts.into_iter().enumerate();
-                parts.map(|(i, part)| part.text(&format!("{path}[{i}]"), is_asked, tolerance)).collect()
+            Self::Text(text) => Ok(text.into()),
+            Self::Parts(list) => {
+                let mut parts = Parts::default();
+                for (i, part) in list.into_iter().enumerate() {
+                    part.add(&mut parts, &format!("{path}[{i}]"), is_asked, tolerance)?;
+                }
+                Ok(parts)
             }
         }
     }
 }
 
 impl ContentPart {
-    fn text(self, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<String, ApiError> {
-        let kind = self.r#type.as_deref().unwrap_or("text");
-        let (name, text) = match kind {
-            "text" | "input_text" | "output_text" => ("text", self.text),
-            "refusal" => ("refusal", self.refusal),
-            other => return unreadable(other, path, is_asked, tolerance),
+    fn add(
+        self,
+        parts: &mut Parts,
+        path: &str,
+        is_asked: bool,
+        tolerance: &Tolerance,
+    ) -> Result<(), ApiError> {
+        let missing = |name: &str| {
+            let param = format!("{path}.{name}");
+            ApiError::invalid(&param, format!("`{param}` is missing"))
         };
-        let param = format!("{path}.{name}");
-        text.ok_or_else(|| ApiError::invalid(&param, format!("`{param}` is missing")))
+        let kind = self.r#type.as_deref().unwrap_or("text");
+        match kind {
+            "text" | "input_text" | "output_text" => {
+                parts.push_text(&self.text.ok_or_else(|| missing("text"))?);
+            }
+            "refusal" => parts.push_text(&self.refusal.ok_or_else(|| missing("refusal"))?),
+            "image_url" | "input_image" => {
+                let image = self.image_url.ok_or_else(|| missing("image_url"))?;
+                parts.push_image(image.image(path, self.detail.as_deref())?);
+            }
+            other => match images::refused_medium(other, path) {
+                Some(error) => return Err(error),
+                None => parts.push_text(&unreadable(other, path, is_asked, tolerance)?),
+            },
+        }
+        Ok(())
     }
 }
 

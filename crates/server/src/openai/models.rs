@@ -28,27 +28,54 @@ pub struct ModelObject {
     object: &'static str,
     /// Time at which it was added, in seconds since 1970.
     created: u64,
-    /// Always `paguro`.
-    owned_by: &'static str,
+    /// `paguro`, or the name that `--owned-by` sets.
+    owned_by: String,
+    /// The model's name. (vLLM's name of the model behind an adapter.)
+    root: String,
+    /// Always `null`: there are no adapters.
+    parent: Option<String>,
     /// Maximum tokens of prompt and answer, as it is loaded or would be; `null` if unknown. (vLLM's name.)
     max_model_len: Option<usize>,
     /// As `max_model_len`.
     context_length: Option<usize>,
+    /// `completion`, and `multimodal` for a model that reads images. (llama.cpp's name.)
+    capabilities: Vec<&'static str>,
+    architecture: ModelModalities,
     /// Reason for which the model cannot be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
 
+/// Input and output of a model. (llama.cpp's names.)
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelModalities {
+    /// `text`, and `image` for a model that reads images.
+    input_modalities: Vec<&'static str>,
+    /// Always `text`.
+    output_modalities: Vec<&'static str>,
+}
+
 impl ModelObject {
     fn new(state: &AppState, entry: ModelEntry) -> Self {
         let context = state.models.context(&entry);
+        let sees = entry.details.projector.is_some();
+        let with = |always: &'static str, if_sees: &'static str| {
+            std::iter::once(always).chain(sees.then_some(if_sees)).collect()
+        };
         Self {
+            root: entry.name.clone(),
+            parent: None,
             id: entry.name,
             object: "model",
             created: entry.created,
-            owned_by: "paguro",
+            owned_by: state.settings.owned_by.clone(),
             max_model_len: context,
             context_length: context,
+            capabilities: with("completion", "multimodal"),
+            architecture: ModelModalities {
+                input_modalities: with("text", "image"),
+                output_modalities: vec!["text"],
+            },
             problem: entry.details.problem,
         }
     }

@@ -5,6 +5,7 @@ use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::multimodal::MARKER;
 use crate::{
     AppState,
     error::ApiError,
@@ -25,6 +26,8 @@ pub struct Props {
     /// The chat template, in jinja; empty if there is none.
     chat_template: String,
     modalities: Modalities,
+    /// Place of an image in `prompt_string` of /v1/completions.
+    media_marker: &'static str,
     /// The program and its version.
     build_info: String,
 }
@@ -69,16 +72,17 @@ pub async fn props(
     Ok(Json(Props {
         default_generation_settings: GenerationSettings { n_ctx: state.models.context(&entry) },
         total_slots: entry.details.sequences,
-        model_alias: entry.name,
+        model_alias: entry.name.clone(),
         model_path,
         chat_template: chat_template.map(|template| template.1).unwrap_or_default(),
-        modalities: Modalities { vision: false, audio: false },
+        modalities: Modalities { vision: entry.details.projector.is_some(), audio: false },
+        media_marker: MARKER,
         build_info: concat!("paguro ", env!("CARGO_PKG_VERSION")).to_owned(),
     }))
 }
 
 /// Returns the model with this name, or else a loaded model, or the first one.
-pub(super) async fn find(state: &AppState, name: Option<String>) -> Result<ModelEntry, ApiError> {
+pub(crate) async fn find(state: &AppState, name: Option<String>) -> Result<ModelEntry, ApiError> {
     if let Some(name) = name {
         return state.models.find(&name).await;
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Sampling parameters and stop conditions.
-#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 pub struct SamplingParams {
     /// Divides the logits; 0 selects the most probable token. If absent, the model's recommendation, or 0.8.
     pub temperature: Option<f32>,
@@ -164,6 +164,21 @@ pub const OTHERS: &[Other] = &[
     no_effect("prompt_cache_key", "prefixes are found by their content"),
     no_effect("prompt_cache_retention", "prefixes are cached while memory allows"),
     no_effect("prompt_cache_options", "prefixes are found by their content"),
+    no_effect("no_stop_trim", "`include_stop_str_in_output` decides"),
+    left_out("separate_reasoning", &["true"], "reasoning is always separate"),
+    no_effect("stream_reasoning", "reasoning is streamed whenever the answer is"),
+    refused("return_hidden_states", &["false"], "states of the model are not reported"),
+    no_effect("rid", "the header `X-Request-Id` names requests"),
+    no_effect("request_id", "the header `X-Request-Id` names requests"),
+    no_effect("session_params", "a session is found by its prefix"),
+    no_effect("session_id", "a session is found by its prefix"),
+    left_out("kv_transfer_params", &[], "servers do not exchange pages"),
+    left_out("ec_transfer_params", &[], "servers do not exchange pages"),
+    no_effect("bootstrap_host", "servers do not exchange pages"),
+    no_effect("bootstrap_port", "servers do not exchange pages"),
+    no_effect("bootstrap_room", "servers do not exchange pages"),
+    no_effect("data_parallel_rank", "a server is one replica"),
+    refused("lora_path", &[], "there are no adapters"),
     left_out("service_tier", &["\"auto\"", "\"default\""], "there is one tier, `default`"),
 ];
 

@@ -131,8 +131,7 @@ pub async fn tokenize(
                 tolerance: caller.tolerance.clone(),
                 ..ChatRequest::default()
             };
-            generate::off_thread(&state, &caller, &lease, move |model, _| request.prompt(model, max_context))
-                .await?
+            generate::prompt(&state, &caller, &lease, request).await?
         }
         _ => return Err(ApiError::invalid("prompt", "give either `prompt` or `messages`")),
     };

@@ -203,8 +203,8 @@ impl FileCards {
         }
         let file = state.models.open(entry).await?;
         // Opening creates a tokenizer, which takes long.
-        let (name, template) = (entry.name.clone(), entry.chat_template.clone());
-        let card = spawn_blocking(move || FileCard::of(&file, &name, template.as_deref())).await;
+        let of = entry.clone();
+        let card = spawn_blocking(move || FileCard::of(&file, &of)).await;
         let card = Arc::new(card.map_err(|error| ApiError::Internal(format!("opening ended: {error}")))?);
         let mut known = known();
         // A name has one version at a time.
@@ -223,12 +223,12 @@ impl FileCards {
 }
 
 impl FileCard {
-    fn of(file: &ModelFile, name: &str, template: Option<&str>) -> Self {
+    fn of(file: &ModelFile, entry: &ModelEntry) -> Self {
         let (description, metadata) = (file.description(), file.metadata());
         let templates = file.chat_templates().unwrap_or_default();
         let named = |name: &str| templates.iter().find(|template| template.0 == name).map(|it| it.1.clone());
         let own = || named("default").unwrap_or_default();
-        let (template, tool_template) = match template {
+        let (template, tool_template) = match entry.chat_template.as_deref() {
             Some(other) => (other.to_owned(), other.to_owned()),
             None => (own(), named("tool_use").unwrap_or_else(own)),
         };
@@ -237,7 +237,7 @@ impl FileCard {
         };
         let context = value(&|key| key.ends_with(".context_length"))
             .or_else(|| value(&|key| key.ends_with("max_position_embeddings")));
-        let capabilities = capabilities(file, name, &template, &tool_template);
+        let capabilities = capabilities(file, entry, &template, &tool_template);
         let uses = uses(file, &capabilities, &template, &tool_template);
         Self {
             family: file.architecture().unwrap_or("unknown").to_owned(),

@@ -80,6 +80,8 @@ impl wire::Body for NewCall {}
 /// Result of a call.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CallAnswer {
+    /// Images of the result, as data URLs.
+    images: Vec<String>,
     /// Its text, with a note for each part that is not text.
     text: String,
     /// True if the tool reports a failure.
@@ -196,7 +198,7 @@ pub async fn call(
     let may_see = |server: &McpServer| scopes.contains(&server.scope);
     let result = state.mcp.call(&caller.client, &server, &tool, arguments, may_see).await?;
     tracing::info!(server, tool, is_error = result.is_error, "tool called");
-    Ok(Json(CallAnswer { text: result.text, is_error: result.is_error }))
+    Ok(Json(CallAnswer { text: result.text, images: result.images, is_error: result.is_error }))
 }
 
 /// Adds a tool server at an address until this process ends. Its tools require the scope `admin`.

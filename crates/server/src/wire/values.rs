@@ -153,7 +153,7 @@ pub fn refuse<T>(value: &Option<T>, param: &str, why: impl fmt::Display) -> Resu
     }
 }
 
-/// Returns a placeholder for content that is not text. Earlier messages are read without such content: a client cannot
+/// Returns a placeholder for content that is neither text nor an image. Earlier messages are read without such content: a client cannot
 /// remove it, and every later request of the conversation would be refused. Content that the request asks about
 /// (`is_asked`) is refused.
 ///
@@ -161,9 +161,9 @@ pub fn refuse<T>(value: &Option<T>, param: &str, why: impl fmt::Display) -> Resu
 /// The content is asked about, or the request is strict.
 pub fn unreadable(kind: &str, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<String, ApiError> {
     if is_asked || tolerance.is_strict() {
-        return Err(ApiError::invalid(path, format!("`{path}` is `{kind}`: models here read text only")));
+        let message = format!("`{path}` is `{kind}`: models here read text and images");
+        return Err(ApiError::invalid(path, message));
     }
-    tolerance.note(path, "models here read text only");
-    let kind = if kind.contains("image") { "image" } else { kind };
+    tolerance.note(path, "models here read text and images");
     Ok(format!("[{kind} left out: this model reads text]"))
 }

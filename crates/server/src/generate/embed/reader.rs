@@ -31,7 +31,7 @@ impl TextReader<'_> {
                 }
                 Ok(tokens)
             }
-            Prompt::Text(text) | Prompt::Gap { prefix: text, .. } => {
+            Prompt::Text(text) | Prompt::Gap { prefix: text, .. } | Prompt::Images { text, .. } => {
                 let text = if before.is_empty() { text } else { format!("{before}{text}") };
                 self.encode(&text, index)
             }

@@ -8,7 +8,7 @@ use std::{
 
 use paguro_engine::{EventSink, KvEvent, Medium};
 
-use super::super::{KvEvents, KvEventsSettings};
+use super::super::{KvEncoding, KvEvents, KvEventsSettings};
 
 /// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -28,12 +28,20 @@ impl Ports {
     pub fn open() -> Self {
         let (events, receiver) = KvEvents::new();
         let any = "tcp://127.0.0.1:*".to_owned();
-        let settings =
-            KvEventsSettings { endpoint: any.clone(), replay: Some(any), topic: "kv@{model}".into() };
-        let (publisher, place, replay) = receiver.bind(settings).unwrap();
+        let settings = KvEventsSettings {
+            endpoint: any.clone(),
+            replay: Some(any),
+            topic: "kv@{model}".into(),
+            encoding: KvEncoding::Map,
+        };
+        let (publisher, places) = receiver.bind(settings).unwrap();
         publisher.start().unwrap();
         let address = |place: &str| place.strip_prefix("tcp://").unwrap().parse().unwrap();
-        Self { publisher: address(&place), replay: address(&replay.unwrap()), engine: events.of("fox") }
+        Self {
+            publisher: address(&places.endpoint),
+            replay: address(&places.replay.unwrap()),
+            engine: events.of("fox"),
+        }
     }
 
     /// Publishes a batch.
@@ -45,6 +53,8 @@ impl Ports {
     pub fn subscriber(&self) -> Peer {
         let mut peer = Peer::open(self.publisher, "SUB");
         peer.send(&command(b"\x09SUBSCRIBEkv@"));
+        // The newest batch, again.
+        assert!(peer.message()[0].starts_with(b"kv@"));
         peer.ping();
         peer
     }
@@ -56,14 +66,14 @@ impl Ports {
         let mut numbers = Vec::new();
         loop {
             let message = peer.message();
-            let [empty, number, batch] = &message[..] else { panic!("{message:?}") };
+            let [empty, topic, number, batch] = &message[..] else { panic!("{message:?}") };
             assert!(empty.is_empty());
             let number = u64::from_be_bytes(number[..].try_into().unwrap());
             if number == u64::MAX {
-                assert!(batch.is_empty());
+                assert!(batch.is_empty() && topic.is_empty());
                 return numbers;
             }
-            assert!(!batch.is_empty());
+            assert!(!batch.is_empty() && topic.starts_with(b"kv@"));
             numbers.push(number);
         }
     }
@@ -142,6 +152,12 @@ impl Peer {
     pub fn ping(&mut self) {
         self.send(&command(b"\x04PING\x00\x64fox"));
         assert_eq!(self.frame(), (COMMAND, b"\x04PONGfox".to_vec()));
+    }
+
+    /// Waits until the server has obeyed all that was sent before, and skips batches.
+    pub fn settle(&mut self) {
+        self.send(&command(b"\x04PING\x00\x64fox"));
+        while self.frame() != (COMMAND, b"\x04PONGfox".to_vec()) {}
     }
 
     /// Reads until the server closes the connection. Returns what it has sent before.

@@ -164,8 +164,45 @@ pub struct DeletedResponse {
 pub async fn create(
     State(state): State<AppState>,
     caller: Caller,
-    Json(mut body): Json<ResponseRequest>,
+    Json(body): Json<ResponseRequest>,
 ) -> Result<Response, ApiError> {
+    let tenant = caller.tenant.as_deref().map(str::to_owned);
+    let (body, PreparedTurn { request, turn, items, namespaces }) = prepare(&state, &caller, body).await?;
+    let stream = body.stream == Some(true);
+    let model = body.model.clone();
+    let generating = generate::chat(&state, caller, &model, request).await.map_err(rename)?;
+    let answer = Answer {
+        object: ResponseObject::new(body, &generating),
+        generating,
+        output: Output::new(namespaces),
+        state,
+        tenant,
+        turn,
+        items,
+    };
+    if stream { Ok(answer.stream()) } else { answer.collect().await }
+}
+
+/// A turn that is ready for the model.
+#[derive(Debug)]
+pub(crate) struct PreparedTurn {
+    /// The chat up to this turn.
+    pub request: generate::ChatRequest,
+    turn: Turn,
+    items: Vec<(String, Item)>,
+    /// Functions with their namespaces.
+    namespaces: Vec<(String, String)>,
+}
+
+/// Returns the chat that a request continues.
+///
+/// # Errors
+/// A field that is not supported, by name.
+pub(crate) async fn prepare(
+    state: &AppState,
+    caller: &Caller,
+    mut body: ResponseRequest,
+) -> Result<(ResponseRequest, PreparedTurn), ApiError> {
     let tenant = caller.tenant.as_deref().map(str::to_owned);
     let before = match &body.previous_response_id {
         Some(id) => Some(state.responses.get(id, tenant.as_deref())?.turn),
@@ -188,20 +225,8 @@ pub async fn create(
         ..Message::default()
     });
     let messages: Vec<_> = instructions.chain(turn.all_messages()).collect();
-    let chat = body.chat(messages, offer.tools, &tolerance)?;
-    let stream = body.stream == Some(true);
-    let model = body.model.clone();
-    let generating = generate::chat(&state, caller, &model, chat).await.map_err(rename)?;
-    let answer = Answer {
-        object: ResponseObject::new(body, &generating),
-        generating,
-        output: Output::new(offer.namespaces),
-        state,
-        tenant,
-        turn,
-        items,
-    };
-    if stream { Ok(answer.stream()) } else { answer.collect().await }
+    let request = body.chat(messages, offer.tools, &tolerance)?;
+    Ok((body, PreparedTurn { request, turn, items, namespaces: offer.namespaces }))
 }
 
 /// Replaces the field names of chat completions in errors by those of this API.

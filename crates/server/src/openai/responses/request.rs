@@ -8,13 +8,16 @@ use serde_untagged::UntaggedEnumVisitor;
 use utoipa::ToSchema;
 
 use super::super::{
+    messages::ImageUrlParam,
     sampling::{self, SamplingParams},
     tools::{ToolChoiceParam, ToolParam},
     types::StreamOptions,
 };
 use crate::{
     error::ApiError,
+    fleet::{Parameters, set_fields},
     generate::{ChatRequest, Format, Message, Options, Role, Tool, ToolCall},
+    images::{self, Image, Parts},
     thinking::ReasoningParams,
     wire::{
         Body, Content, Limit, Other, Output, Tolerance, arguments, left_out, no_effect, refused, unreadable,
@@ -92,15 +95,10 @@ const OTHERS: &[Other] = &[
     no_effect("input[].content[].annotations", "the prompt contains only the text"),
     no_effect("input[].content[].logprobs", "the prompt contains only the text"),
     no_effect("input[].content[].cache_control", "prefixes are found by their content"),
-    no_effect("input[].content[].image_url", "models here read text only"),
-    no_effect("input[].content[].detail", "models here read text only"),
-    no_effect("input[].content[].file_id", "models here read text only"),
-    no_effect("input[].content[].file_data", "models here read text only"),
-    no_effect("input[].content[].file_url", "models here read text only"),
-    no_effect("input[].content[].filename", "models here read text only"),
+    no_effect("input[].content[].file_data", "models here read text and images"),
+    no_effect("input[].content[].file_url", "models here read text and images"),
+    no_effect("input[].content[].filename", "models here read text and images"),
     no_effect("input[].output[].annotations", "the prompt contains only the text"),
-    no_effect("input[].output[].image_url", "models here read text only"),
-    no_effect("input[].output[].detail", "models here read text only"),
 ];
 
 impl Body for ResponseRequest {
@@ -169,13 +167,20 @@ pub struct InputItem {
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InputPart {
-    /// `input_text`, `output_text`, `refusal` or `reasoning_text`. Other types are refused in the last message of a
-    /// user, and replaced by a note in earlier ones, because models read text only.
+    /// `input_text`, `input_image`, `output_text`, `refusal` or `reasoning_text`. Video and audio are refused. Other
+    /// types are refused in the last message of a user, and replaced by a note in earlier ones, because no model reads
+    /// them. So are images for a model that reads text only.
     pub r#type: String,
     /// The text.
     pub text: Option<String>,
     /// A refusal's text.
     pub refusal: Option<String>,
+    /// An image: a data URL, or a URL of http or https at a host that `--image-urls` names.
+    pub image_url: Option<ImageUrlParam>,
+    /// Level of detail of an image: `auto`, `low` or `high`.
+    pub detail: Option<String>,
+    /// Refused for images: there are no stored files.
+    pub file_id: Option<String>,
 }
 
 /// Format of the answer.
@@ -285,6 +290,16 @@ impl ResponseRequest {
             options,
             ..ChatRequest::default()
         })
+    }
+
+    /// Returns what the request has besides its prompt.
+    pub(crate) fn parameters(&self) -> Parameters {
+        let mut sampling = Map::new();
+        set_fields(&self.sampling, &mut sampling);
+        let most = self.max_output_tokens.or(self.max_tokens).and_then(|most| most.0);
+        sampling.extend(most.map(|most| ("max_tokens".to_owned(), most.into())));
+        let (model, stream) = (self.model.clone(), self.stream == Some(true));
+        Parameters { prefix: "resp_", model, sampling, default_max_tokens: None, stream }
     }
 
     /// Records the fields that are ignored.
@@ -412,7 +427,9 @@ impl Item {
     /// Returns the bytes of its texts, approximately.
     pub fn bytes(&self) -> usize {
         128 + match self {
-            Self::Message(message) => message.content.len(),
+            Self::Message(message) => {
+                message.content.len() + message.images.iter().map(Image::bytes).sum::<usize>()
+            }
             Self::Call(call) => call.name.len() + call.arguments.len(),
             Self::Reasoning(text) => text.len(),
         }
@@ -446,8 +463,8 @@ impl InputItem {
             let param = format!("{path}.{name}");
             value.ok_or_else(|| ApiError::invalid(&param, format!("`{param}` is missing")))
         }
-        let text = |content: Content<InputPart>, name: &str| {
-            text(content, &format!("{path}.{name}"), is_asked, tolerance)
+        let parts = |content: Content<InputPart>, name: &str| {
+            parts(content, &format!("{path}.{name}"), is_asked, tolerance)
         };
         let item = match self.r#type.as_deref().unwrap_or("message") {
             "message" => {
@@ -462,8 +479,8 @@ impl InputItem {
                         return Err(ApiError::invalid(param, message));
                     }
                 };
-                let content = text(need(self.content, path, "content")?, "content")?;
-                Item::Message(Message { role, content, ..Message::default() })
+                let content = parts(need(self.content, path, "content")?, "content")?;
+                Item::Message(Message::new(role, content))
             }
             "function_call" => Item::Call(ToolCall {
                 id: need(self.call_id, path, "call_id")?,
@@ -477,14 +494,14 @@ impl InputItem {
             }),
             "function_call_output" | "custom_tool_call_output" => {
                 // A function may return an empty result.
-                let content = self.output.map(|output| text(output.content(), "output")).transpose()?;
-                let content = content.unwrap_or_default();
+                let content = self.output.map(|output| parts(output.content(), "output")).transpose()?;
                 let tool_call_id = Some(need(self.call_id, path, "call_id")?);
-                Item::Message(Message { role: Role::Tool, content, tool_call_id, ..Message::default() })
+                let message = Message::new(Role::Tool, content.unwrap_or_default());
+                Item::Message(Message { tool_call_id, ..message })
             }
             "reasoning" => {
-                let content = self.content.map(|content| text(content, "content")).transpose()?;
-                Item::Reasoning(content.unwrap_or_default())
+                let content = self.content.map(|content| parts(content, "content")).transpose()?;
+                Item::Reasoning(content.unwrap_or_default().text)
             }
             "item_reference" => need(None, path, "id")?,
             other => {
@@ -497,23 +514,43 @@ impl InputItem {
     }
 }
 
-fn text(
+fn parts(
     content: Content<InputPart>,
     path: &str,
     is_asked: bool,
     tolerance: &Tolerance,
-) -> Result<String, ApiError> {
-    let part = |(i, part): (usize, InputPart)| {
+) -> Result<Parts, ApiError> {
+    let list = match content {
+        Content::Text(text) => return Ok(text.into()),
+        Content::Parts(list) => list,
+    };
+    let mut parts = Parts::default();
+    for (i, part) in list.into_iter().enumerate() {
+        let path = format!("{path}[{i}]");
         let text = match part.r#type.as_str() {
             "input_text" | "output_text" | "reasoning_text" | "text" => part.text,
             "refusal" => part.refusal,
-            other => return unreadable(other, &format!("{path}[{i}]"), is_asked, tolerance),
+            "input_image" | "image_url" => {
+                let param = format!("{path}.image_url");
+                let image = part.image_url.ok_or_else(|| match part.file_id {
+                    Some(_) => {
+                        let param = format!("{path}.file_id");
+                        let message =
+                            format!("`{param}`: there are no stored files; send the image in `image_url`");
+                        ApiError::invalid(param, message)
+                    }
+                    None => ApiError::invalid(&param, format!("`{param}` is missing")),
+                })?;
+                parts.push_image(image.image(&path, part.detail.as_deref())?);
+                continue;
+            }
+            other => match images::refused_medium(other, &path) {
+                Some(error) => return Err(error),
+                None => Some(unreadable(other, &path, is_asked, tolerance)?),
+            },
         };
-        let param = format!("{path}[{i}].text");
-        text.ok_or_else(|| ApiError::invalid(&param, format!("`{param}` is missing")))
-    };
-    match content {
-        Content::Text(text) => Ok(text),
-        Content::Parts(parts) => parts.into_iter().enumerate().map(part).collect(),
+        let param = format!("{path}.text");
+        parts.push_text(&text.ok_or_else(|| ApiError::invalid(&param, format!("`{param}` is missing")))?);
     }
+    Ok(parts)
 }

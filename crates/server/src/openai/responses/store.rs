@@ -9,7 +9,7 @@ use std::{
 use axum::body::Bytes;
 
 use super::request::Item;
-use crate::{error::ApiError, generate::Message};
+use crate::{error::ApiError, generate::Message, images::Image};
 
 /// Maximum bytes of all stored responses and their messages.
 const MOST_BYTES: usize = 64 << 20;
@@ -97,7 +97,8 @@ impl Turn {
         let text = |message: &Message| {
             let calls: usize =
                 message.tool_calls.iter().map(|call| call.name.len() + call.arguments.len()).sum();
-            message.content.len() + message.reasoning.as_ref().map_or(0, String::len) + calls + 256
+            let images: usize = message.images.iter().map(Image::bytes).sum();
+            message.content.len() + images + message.reasoning.as_ref().map_or(0, String::len) + calls + 256
         };
         self.messages.iter().map(text).sum::<usize>() + self.ids.iter().map(|id| id.len() + 24).sum::<usize>()
     }

@@ -1,0 +1,234 @@
+//! Time that a device waits for the host. The device is a clock: a step takes a constant time and a time for each row, and its
+//! tokens are arbitrary. So all that is measured is the engine's own work, and its overlap with the device.
+//!
+//! ```sh
+//! cargo run --release -p paguro-engine --example gap
+//! ```
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use paguro_backend::{
+    Backend, Capacity, DeviceLayout, Embed, Exit, Head, Input, KernelCount, KvDtype, KvGroup, KvLayout,
+    Limits, Linear, LoadError, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue, PageContent,
+    PageFormat, PageId, PageMove, Program, Runner, Sampled, SamplingParams, StateLayout, Step, StepError,
+    StepOutput, Ticket, VectorId, Weights,
+};
+use paguro_engine::{Engine, EngineOptions, Event, ModelParts, PageBudget, Request};
+
+const VOCAB: usize = 32_000;
+/// Time of a step, without rows and for each row.
+const STEP: Duration = Duration::from_millis(5);
+const ROW: Duration = Duration::from_micros(20);
+
+/// Sequences that run at the same time.
+const PLACES: usize = 64;
+
+fn main() {
+    println!("{:40} {:>9} {:>10} {:>9}", "load", "tokens/s", "idle", "ahead");
+    for (name, clients, prompt, answer) in [
+        ("64 answers", 64, 4, 400),
+        ("256 answers, 64 at a time", 256, 4, 100),
+        ("256 prompts of 256, 64 at a time", 256, 256, 100),
+    ] {
+        for carries in [true, false] {
+            let device = if carries { "" } else { ", one step at a time" };
+            let (tokens, idle, ahead) = measure(carries, clients, prompt, answer);
+            println!(
+                "{:40} {tokens:9.0} {:9.2} % {:7.1} %",
+                format!("{name}{device}"),
+                100.0 * idle,
+                100.0 * ahead
+            );
+        }
+    }
+}
+
+/// Returns the tokens in a second, the share of the time in which the device has nothing to do, and the share of steps that were
+/// planned ahead.
+fn measure(carries: bool, clients: usize, prompt: usize, answer: usize) -> (f64, f64, f64) {
+    let backend = Clock { carries, idle: Arc::default() };
+    let parts = ModelParts {
+        program: program(),
+        weights: Weights::default(),
+        tokenizer: None,
+        stop_tokens: Vec::new(),
+        max_context: 4096,
+    };
+    let options = EngineOptions {
+        pages: PageBudget::Pages(4096),
+        max_sequences: PLACES,
+        queue_capacity: clients,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::start(&backend, parts, options).expect("the engine starts");
+    let handle = engine.handle();
+    backend.idle.store(0, Ordering::Relaxed);
+    let begin = Instant::now();
+    let readers: Vec<_> = (0..clients)
+        .map(|client| {
+            let tokens = (0..prompt).map(|at| ((client * 7919 + at) % VOCAB) as u32).collect();
+            // Answers of different lengths, so that they do not end together.
+            let max_tokens = Some(answer / 2 + client * 31 % answer);
+            let sampling = SamplingParams { temperature: 0.8, ..SamplingParams::default() };
+            let mut generation = handle
+                .generate(Request { max_tokens, sampling, ..Request::new(tokens) })
+                .expect("a free place");
+            thread::spawn(move || {
+                let mut tokens = 0;
+                while let Some(event) = generation.next_blocking() {
+                    tokens += usize::from(matches!(event, Event::Token { .. }));
+                }
+                tokens
+            })
+        })
+        .collect();
+    let tokens: usize = readers.into_iter().map(|reader| reader.join().expect("a reader")).sum();
+    let time = begin.elapsed().as_secs_f64();
+    let stats = handle.stats();
+    let idle = backend.idle.load(Ordering::Relaxed) as f64 / 1e9;
+    (tokens as f64 / time, idle / time, stats.steps_ahead as f64 / stats.steps as f64)
+}
+
+/// A device that is a clock.
+struct Clock {
+    carries: bool,
+    /// Nanoseconds without a step.
+    idle: Arc<AtomicU64>,
+}
+
+struct ClockRunner {
+    carries: bool,
+    idle: Arc<AtomicU64>,
+    /// End of the last step.
+    end: Instant,
+    /// Ends and tokens of the steps that were not collected.
+    in_flight: VecDeque<(Instant, Vec<OutputValue>)>,
+    steps: u64,
+}
+
+impl Backend for Clock {
+    fn name(&self) -> &str {
+        "clock"
+    }
+
+    fn capacity(&self) -> Capacity {
+        Capacity { description: "a clock".into(), bytes_free: 1 << 30, features: Vec::new() }
+    }
+
+    fn page_bytes(&self, _: &Program, block_size: usize, _: KvDtype) -> usize {
+        block_size
+    }
+
+    fn state_bytes(&self, _: &Program) -> usize {
+        0
+    }
+
+    fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
+        DeviceLayout { bytes: matrix.bytes.len(), converted_to: None }
+    }
+
+    fn weight_bytes(&self, _: &Program, _: &Weights) -> u64 {
+        0
+    }
+
+    fn buffer_bytes(&self, _: &Program, _: &Limits) -> u64 {
+        0
+    }
+
+    fn load(&self, _: &Program, _: Weights, _: Limits) -> Result<Box<dyn Runner>, LoadError> {
+        Ok(Box::new(ClockRunner {
+            carries: self.carries,
+            idle: self.idle.clone(),
+            end: Instant::now(),
+            in_flight: VecDeque::new(),
+            steps: 0,
+        }))
+    }
+}
+
+impl Runner for ClockRunner {
+    fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
+        let now = Instant::now();
+        let idle = now.saturating_duration_since(self.end);
+        self.idle.fetch_add(idle.as_nanos() as u64, Ordering::Relaxed);
+        self.end = self.end.max(now) + STEP + ROW * step.tokens.len() as u32;
+        let answer = |output: &paguro_backend::Output<'_>| match output.kind {
+            OutputKind::Sample(request) => {
+                let token = (request.draw * 31 + output.row as u64) % VOCAB as u64;
+                OutputValue::Sampled(Sampled { token: token as u32, logprob: None, top: Vec::new() })
+            }
+            _ => OutputValue::Logits(vec![0.0; VOCAB]),
+        };
+        self.in_flight.push_back((self.end, step.outputs.iter().map(answer).collect()));
+        self.steps += 1;
+        Ok(Ticket(self.steps))
+    }
+
+    fn collect(&mut self, _: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
+        let (end, mut answers) = self.in_flight.pop_front().ok_or(StepError::Invalid("no step".into()))?;
+        thread::sleep(end.saturating_duration_since(Instant::now()));
+        out.outcomes.clear();
+        out.outcomes.append(&mut answers);
+        Ok(())
+    }
+
+    fn carries(&self, kind: &OutputKind<'_>) -> bool {
+        self.carries && matches!(kind, OutputKind::Sample(_))
+    }
+
+    fn move_pages(&mut self, _: &[PageMove]) -> Result<(), StepError> {
+        Ok(())
+    }
+
+    fn page_format(&self) -> Option<PageFormat> {
+        None
+    }
+
+    fn read_pages(&mut self, _: &[PageId], _: &mut [u8]) -> Result<(), StepError> {
+        Err(StepError::Invalid("there are no bytes".into()))
+    }
+
+    fn write_pages(&mut self, _: &[PageId], _: &[u8], _: PageContent) -> Result<(), StepError> {
+        Err(StepError::Invalid("there are no bytes".into()))
+    }
+
+    fn kernel_counts(&self) -> Vec<KernelCount> {
+        Vec::new()
+    }
+}
+
+fn program() -> Program {
+    let group = KvGroup { window: None, spans: false, layer_slots: 1, kv_heads: 1, head_dim: 1 };
+    Program {
+        hidden: 1,
+        vocab: VOCAB,
+        bidirectional: false,
+        kv: KvLayout { groups: vec![group] },
+        state: StateLayout { layers: Vec::new() },
+        ropes: Vec::new(),
+        input: Input::Tokens(Embed {
+            table: MatrixId(0),
+            scale: 1.0,
+            positions: None,
+            types: None,
+            norm: None,
+            layers: None,
+        }),
+        given_parts: 0,
+        layers: Vec::new(),
+        exit: Exit::Logits(Head {
+            norm: Norm { kind: NormKind::Rms, weight: VectorId(0), bias: None, eps: 1.0 },
+            linear: Linear { matrix: MatrixId(0), bias: None },
+            scale: 1.0,
+            soft_cap: None,
+        }),
+    }
+}
