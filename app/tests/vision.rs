@@ -107,7 +107,7 @@ fn answer(engine: &Engine, request: Request) -> Answer {
                 tops.push(top);
             }
             Event::Finished { stop_score, usage, .. } => {
-                for score in stop_score {
+                if let Some(score) = stop_score {
                     tokens.push(score.top[0].0);
                     tops.push(score.top);
                 }

@@ -19,8 +19,8 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use paguro_engine::HostMemory;
 use paguro_server::{
-    BindError, HttpLimits, ImageSettings, KeyFile, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher, KvReceiver,
-    LibraryService, Listen, Listening, ModelSource, Residency, Server, ServerSettings,
+    BindError, HttpLimits, ImageSettings, KeyFile, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher,
+    KvReceiver, LibraryService, Listen, Listening, ModelSource, Residency, Server, ServerSettings,
 };
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 

@@ -30,8 +30,8 @@ use paguro_library::{
 };
 use paguro_model::{LoadOptions, ModelFile};
 use paguro_server::{
-    Arrival, Details as ModelDetails, Grant, HttpLimits, LibraryService, LoadError, LoadPlan, Loaded,
-    ModelEntry, ModelPreset, ModelSource, Outside, Presets, Residency, Server, ServerSettings,
+    Arrival, Details as ModelDetails, Grant, HttpLimits, ImageSettings, LibraryService, LoadError, LoadPlan,
+    Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets, Residency, Server, ServerSettings,
 };
 use serde_json::{Map, Value};
 use tower::ServiceExt;
@@ -148,6 +148,7 @@ fn server(home: &Path) -> Router {
         ui: false,
         shown: Vec::new(),
         devices: Vec::new(),
+        images: ImageSettings::default(),
         kv_events: None,
         public_metrics: false,
         owned_by: "paguro".to_owned(),

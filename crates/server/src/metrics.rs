@@ -289,7 +289,7 @@ impl Collector for EngineCollector {
             let labelled = |(model, stats): (&ResidentInfo, &Stats)| (label(model), value(stats));
             resident.iter().zip(&stats).map(labelled).collect()
         };
-        let gauges: [StatsMetric; 19] = [
+        let gauges: &[StatsMetric] = &[
             ("paguro_requests_waiting", "Sequences that wait", |s| s.waiting as f64),
             ("paguro_requests_running", "Sequences that run", |s| s.running as f64),
             ("paguro_kv_pages", "Pages that sequences can use", |s| s.pages_total as f64),
@@ -326,10 +326,10 @@ impl Collector for EngineCollector {
                 s.prefix_hit_tokens as f64 / s.prefix_query_tokens.max(1) as f64
             }),
         ];
-        for (name, help, value) in gauges {
+        for &(name, help, value) in gauges {
             family(&mut encoder, name, help, &of(value), |value| ConstGauge::new(*value))?;
         }
-        let counters: [StatsMetric; 27] = [
+        let counters: &[StatsMetric] = &[
             ("paguro_steps", "Steps", |s| s.steps as f64),
             ("paguro_steps_ahead", "Steps submitted while the device computed the one before", |s| {
                 s.steps_ahead as f64
@@ -394,7 +394,7 @@ impl Collector for EngineCollector {
             }),
             ("vllm:num_preemptions", "The same as paguro_preemptions", |s| s.preemptions as f64),
         ];
-        for (name, help, value) in counters {
+        for &(name, help, value) in counters {
             family(&mut encoder, name, help, &of(value), |value| ConstCounter::new(*value))?;
         }
         self.encode_models(&mut encoder, &resident, &stats)?;
