@@ -17,9 +17,9 @@ use std::{
 
 use paguro_backend::{
     Backend, Capacity, DeviceLayout, Embed, Exit, Head, Input, KernelCount, KvDtype, KvGroup, KvLayout,
-    Limits, Linear, LoadError, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue, PageContent,
-    PageFormat, PageId, PageMove, Program, Runner, Sampled, SamplingParams, StateLayout, Step, StepError,
-    StepOutput, Ticket, VectorId, Weights,
+    Limits, Linear, LoadError, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue, PacedRunner,
+    PageContent, PageFormat, PageId, PageMove, Program, Runner, Sampled, SamplingParams, StateLayout, Step,
+    StepError, StepOutput, Ticket, VectorId, Weights,
 };
 use paguro_engine::{Engine, EngineOptions, Event, ModelParts, PageBudget, Request};
 
@@ -61,6 +61,7 @@ fn measure(carries: bool, clients: usize, prompt: usize, answer: usize) -> (f64,
         tokenizer: None,
         stop_tokens: Vec::new(),
         max_context: 4096,
+        vision: None,
     };
     let options = EngineOptions {
         pages: PageBudget::Pages(4096),
@@ -151,6 +152,18 @@ impl Backend for Clock {
             in_flight: VecDeque::new(),
             steps: 0,
         }))
+    }
+
+    fn runs_towers(&self) -> bool {
+        false
+    }
+
+    fn load_tower(&self, _: &Program, _: Weights, _: Limits) -> Result<PacedRunner, LoadError> {
+        Err(LoadError::Unsupported {
+            device: "a clock".into(),
+            what: "towers for images".into(),
+            supported: "--device cpu does".into(),
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use super::{Drafted, MaskTask, Parser, Spare, Verdict};
 use crate::{
     Constraint, Request,
     checked_request::CheckedRequest,
-    request::RequestLimits,
+    request::{PictureLimits, RequestLimits},
     tests::fake::{VOCAB, constraints, mix},
 };
 
@@ -25,6 +25,7 @@ impl Branch {
         let limits = RequestLimits {
             vocab: VOCAB,
             token_ids: VOCAB,
+            pictures: PictureLimits::TextOnly,
             max_context: 99,
             max_sequences: 1,
             is_encoder: false,
