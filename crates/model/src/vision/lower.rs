@@ -1,4 +1,4 @@
-//! What all towers have in common: pre-norm layers of attention and a dense network, and their K and V.
+//! Parts that all towers have in common: pre-norm layers of attention and a dense network, and their K and V.
 
 use paguro_backend::{
     Activation, Attention, Dense, Exit, FeedForward, Input, KvGroup, KvLayout, KvSlot, Layer, Linear, Matrix,

@@ -92,17 +92,20 @@ pub(crate) struct TowerFamily {
     lower: fn(&mut TowerFile<'_, '_>) -> Result<Lowered, ModelError>,
     /// Names of its tensors in mmproj files, if one can be written of a folder.
     names: Option<(&'static lower::BlockNames, export::Renames)>,
-    /// Adds its own keys of mmproj files: of `config.json`, its `vision_config` and the image processor.
-    keys: fn(&Map<String, Value>, &Map<String, Value>, &Map<String, Value>, &mut Metadata),
+    /// Adds its own keys of mmproj files.
+    keys: Keys,
     /// True if Q, K and V are separate in mmproj files.
     splits_qkv: bool,
     /// True if neighbours are pairs of rotations in mmproj files.
     interleaves: bool,
-    /// What its norms add, if files do not name it.
+    /// Number that its norms add, if files do not name it.
     eps: f32,
     /// Changes of the text model's program.
     adapt: fn(&mut adapt::Text<'_>) -> Result<(), ModelError>,
 }
+
+/// A function of `config.json`, its `vision_config` and the image processor that adds keys.
+type Keys = fn(&Map<String, Value>, &Map<String, Value>, &Map<String, Value>, &mut Metadata);
 
 /// A tower and its processor.
 pub(crate) struct Lowered {
