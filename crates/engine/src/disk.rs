@@ -209,7 +209,11 @@ impl Disk {
     }
 
     /// Queues the bytes of a unit for the writer.
-    pub fn save(&mut self, unit: Unit, bytes: Arc<Vec<u8>>, events: Option<&mut Events>) {
+    pub fn save(&mut self, unit: Unit, bytes: Arc<Vec<u8>>, mut events: Option<&mut Events>) {
+        if let Some(events) = &mut events {
+            // The block may have been removed before: that is reported before its return.
+            self.report(events);
+        }
         let Some(space) = &self.space else { return };
         self.stats.saved += 1;
         space.save(&unit.item(), bytes);
