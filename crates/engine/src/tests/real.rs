@@ -140,7 +140,8 @@ fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
         let stats = crowded.handle().stats();
         // Models with windows only hold few pages, so preemption may not occur.
         assert!(stats.preemptions > 0 || !windows.contains(&None), "{stats:?}");
-        assert!(stats.prefix_hit_tokens > 0, "{stats:?}");
+        // Prefixes of models with states need checkpoints, for which pages may be missing.
+        assert!(stats.prefix_hit_tokens > 0 || !mixers.is_empty(), "{stats:?}");
         assert!(stats.page_copies > 0, "{stats:?}");
         assert_eq!(crowded.handle().check_pages().unwrap(), Ok(()));
         let states = if mixers.is_empty() { 0 } else { 13 };
