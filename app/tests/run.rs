@@ -77,6 +77,8 @@ fn json_is_one_object_with_everything() {
         "text",
         "finish_reason",
         "answer_tokens",
+        "drafted_tokens",
+        "accepted_tokens",
         "prompt_tokens",
         "cached_tokens",
         "seed",

@@ -153,7 +153,7 @@ pub enum Command {
     Rebuild(RebuildArgs),
     /// List the devices that can run models
     Devices(DevicesArgs),
-    /// Print completions for a shell, such as `source <(paguro completions bash)`
+    /// Print completions for a shell, such as bash or zsh
     #[command(alias = "completion")]
     Completions {
         /// The shell

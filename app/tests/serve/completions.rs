@@ -242,7 +242,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"prompt": {}}),
         expect![[
-            r#"400 invalid_request_error/invalid_value prompt: `prompt` must be a string or an array, not an object"#
+            r#"400 invalid_request_error/invalid_value prompt.prompt_string: `prompt.prompt_string` is missing"#
         ]],
     );
     refused(

@@ -73,7 +73,7 @@ fn weights() {
 
 #[test]
 fn programs() {
-    check(|model| model.program.layers.clear(), expect!["a width of the program is zero"]);
+    check(|model| model.program.layers.clear(), expect!["there are no layers"]);
     check(|model| attention(model).heads = 3, expect!["3 query heads cannot share 2 K/V heads evenly"]);
     check(
         |model| model.program.vocab = 132,
