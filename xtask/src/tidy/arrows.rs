@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(
             broken(&bad),
             [
-                "`paguro-engine` must not depend on `paguro-backend-cpu`; of the workspace it may use: paguro-model, paguro-backend, paguro-backend-conformance, paguro-kv-store",
+                "`paguro-engine` must not depend on `paguro-backend-cpu`; of the workspace it may use: paguro-model, paguro-backend, paguro-backend-conformance, paguro-kv-store, paguro-vision",
                 "`paguro-backend` must not depend on `paguro-model`; of the workspace it may use: paguro-backend-conformance",
                 "crate `helper` has no place in the arrows of xtask/src/tidy/arrows.rs",
             ]

@@ -10,6 +10,7 @@ pub struct Scalar;
 
 /// Returns `f` of each index; a plain loop, of which compilers have less to inline than of `std::array::from_fn`.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // iterators are functions to inline
 fn lanes<T: Copy + Default, const N: usize>(f: impl Fn(usize) -> T) -> [T; N] {
     let mut out = [T::default(); N];
     for i in 0..N {
