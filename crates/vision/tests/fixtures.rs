@@ -54,7 +54,7 @@ fn sizes() -> Vec<[u32; 2]> {
 
 fn picture(width: u32, height: u32, seed: u64) -> Rgb {
     let mut random = Random(seed);
-    let value = |i: u32| if i / 97 % 3 == 0 { 255 * random.next(2) } else { random.next(256) };
+    let value = |i: u32| if (i / 97).is_multiple_of(3) { 255 * random.next(2) } else { random.next(256) };
     Rgb { width, height, rgb: (0..width * height * 3).map(value).map(|value| value as u8).collect() }
 }
 
