@@ -1,6 +1,6 @@
 //! Plans one ragged step at a time.
 //!
-//! 1. [Admission]: requests leave the [queue] while there are places (`max_sequences`) and pages. Priority decides
+//! 1. [Admission](admission): requests leave the [queue] while there are places (`max_sequences`) and pages. Priority decides
 //!    first; then every tenant gets its share of the places, and within a tenant every request. If no place is free, the
 //!    head of the queue may preempt a sequence of a tenant or request with more than its share.
 //! 2. [Rows](rows): every decoding sequence gets one row; prompts share the rest of the step's rows and time.
