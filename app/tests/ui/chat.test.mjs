@@ -136,9 +136,9 @@ test("text files and PDFs are attached as text, and others are refused", { timeo
       dispatchEvent(new DragEvent(kind, { dataTransfer, cancelable: true }));
     }, kind);
   await drag("dragenter");
-  await page.getByText("Drop text files or PDFs").waitFor();
+  await page.getByText("Drop images, text files or PDFs to attach them").waitFor();
   await drag("drop");
-  await page.getByText("Drop text files or PDFs").waitFor({ state: "detached" });
+  await page.getByText("Drop images, text files or PDFs to attach them").waitFor({ state: "detached" });
   await page.getByRole("button", { name: "Remove dropped.txt" }).click();
   await input.setInputFiles({ name: "photo.png", mimeType: "image/png", buffer: Buffer.from([0x89, 0x50, 0, 1]) });
   await page.getByText("“photo.png” is not text").waitFor();

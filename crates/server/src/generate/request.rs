@@ -75,7 +75,7 @@ pub enum Prompt {
     Text(String),
     /// Tokens.
     Tokens(Vec<u32>),
-    /// Text with images, each at a [`PICTURE`](paguro_model::chat::PICTURE).
+    /// Text with images, each at a [`PICTURE`].
     Images {
         /// The text.
         text: String,
