@@ -140,13 +140,13 @@ test("text files and PDFs are attached as text, and others are refused", { timeo
   await drag("drop");
   await page.getByText("Drop images, text files or PDFs to attach them").waitFor({ state: "detached" });
   await page.getByRole("button", { name: "Remove dropped.txt" }).click();
-  await input.setInputFiles({ name: "photo.png", mimeType: "image/png", buffer: Buffer.from([0x89, 0x50, 0, 1]) });
-  await page.getByText("“photo.png” is not text").waitFor();
+  await input.setInputFiles({ name: "photo.bin", mimeType: "application/octet-stream", buffer: Buffer.from([0x89, 0x50, 0, 1]) });
+  await page.getByText("“photo.bin” is not text").waitFor();
   // The message is above the box, and can be closed.
   const [note, box] = [await page.locator(".toasts .note").boundingBox(), await page.locator(".composer").boundingBox()];
   assert.ok(note.y + note.height <= box.y, `${JSON.stringify(note)} covers ${JSON.stringify(box)}`);
   await page.getByRole("button", { name: "Close the message" }).click();
-  await page.getByText("“photo.png” is not text").waitFor({ state: "detached" });
+  await page.getByText("“photo.bin” is not text").waitFor({ state: "detached" });
   await input.setInputFiles({ name: "broken.pdf", mimeType: "application/pdf", buffer: Buffer.from("%PDF-1.4 no") });
   await page.getByText("No text comes out of “broken.pdf”").waitFor();
   const asked = page.waitForRequest("**/v1/chat/completions");
