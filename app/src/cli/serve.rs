@@ -362,8 +362,8 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_KV_EVENTS_REPLAY", value_name = "ENDPOINT", help_heading = "Models")]
     pub kv_events_replay: Option<String>,
 
-    /// First part of each of these messages; {model} in it is the model's name, {address} that of the socket [default:
-    /// kv@{address}@{model}]
+    /// First part of each of these messages; {model} in it is the model's name, {address} that of the socket; the default is
+    /// `kv@{address}@{model}`
     #[arg(long, env = "PAGURO_KV_EVENTS_TOPIC", value_name = "TEXT", help_heading = "Models")]
     pub kv_events_topic: Option<String>,
 
