@@ -123,9 +123,12 @@ fn exact(mut document: Value) -> Value {
     document
 }
 
-/// Returns the schema of a server-sent event whose data has this JSON schema.
+/// Returns the schema of a server-sent event whose data has this JSON schema. Strings stand for data of several types.
 fn event(data: Value) -> Value {
-    let data = json!({"type": "string", "contentMediaType": "application/json", "contentSchema": data});
+    let data = match data["type"] == "string" {
+        true => data,
+        false => json!({"type": "string", "contentMediaType": "application/json", "contentSchema": data}),
+    };
     let properties = json!({"event": {"type": "string"}, "data": data});
     json!({"type": "object", "required": ["data"], "properties": properties})
 }
