@@ -121,9 +121,16 @@ impl Importer<'_> {
         let options = self.options(Placement::InPlace);
         let (bars, chat) = (self.bars(&options), ChatCheck::default());
         let progress = |progress: paguro_library::Progress<'_>| bars.show(progress);
-        let result = self.library.import(&self.args.path, &options, &|path| chat.inspect(path), &progress);
+        let inspect = |path: &Path| chat.inspect(path);
+        let result = self.library.import_again(&self.args.path, &options, &inspect, &progress);
         drop(bars);
-        let record = result.map_err(taken)?;
+        let record = match result.map_err(taken)? {
+            Taken::New(record) => record,
+            Taken::Same(record) => {
+                self.say_same(&record);
+                return Ok(());
+            }
+        };
         print_summary(&record, &chat, self.terminal)?;
         if let Some(text) = cannot_run(&record) {
             self.terminal.status(&text);
@@ -184,9 +191,7 @@ impl Importer<'_> {
         let taken = self.library.import_found(model, &options, &|path| chat.inspect(path), &progress)?;
         drop(bars);
         match taken {
-            Taken::Same(record) => {
-                self.terminal.status(&format!("{} is in the library already", record.name.short()));
-            }
+            Taken::Same(record) => self.say_same(&record),
             Taken::New(record) => {
                 // A closed standard output does not end the import of the others.
                 let _ = print_summary(&record, &chat, self.terminal);
@@ -212,6 +217,10 @@ impl Importer<'_> {
             }
         }
         Ok(())
+    }
+
+    fn say_same(&self, record: &ModelRecord) {
+        self.terminal.status(&format!("{} is in the library already", record.name.short()));
     }
 
     /// States where the files of an imported model are.

@@ -278,6 +278,12 @@ fn folders_of_models_are_imported_by_file() {
     assert!(err.contains("broken.gguf") && err.contains("1 of 3 models were not imported"), "{err}");
     let again = f.run(&["import", "models"]);
     assert!(again.err.contains("one is in the library already"), "{again:?}");
+    // The same content elsewhere, of which the library has no link.
+    fs::copy(tales(), at("other/one.gguf")).unwrap();
+    let again = f.run(&["import", "other/one.gguf"]);
+    assert!(again.code == Some(0) && again.err.contains("one is in the library already"), "{again:?}");
+    fs::write(at("other/one.gguf"), gguf("gpt2")).unwrap();
+    assert_eq!(f.run(&["import", "other/one.gguf"]).code, Some(2));
     expect![[r#"
         error: --name x is for one model, and there are 3
         hint: `paguro list --found` lists them by name
