@@ -131,7 +131,11 @@ impl<'a> Chat<'a> {
             Entry::Think(think) => match self.running.style {
                 Style::Chat(_) if prompt::has_switch(&self.running.loaded.model) => {
                     self.running.style = Style::Chat(Some(think));
-                    self.note(if think { "The model thinks first." } else { "The model answers without thinking." });
+                    self.note(if think {
+                        "The model thinks first."
+                    } else {
+                        "The model answers without thinking."
+                    });
                 }
                 _ => self.note(&format!("{}.", super::NO_SWITCH)),
             },
