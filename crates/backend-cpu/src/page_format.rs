@@ -36,6 +36,6 @@ fn math() -> u64 {
             digest.number(y.to_bits());
         }
     }
-    let [first, ..] = digest.finish().as_chunks::<8>().0 else { unreachable!("a digest has 32 bytes") };
-    u64::from_le_bytes(*first)
+    let digest = digest.finish();
+    digest[..8].iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte))
 }
