@@ -41,8 +41,7 @@ pub fn keys(args: &KeysArgs, file: &KeyFile, terminal: Terminal) -> Outcome<()> 
             }
             let scopes = |key: &ApiKey| key.scopes.iter().map(Scope::name).collect::<Vec<_>>().join(",");
             let mut table = Table::new(["id", "scope", "name"], &[], &[]);
-            keys.iter()
-                .for_each(|key| table.push([key.id.clone(), scopes(key), key.name.clone()], ""));
+            keys.iter().for_each(|key| table.push([key.id.clone(), scopes(key), key.name.clone()], ""));
             table.write(&mut out, terminal)
         }
         KeysCommand::Rm { id } => {

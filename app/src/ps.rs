@@ -156,7 +156,8 @@ impl<'a> Server<'a> {
 /// Returns a model's name as a part of a path.
 fn encoded(name: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._~-:/@".contains(&byte);
-    let encode = |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    let encode =
+        |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     name.bytes().map(encode).collect()
 }
 

@@ -129,7 +129,10 @@ mod tests {
         let mut table = Table::new(["name", "size", "changed"], &[1], &[2]);
         table.text = "state";
         table.push(["qwen3:4b", "2.5 GB", "just now"].map(str::to_owned), "");
-        table.push(["a/rather-long-name:Q8_0", "91 MB", "3 days ago"].map(str::to_owned), "cannot run: it is old");
+        table.push(
+            ["a/rather-long-name:Q8_0", "91 MB", "3 days ago"].map(str::to_owned),
+            "cannot run: it is old",
+        );
         let expected = [
             // No terminal: everything is on the line.
             (
@@ -163,7 +166,11 @@ mod tests {
         wide.push(["m".into(), "1 B".into()], "a text that needs more than one line beside its cells");
         assert_eq!(
             wide.lines(Some(44)).concat(),
-            ["name  size", "m      1 B  a text that needs more than one", "            line beside its cells"]
+            [
+                "name  size",
+                "m      1 B  a text that needs more than one",
+                "            line beside its cells"
+            ]
         );
     }
 }

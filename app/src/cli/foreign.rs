@@ -41,7 +41,7 @@ enum Becomes {
 use Becomes::{CacheType, Format, GpuLayers, Nothing, NothingWithSwitch, NothingWithValue, Ours, Refused};
 use On::{Both, Measure, Run, Serve};
 
-const ADAPTERS: &str = "adapters (LoRA) are not supported by this version";
+const ADAPTERS: &str = "control vectors are not supported; `--lora` loads adapters";
 const PROJECTOR: &str =
     "`paguro pull` downloads a projector with its model; --mmproj FILE names one on the disk";
 const DRAFTS: &str =
@@ -137,7 +137,9 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (
         Run,
         &["--hidethinking"],
-        Refused("`run` shows all that the model writes; --think=false lets many models answer without thinking"),
+        Refused(
+            "`run` shows all that the model writes; --think=false lets many models answer without thinking",
+        ),
     ),
     (Both, &["-mm"], Ours("--mmproj")),
     (Both, &["--mmproj-url", "-mmu"], Refused(PROJECTOR)),
@@ -148,7 +150,10 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
         &["-mu", "--model-url", "-hff", "--hf-file"],
         Refused("`paguro pull` gets models: hf:OWNER/REPOSITORY, or an address on huggingface.co"),
     ),
-    (Both, &["--lora", "--lora-scaled", "--control-vector"], Refused(ADAPTERS)),
+    (Both, &["--lora-scaled"], Ours("--lora")),
+    (Serve, &["--lora-modules"], Ours("--lora")),
+    (Serve, &["--enable-lora", "--lora-init-without-apply"], Nothing),
+    (Both, &["--control-vector"], Refused(ADAPTERS)),
     (Both, &["-md", "--model-draft", "--spec-draft-model", "-hfd"], Refused(DRAFTS)),
     (
         Both,
@@ -215,7 +220,11 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Serve, &["-a", "--served-model-name", "--identifier"], Ours("--alias")),
     // LM Studio's `lms server start`.
     (Serve, &["-p"], Ours("--port")),
-    (Serve, &["--cors"], Refused("--cors-origin ORIGIN names a page that may use the server, and `*` stands for all")),
+    (
+        Serve,
+        &["--cors"],
+        Refused("--cors-origin ORIGIN names a page that may use the server, and `*` stands for all"),
+    ),
     (Serve, &["--ttl"], Ours("--keep-alive")),
     (Both, &["--gpu"], Refused("--device selects the device: cpu, gpu or gpu:N")),
     (Serve, &["-np", "--max-num-seqs"], Ours("--parallel")),
@@ -283,12 +292,15 @@ const COMMANDS: &[(&[&str], &str)] = &[
         &["push", "signin", "signout", "login", "logout", "whoami"],
         "`paguro pull` only reads from Hugging Face; HF_TOKEN, or what `hf auth login` has stored, opens private models",
     ),
+    (&["load"], "a server loads a model at its first request; `paguro run MODEL` runs one without a server"),
     (
-        &["load"],
-        "a server loads a model at its first request; `paguro run MODEL` runs one without a server",
+        &["log", "logs"],
+        "the log of `paguro serve` is its standard error; docs/service.md has that of a service",
     ),
-    (&["log", "logs"], "the log of `paguro serve` is its standard error; docs/service.md has that of a service"),
-    (&["ollama", "lms"], "`paguro list --found` shows the models of Ollama and LM Studio, `paguro import` takes them over"),
+    (
+        &["ollama", "lms"],
+        "`paguro list --found` shows the models of Ollama and LM Studio, `paguro import` takes them over",
+    ),
     (&["launch"], "start `paguro serve` and point the program at http://127.0.0.1:11434/v1"),
     (&["update", "upgrade"], "`paguro pull NAME` updates a model; update the program as you installed it"),
     (&["perplexity", "ppl"], "`paguro eval -m MODEL -f TEXT` measures perplexity"),
@@ -482,7 +494,15 @@ mod tests {
         }
         assert_eq!(translate(words("paguro run -ngl 99 hi")).unwrap().notes.len(), 1);
         assert!(translate(words("paguro serve --temp 0.2")).is_err());
-        for refused in ["--lora x", "-md x", "--gpu max", "-ctk iq4_nl", "--mirostat 2", "-ngl", "--rope-scaling=yarn"] {
+        for refused in [
+            "--control-vector x",
+            "-md x",
+            "--gpu max",
+            "-ctk iq4_nl",
+            "--mirostat 2",
+            "-ngl",
+            "--rope-scaling=yarn",
+        ] {
             assert!(translate(words(&format!("paguro run {refused}"))).is_err(), "{refused}");
         }
     }

@@ -41,7 +41,8 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     args.name.as_ref().map(usable).transpose()?;
     let name = args.name.clone().or(name);
     if let Some(reference) = elsewhere(text, settings) {
-        terminal.status(&format!("it is on this machine as well; to use its file: paguro import {reference}"));
+        terminal
+            .status(&format!("it is on this machine as well; to use its file: paguro import {reference}"));
     }
     let (record, chat) = download(&reference, name, settings, terminal, &Interrupt::install()?)?;
     print_summary(&record, &chat, terminal)?;

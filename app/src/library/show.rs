@@ -48,7 +48,8 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         }
         return Ok(());
     }
-    let mut table = Table::new(["name", "size", "parameters", "quantization", "changed"], &[1, 2], &[4, 2, 3]);
+    let mut table =
+        Table::new(["name", "size", "parameters", "quantization", "changed"], &[1, 2], &[4, 2, 3]);
     for (model, problem) in &models {
         let cells = [
             model.name.short(),

@@ -131,7 +131,11 @@ impl<'a> Chat<'a> {
             Entry::Think(think) => match self.running.style {
                 Style::Chat(_) if prompt::has_switch(&self.running.loaded.model) => {
                     self.running.style = Style::Chat(Some(think));
-                    self.note(if think { "The model thinks first." } else { "The model answers without thinking." });
+                    self.note(if think {
+                        "The model thinks first."
+                    } else {
+                        "The model answers without thinking."
+                    });
                 }
                 _ => self.note(&format!("{}.", super::NO_SWITCH)),
             },
@@ -273,6 +277,7 @@ impl<'a> Chat<'a> {
             }
         };
         request.constraint = self.running.constraint.clone();
+        request.adapters.clone_from(&self.running.adapters);
         let seed = (request.sampling.temperature > 0.0).then_some(request.sampling.seed);
         let mut reading = progress::reading(&self.invocation.terminal, &loaded.handle, request.prompt.len());
         let submitted = Instant::now();

@@ -29,7 +29,8 @@ const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
 /// Returns true if a template has a switch for thinking.
 pub fn has_switch(model: &Model) -> bool {
     // `message.thinking` is a field of messages.
-    let source = model.chat_template.as_ref().map(|template| template.source().replace("message.thinking", ""));
+    let source =
+        model.chat_template.as_ref().map(|template| template.source().replace("message.thinking", ""));
     source.is_some_and(|source| THINKING.iter().any(|name| source.contains(name)))
 }
 
@@ -164,7 +165,8 @@ impl Conversation {
         let turns = self.turns.iter();
         let turns = turns.map(|turn| message(turn.role.name(), images::content(&turn.text, &turn.images)));
         let mut input = ChatInput::new(system.chain(turns).collect());
-        input.extra = think.iter().flat_map(|&think| THINKING.map(|name| (name.to_owned(), think.into()))).collect();
+        input.extra =
+            think.iter().flat_map(|&think| THINKING.map(|name| (name.to_owned(), think.into()))).collect();
         input
     }
 

@@ -316,9 +316,18 @@ fn names_are_checked_before_anything_is_removed() {
     assert_eq!(f.run(&["show", "coder"]).code, Some(2));
     // The name of the embedded model stands for no other one.
     f.run(&["import", tales, "--name", "me/tales"]).ok();
-    for command in [&["rm", "tales"][..], &["show", "tales"], &["preset", "Tales:latest"], &["cp", "tales", "x"], &["verify", "tales"]] {
+    for command in [
+        &["rm", "tales"][..],
+        &["show", "tales"],
+        &["preset", "Tales:latest"],
+        &["cp", "tales", "x"],
+        &["verify", "tales"],
+    ] {
         let ran = f.run(command);
-        assert!(ran.code == Some(2) && ran.err.contains("is the model inside this binary"), "{command:?}: {ran:?}");
+        assert!(
+            ran.code == Some(2) && ran.err.contains("is the model inside this binary"),
+            "{command:?}: {ran:?}"
+        );
     }
     f.run(&["rm", "me/tales"]).ok();
     expect![[r#"

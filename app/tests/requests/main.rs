@@ -30,8 +30,9 @@ use paguro_library::{
 };
 use paguro_model::{LoadOptions, ModelFile};
 use paguro_server::{
-    Arrival, Details as ModelDetails, Grant, HttpLimits, ImageSettings, LibraryService, LoadError, LoadPlan,
-    Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets, Residency, Server, ServerSettings,
+    AdapterSettings, Arrival, Details as ModelDetails, Grant, HttpLimits, ImageSettings, LibraryService,
+    LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets, Residency, Server,
+    ServerSettings,
 };
 use serde_json::{Map, Value};
 use tower::ServiceExt;
@@ -58,6 +59,7 @@ impl Tales {
             defaults: Map::new(),
             chat_template: None,
             details: ModelDetails::default(),
+            adapter: None,
         }
     }
 }
@@ -127,6 +129,7 @@ fn server(home: &Path) -> Router {
     let settings = ServerSettings {
         api_keys: Vec::new(),
         listen: Vec::new(),
+        adapters: AdapterSettings::default(),
         residency: Residency { memory: 1 << 30, keep_alive: None, patience: Duration::from_secs(1) },
         limits: HttpLimits { body_bytes: 4 << 20, body_memory: 32 << 20, ..HttpLimits::default() },
         keys: home.join("keys.json"),

@@ -190,7 +190,7 @@ impl Pass<'_> {
                         worker.set_input(&buffers.input, row, 0, x, kinds, true);
                     });
                     let to = 1 - rows.at;
-                    self.multiply_rows(&buffers.input, count, [(linear.matrix, &buffers.rows[to])]);
+                    self.multiply_rows(&buffers.input, count, &[], [(linear.matrix, &buffers.rows[to])]);
                     rows = Rows { at: to, count, width };
                     if linear.bias.is_some() || activation.is_some() {
                         self.each(Kernel::Activate, rows, move |worker, _, x| {

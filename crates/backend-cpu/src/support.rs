@@ -60,8 +60,8 @@ paguro_backend::known_fields! {
     SharedExpert { width, gate, up, down, output_gate }
     Linear { matrix, bias }
     Norm { kind, weight, bias, eps }
-    Step { tokens, carried, given, coordinates, spans, sequences, pages, outputs }
-    StepSequence { rows, start, tables, state }
+    Step { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs }
+    StepSequence { rows, start, tables, adapters, state }
     SampleRequest { params, draw, history, prompt_tokens, mask, logprobs }
 }
 

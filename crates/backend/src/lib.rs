@@ -7,6 +7,7 @@
 //! The naive [`mod@reference`] defines every operation. The crate `paguro-backend-conformance` has the conformance suite
 //! for backends.
 
+pub mod adapter;
 mod check;
 pub mod counters;
 pub mod excerpt;
@@ -26,6 +27,7 @@ pub mod step;
 mod validate;
 pub mod weights;
 
+pub use adapter::{Adaptable, AdapterId, AdapterUse, LowRank};
 pub use counters::KernelCount;
 pub use excerpt::excerpt;
 pub use format::WeightFormat;

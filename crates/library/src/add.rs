@@ -150,7 +150,8 @@ impl Library {
             matches!(&record.source, Source::Import { path } if *path == found.open)
                 && import::has_sizes_of(record, found)
         };
-        let same = records.filter(|record| import::is_same_model(&self.store, record, found) || is_from(record));
+        let same =
+            records.filter(|record| import::is_same_model(&self.store, record, found) || is_from(record));
         Ok(same.map(|record| record.name).collect())
     }
 

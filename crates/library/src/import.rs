@@ -402,7 +402,8 @@ pub(crate) fn has_content_of(
     }
     progress(Progress::Files(&transfers(found)?));
     for (i, (file, found)) in record.files.iter().zip(&found.files).enumerate() {
-        let read = || hash_file(&found.path, &options.cancel, |done| progress(Progress::Bytes { file: i, done }));
+        let read =
+            || hash_file(&found.path, &options.cancel, |done| progress(Progress::Bytes { file: i, done }));
         let digest = found.digest.map_or_else(|| read().map(|(digest, _)| digest), Ok)?;
         if digest != file.digest {
             return Ok(false);

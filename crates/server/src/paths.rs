@@ -42,7 +42,10 @@ pub fn meant(path: &str) -> Option<String> {
         "/tags",
     ];
     // LM Studio's own API is below `/api/v0` and `/api/v1`.
-    let rest = path.strip_prefix("/api/v1").or_else(|| path.strip_prefix("/api/v0")).or_else(|| path.strip_prefix("/openai/v1"));
+    let rest = path
+        .strip_prefix("/api/v1")
+        .or_else(|| path.strip_prefix("/api/v0"))
+        .or_else(|| path.strip_prefix("/openai/v1"));
     let rest =
         rest.or_else(|| path.strip_prefix("/v1/v1")).or_else(|| path.strip_prefix("/v1")).unwrap_or(path);
     let known = BELOW_V1.iter().find(|known| **known == rest)?;

@@ -257,13 +257,13 @@ impl ReferenceRunner {
         for sequence in step.sequences {
             let state = sequence.state.expect("validated");
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
-                let input = self.linear(&op.input, &self.optional_norm(op.norm, &x[row]));
+                let input = self.linear(&op.input, row, &self.optional_norm(op.norm, &x[row]));
                 let (b, rest) = input.split_at(op.width);
                 let (c, u) = rest.split_at(op.width);
                 let gated: Vec<f32> = b.iter().zip(u).map(|(b, u)| b * u).collect();
                 let y = self.convolve(&op.convolution, state, (op.state, sequence.start), &gated, position);
                 let y: Vec<f32> = c.iter().zip(y).map(|(c, y)| c * y).collect();
-                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &y)));
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, row, &y)));
             }
         }
         self.count("conv");
@@ -278,7 +278,7 @@ impl ReferenceRunner {
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
                 let h = self.optional_norm(op.norm, &x[row]);
                 let [mixed, gate, a, b] =
-                    [&op.qkv, &op.gate, &op.alpha, &op.beta].map(|linear| self.linear(linear, &h));
+                    [&op.qkv, &op.gate, &op.alpha, &op.beta].map(|linear| self.linear(linear, row, &h));
                 let mixed =
                     self.convolve(&op.convolution, state, (op.state, sequence.start), &mixed, position);
                 let mixed = delta_inputs(&op.shape, &mixed);
@@ -297,7 +297,7 @@ impl ReferenceRunner {
                         *out = ops::activate(Some(gate), normed, Activation::Silu);
                     }
                 }
-                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &out)));
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, row, &out)));
             }
         }
         self.count("delta");
@@ -328,7 +328,7 @@ impl ReferenceRunner {
             let state = sequence.state.expect("validated");
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
                 let h = self.optional_norm(op.norm, &x[row]);
-                let [mixed, gate, d] = [&op.cbv, &op.gate, &op.dt].map(|linear| self.linear(linear, &h));
+                let [mixed, gate, d] = [&op.cbv, &op.gate, &op.dt].map(|linear| self.linear(linear, row, &h));
                 let mixed =
                     self.convolve(&op.convolution, state, (op.state, sequence.start), &mixed, position);
                 let silu = |x: f32| ops::activate(None, x, Activation::Silu);
@@ -347,7 +347,7 @@ impl ReferenceRunner {
                 }
                 let gates: Vec<f32> = gate.iter().map(|gate| silu(op.gate_scale * gate)).collect();
                 let out = self.gated_norm(&op.out_norm, out, &gates);
-                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &out)));
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, row, &out)));
             }
         }
         self.count("ssd");

@@ -9,6 +9,7 @@ mod export;
 mod gguf;
 mod hf;
 mod kv;
+mod linears;
 mod lower;
 mod names;
 mod tensors;
@@ -63,6 +64,7 @@ pub(crate) use self::{
     export::{LONGEST, Original, differences, export, target},
     gguf::config as config_from_gguf,
     hf::config as config_from_hf,
+    linears::{Linears, Naming, Piece},
     lower::lower,
     names::{Names, hf_stacks},
     tensors::{FLOATS, Tensors},

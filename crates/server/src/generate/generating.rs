@@ -114,6 +114,7 @@ impl Generating {
         request.pictures = pictures;
         request.constraint = constraint;
         request.prefix_salt = prefix_salt;
+        request.adapters.clone_from(&lease.adapters);
         request.tenant = caller.tenant;
         request.deadline = caller.deadline.map(Into::into);
         let mut stop_strings: Arc<[String]> = Arc::default();
