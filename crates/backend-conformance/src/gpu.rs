@@ -35,6 +35,7 @@ pub fn gpu_subject(
             "towers",
             "begin with rows",
             "end with rows",
+            "adapters",
         ],
         kernel_formats: match kv_dtype {
             // One format for each layout.

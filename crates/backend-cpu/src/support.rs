@@ -61,7 +61,7 @@ paguro_backend::known_fields! {
     Linear { matrix, bias }
     Norm { kind, weight, bias, eps }
     Step { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs }
-    StepSequence { rows, start, tables, adapters, state }
+    StepSequence { rows, start, tables, state }
     SampleRequest { params, draw, history, prompt_tokens, mask, logprobs }
 }
 
