@@ -1,5 +1,6 @@
 //! The `paguro` binary: the command line, the settings, and the one place that names concrete devices.
 
+mod adapters;
 mod bench;
 mod cache;
 mod cli;

@@ -41,7 +41,7 @@ enum Becomes {
 use Becomes::{CacheType, Format, GpuLayers, Nothing, NothingWithSwitch, NothingWithValue, Ours, Refused};
 use On::{Both, Measure, Run, Serve};
 
-const ADAPTERS: &str = "adapters (LoRA) are not supported by this version";
+const ADAPTERS: &str = "control vectors are not supported; `--lora` loads adapters";
 const PROJECTOR: &str =
     "`paguro pull` downloads a projector with its model; --mmproj FILE names one on the disk";
 const DRAFTS: &str =
@@ -150,7 +150,10 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
         &["-mu", "--model-url", "-hff", "--hf-file"],
         Refused("`paguro pull` gets models: hf:OWNER/REPOSITORY, or an address on huggingface.co"),
     ),
-    (Both, &["--lora", "--lora-scaled", "--control-vector"], Refused(ADAPTERS)),
+    (Both, &["--lora-scaled"], Ours("--lora")),
+    (Serve, &["--lora-modules"], Ours("--lora")),
+    (Serve, &["--enable-lora", "--lora-init-without-apply"], Nothing),
+    (Both, &["--control-vector"], Refused(ADAPTERS)),
     (Both, &["-md", "--model-draft", "--spec-draft-model", "-hfd"], Refused(DRAFTS)),
     (
         Both,
@@ -491,9 +494,15 @@ mod tests {
         }
         assert_eq!(translate(words("paguro run -ngl 99 hi")).unwrap().notes.len(), 1);
         assert!(translate(words("paguro serve --temp 0.2")).is_err());
-        for refused in
-            ["--lora x", "-md x", "--gpu max", "-ctk iq4_nl", "--mirostat 2", "-ngl", "--rope-scaling=yarn"]
-        {
+        for refused in [
+            "--control-vector x",
+            "-md x",
+            "--gpu max",
+            "-ctk iq4_nl",
+            "--mirostat 2",
+            "-ngl",
+            "--rope-scaling=yarn",
+        ] {
             assert!(translate(words(&format!("paguro run {refused}"))).is_err(), "{refused}");
         }
     }

@@ -65,6 +65,10 @@ pub struct RunArgs {
     #[arg(long = "image", value_name = "FILE", conflicts_with = "raw")]
     pub images: Vec<String>,
 
+    /// An adapter (LoRA) with its scale, 1 if absent: a folder of PEFT or mlx-lm, or a GGUF file; repeatable
+    #[arg(long = "lora", value_name = "FILE[:SCALE]")]
+    pub loras: Vec<String>,
+
     /// See [`ProjectorArgs`].
     #[command(flatten)]
     pub projector: ProjectorArgs,

@@ -406,6 +406,26 @@ pub struct ServeOptions {
     )]
     pub share_prefixes: Option<SharePrefixes>,
 
+    /// An adapter (LoRA): a folder of PEFT or mlx-lm, or a GGUF file. Requests name it as their model; repeatable. Its model
+    /// is the first one, or is named: MODEL::NAME=PATH
+    #[arg(
+        long = "lora",
+        env = "PAGURO_LORA",
+        value_delimiter = ',',
+        value_name = "NAME=PATH",
+        help_heading = "Models"
+    )]
+    #[serde(rename = "lora")]
+    pub loras: Vec<String>,
+
+    /// Maximum number of adapters of each model [default: 32]
+    #[arg(long, env = "PAGURO_MAX_LORAS", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
+    pub max_loras: Option<usize>,
+
+    /// Maximum rank of an adapter [default: 256]
+    #[arg(long, env = "PAGURO_MAX_LORA_RANK", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
+    pub max_lora_rank: Option<usize>,
+
     /// Maximum concurrent sequences of each model [default: 64]
     #[arg(long, env = "PAGURO_PARALLEL", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub parallel: Option<usize>,
@@ -519,6 +539,9 @@ impl ServeOptions {
             kv_host: self.kv_host.or(weaker.kv_host),
             kv_disk: self.kv_disk.or(weaker.kv_disk),
             kv_disk_dir: self.kv_disk_dir.or(weaker.kv_disk_dir),
+            loras: or_list(self.loras, weaker.loras),
+            max_loras: self.max_loras.or(weaker.max_loras),
+            max_lora_rank: self.max_lora_rank.or(weaker.max_lora_rank),
             parallel: self.parallel.or(weaker.parallel),
             batch_tokens: self.batch_tokens.or(weaker.batch_tokens),
             step_time: self.step_time.or(weaker.step_time),

@@ -277,6 +277,7 @@ impl<'a> Chat<'a> {
             }
         };
         request.constraint = self.running.constraint.clone();
+        request.adapters.clone_from(&self.running.adapters);
         let seed = (request.sampling.temperature > 0.0).then_some(request.sampling.seed);
         let mut reading = progress::reading(&self.invocation.terminal, &loaded.handle, request.prompt.len());
         let submitted = Instant::now();

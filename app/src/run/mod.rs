@@ -24,10 +24,11 @@ use std::{
     time::Duration,
 };
 
-use paguro_engine::{Constraint, DiskCache, EngineOptions, PageBudget, SubmitError};
+use paguro_engine::{Adapter, Constraint, DiskCache, EngineOptions, PageBudget, SubmitError};
 use paguro_model::Model;
 
 use crate::{
+    adapters,
     cli::{RunArgs, Speculate},
     devices::Devices,
     eval,
@@ -80,6 +81,8 @@ pub struct Running {
     style: Style,
     /// Constraint of every answer.
     constraint: Option<Constraint>,
+    /// Adapters of every answer, with their scales.
+    adapters: Vec<(Adapter, f32)>,
 }
 
 /// Runs the command.
@@ -248,7 +251,13 @@ impl Invocation<'_> {
         let digest =
             session.map(|(session, weights)| session.read_later(weights, loaded.handle.clone(), &name));
         let constraint = grammar::compile(grammar.as_ref(), &loaded)?;
-        Ok(Running { reference: source.reference(), _digest: digest, name, loaded, style, constraint })
+        let adapter = |text: &String| {
+            let (path, scale) = adapters::scaled(text);
+            Ok((adapters::load(&path, &loaded.model, &loaded.handle)?, scale))
+        };
+        let adapters = self.args.loras.iter().map(adapter).collect::<Outcome<_>>()?;
+        let reference = source.reference();
+        Ok(Running { reference, _digest: digest, name, loaded, style, constraint, adapters })
     }
 
     /// Finds, opens and starts another model of a chat. Ctrl-C meanwhile keeps the present one, not ends the program.

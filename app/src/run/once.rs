@@ -23,7 +23,7 @@ use crate::{
 /// The engine refuses the request, or Ctrl-C after all output has been printed.
 pub fn answer(invocation: Invocation<'_>, running: &Running, prompt: String) -> Outcome<()> {
     let Invocation { args, terminal, interrupt, .. } = invocation;
-    let Running { name, loaded, style, constraint, .. } = running;
+    let Running { name, loaded, style, constraint, adapters, .. } = running;
     let model = &loaded.model;
     let mut conversation = invocation.conversation();
     for image in &args.images {
@@ -36,6 +36,7 @@ pub fn answer(invocation: Invocation<'_>, running: &Running, prompt: String) -> 
     request.branches = args.branches;
     request.logprobs = args.logprobs;
     request.constraint = constraint.clone();
+    request.adapters.clone_from(adapters);
     let seed = request.sampling.seed;
     let drawn = request.sampling.temperature > 0.0;
 

@@ -19,8 +19,9 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use paguro_engine::HostMemory;
 use paguro_server::{
-    BindError, HttpLimits, ImageSettings, KeyFile, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher,
-    KvReceiver, LibraryService, Listen, Listening, ModelSource, Residency, Server, ServerSettings,
+    AdapterSettings, BindError, HttpLimits, ImageSettings, KeyFile, KvEvents, KvEventsPlaces,
+    KvEventsSettings, KvPublisher, KvReceiver, LibraryService, Listen, Listening, ModelSource, Residency,
+    Server, ServerSettings,
 };
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -162,6 +163,7 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
     )?;
     let models = Arc::new(models);
     let mut settings = server_settings(&options, places, memory, program.keys_file()?);
+    settings.adapters = models.adapters(&options.loras)?;
     settings.mcp = mcp::servers(&options.mcp, &program.tool_environment)?;
     warn_without_keys(&settings);
     settings.aliases = models.aliases(&options.aliases)?;
@@ -339,6 +341,7 @@ fn server_settings(
     let connections = options.max_connections.unwrap_or(defaults.connections);
     ServerSettings {
         listen,
+        adapters: AdapterSettings::default(),
         residency: Residency {
             memory,
             keep_alive: options.keep_alive.map_or(Some(Duration::from_secs(300)), |time| time.0),

@@ -5,8 +5,8 @@ mod moves;
 use std::{collections::BTreeMap, ops::Range};
 
 use paguro_backend::{
-    AXES, AttentionMode, Backend, Coordinates, GivenRows, KvDtype, Limits, Output, OutputKind, OutputValue,
-    PageId, Program, Runner, StateId, StateUse, Step, StepOutput, StepSequence,
+    AXES, AdapterId, AdapterUse, AttentionMode, Backend, Coordinates, GivenRows, KvDtype, Limits, Output,
+    OutputKind, OutputValue, PageId, Program, Runner, StateId, StateUse, Step, StepOutput, StepSequence,
 };
 
 use crate::{RandomModel, Rng};
@@ -142,6 +142,7 @@ impl StepContent {
 struct Sequence {
     tokens: Vec<u32>,
     content: RowContent,
+    adapters: Vec<(AdapterId, f32)>,
     /// Number of tokens whose K and V are in the pages.
     done: usize,
     /// Block tables by KV group, with [`PageId::SCRATCH`] before the window.
@@ -236,6 +237,7 @@ impl Driver {
         self.sequences.push(Sequence {
             tokens: tokens.to_vec(),
             content,
+            adapters: Vec::new(),
             done: 0,
             tables,
             state: None,
@@ -244,6 +246,13 @@ impl Driver {
             logits_from: 0,
         });
         SequenceId(self.sequences.len() - 1)
+    }
+
+    /// Adds a sequence with adapters and their scales.
+    pub fn start_adapted(&mut self, tokens: &[u32], adapters: Vec<(AdapterId, f32)>) -> SequenceId {
+        let id = self.start(tokens);
+        self.sequences[id.0].adapters = adapters;
+        id
     }
 
     /// Adds tokens to a sequence, as if they had been sampled.
@@ -257,7 +266,7 @@ impl Driver {
     /// The runner's error, or outputs that are not logits.
     pub fn step(&mut self, parts: &[(SequenceId, usize)]) -> Result<(), String> {
         let (mut tokens, mut sequences, mut pages) = (Vec::new(), Vec::new(), Vec::new());
-        let mut content = StepContent::default();
+        let (mut content, mut adapters) = (StepContent::default(), Vec::new());
         for &(id, count) in parts {
             let state = self.use_state(id)?;
             let sequence = &mut self.sequences[id.0];
@@ -280,6 +289,12 @@ impl Driver {
             tokens.extend(&sequence.tokens[sequence.done..end]);
             content.add(&sequence.content, first_row, sequence.done..end);
             pages.extend(sequence.tables.iter().flatten());
+            let index = sequences.len();
+            adapters.extend(sequence.adapters.iter().map(|&(adapter, scale)| AdapterUse {
+                sequence: index,
+                adapter,
+                scale,
+            }));
             sequences.push(StepSequence {
                 rows: first_row..tokens.len(),
                 start: sequence.done,
@@ -320,6 +335,7 @@ impl Driver {
             given: &given,
             coordinates: if content.has_coordinates { &content.coordinates } else { &[] },
             spans: &content.spans,
+            adapters: &adapters,
             sequences: &sequences,
             pages: &pages,
             outputs: &outputs,

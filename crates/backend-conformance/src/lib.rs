@@ -21,6 +21,7 @@
 //!         kv_dtype: KvDtype::F16,
 //!         kv: KvRounding::F32,
 //!         unsupported: &[],
+//!         refused: &[],
 //!         kernel_formats: &WeightFormat::ALL,
 //!         draw: Draw::All,
 //!     }
@@ -32,6 +33,7 @@
 //!
 //! Each case becomes a separate test. [`RandomModel`] and [`Driver`] also serve tests of other crates.
 
+mod adapters;
 mod carried;
 mod compare;
 mod contract;
@@ -57,6 +59,7 @@ mod scans;
 mod towers;
 mod without_pages;
 
+pub use adapters::random_adapter;
 pub use draw::Draw;
 pub use drive::{DriveOptions, Driver, SequenceId, submit};
 pub use gpu::gpu_subject;
@@ -83,6 +86,9 @@ pub struct Subject {
     pub kv: KvRounding,
     /// Formats that it refuses to load.
     pub unsupported: &'static [WeightFormat],
+    /// Words of its refusals of programs and steps whose rows are not those of a text. Cases of such rows pass if it refuses them by
+    /// one of these names.
+    pub refused: &'static [&'static str],
     /// Formats that together use all of its matmul kernels: bit-exactness for these implies it for all others.
     pub kernel_formats: &'static [WeightFormat],
     /// Selection of variants of a case that differ in formats or shapes only. Every case runs with at least one.
@@ -235,6 +241,8 @@ pub const CASES: &[Case] = &[
     Case { name: "towers", run: towers::towers },
     Case { name: "latent_attention", run: latent::latent_attention },
     Case { name: "expert_groups", run: latent::expert_groups },
+    Case { name: "adapters", run: adapters::adapters },
+    Case { name: "bad_adapters", run: adapters::refusals },
     Case { name: "everything", run: numbers::everything },
     Case { name: "pages", run: numbers::pages },
     Case { name: "lengths", run: numbers::lengths },
@@ -258,6 +266,7 @@ pub const CASES: &[Case] = &[
     Case { name: "exact_scans", run: scans::exact },
     Case { name: "exact_rows", run: rows::exact },
     Case { name: "exact_latent", run: latent::exact },
+    Case { name: "exact_adapters", run: adapters::exact },
     Case { name: "exact_geometry", run: geometry::exact },
     Case { name: "exact_from_outside", run: page_io::exact },
     Case { name: "foreign_pages", run: page_io::refusals },
@@ -295,12 +304,12 @@ macro_rules! conformance {
             shared_kv keys_as_values layer_embeds experts_beside unreadable_tables
             experts routers expert_formats short_convolutions delta_rules hybrids attention_gates
             scans mixer_sums bare_layers ungated_experts
-            given_rows rope_axes spans spans_of_encoders residuals stages towers latent_attention expert_groups everything pages lengths many_rows embeddings
+            given_rows rope_axes spans spans_of_encoders residuals stages towers latent_attention expert_groups adapters bad_adapters everything pages lengths many_rows embeddings
             limits long_context gather
             batch_invariance exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
             exact_in_any_place exact_embeddings exact_experts exact_states exact_scans exact_rows exact_latent
-            exact_geometry exact_from_outside foreign_pages outputs samples carried_tokens
+            exact_adapters exact_geometry exact_from_outside foreign_pages outputs samples carried_tokens
             bad_weights invalid_steps kernel_counts runners_are_separate
         }
     };

@@ -68,9 +68,13 @@ pub enum Kernel<'a> {
     LatentValues,
     /// Rows of these heads, quantization.
     LatentJoin,
+    /// Products of rows with A of adapters, where they are not computed beside the matmul.
+    AdapterDown,
+    /// Products with B of adapters, added to the outputs of a matmul.
+    AdapterUp,
 }
 
-const FIXED: [&str; 27] = [
+const FIXED: [&str; 29] = [
     "embed",
     "add_norm_quantize",
     "rope_store",
@@ -98,6 +102,8 @@ const FIXED: [&str; 27] = [
     "scan",
     "scan_dots",
     "combine_latent_quantize",
+    "adapter_down",
+    "adapter_up",
 ];
 
 #[derive(Default)]
@@ -170,6 +176,8 @@ impl Counters {
             Kernel::Scan => 24,
             Kernel::ScanDots => 25,
             Kernel::CombineLatent => 26,
+            Kernel::AdapterDown => 27,
+            Kernel::AdapterUp => 28,
             Kernel::Matmul(ids) => {
                 let matrix = |id: &MatrixId| self.matrices[id.0 as usize];
                 let total: u64 = ids.iter().map(|id| matrix(id).1).sum();

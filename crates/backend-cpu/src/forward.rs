@@ -35,6 +35,7 @@ use paguro_backend::{
 };
 
 use crate::{
+    adapters::{AdaptedRows, Adapters},
     buffers::{Buffers, MatmulInput},
     counters::{Counters, Kernel},
     experts::RowsByExpert,
@@ -87,6 +88,7 @@ impl AllPending {
 /// One pass over a step, from the leader's view.
 pub struct Pass<'a> {
     pub model: &'a Model,
+    pub adapters: &'a Adapters,
     pub buffers: &'a Buffers,
     pub arena: &'a Arena,
     pub states: &'a States,
@@ -290,14 +292,16 @@ impl Pass<'_> {
     /// Phase: multiplies `count` rows of the input with several matrices, whose groups of outputs are shared as one
     /// list.
     pub fn multiply<const N: usize>(&mut self, count: usize, linears: [(MatrixId, &Shared<f32>); N]) {
-        self.multiply_rows(&self.buffers.input, count, linears);
+        let plan = self.plan;
+        self.multiply_rows(&self.buffers.input, count, &plan.adapted, linears);
     }
 
-    /// Phase: multiplies `count` rows of any input.
+    /// Phase: multiplies `count` rows of any input, of which some use adapters.
     pub fn multiply_rows<const N: usize>(
         &mut self,
         input: &MatmulInput,
         count: usize,
+        adapted: &[AdaptedRows],
         linears: [(MatrixId, &Shared<f32>); N],
     ) {
         let model = self.model;
@@ -312,8 +316,11 @@ impl Pass<'_> {
             (false, ..=64) => 2,
             (false, _) => (groups / (4 * self.pool.threads())).clamp(2, 8),
         };
-        self.phase(Kernel::Matmul(&ids), groups, Chunking::Guided(unit), |worker, range| {
-            let mut offset = 0;
+        let changes = self.changes(adapted, &ids);
+        let units = changes.units();
+        self.phase(Kernel::Matmul(&ids), units + groups, Chunking::Guided(unit), |worker, range| {
+            changes.down(0, &range, &model.matmul, input, &mut worker.scratch.matmul);
+            let mut offset = units;
             for (id, out) in linears {
                 let matrix = model.matrix(id);
                 let part = ops::part(&range, offset, matrix.groups());
@@ -326,6 +333,7 @@ impl Pass<'_> {
                 matrix.multiply(&model.matmul, 0, rows, count, part, &out, &mut worker.scratch.matmul);
             }
         });
+        self.apply(&changes, input, &linears.map(|(_, out)| out));
     }
 
     /// Adds rows of part `part` of matrices to the [sums of squares](paguro_backend::InputSquares), if they are collected.
@@ -421,7 +429,9 @@ impl Pass<'_> {
                                 put(&answers[output], OutputValue::Embedding(embedding));
                             }
                             OutputKind::Residual => put(&answers[output], worker.residual(rows[at])),
-                            OutputKind::Sample(_) | OutputKind::Score { .. } | OutputKind::Logits => {}
+                            OutputKind::Sample(_)
+                            | OutputKind::Score { token: _, top: _ }
+                            | OutputKind::Logits => {}
                         }
                     }
                     if at < logit_rows {
@@ -432,7 +442,9 @@ impl Pass<'_> {
             if logit_rows == 0 {
                 continue;
             }
-            self.multiply(logit_rows, [(op.linear.matrix, &buffers.logits)]);
+            let adapted = plan.adapted_of(&rows[..logit_rows]);
+            let linears = [(op.linear.matrix, &buffers.logits)];
+            self.multiply_rows(&buffers.input, logit_rows, &adapted, linears);
             self.phase(Kernel::Sample, logit_rows, Chunking::Single, |worker, range| {
                 for at in range {
                     // SAFETY: the phase is shared by row; see the table at the head of this file.

@@ -4,6 +4,7 @@
 //! from front to back (`pages`), and one thread pool (`thread_pool`) then runs every step as a list of phases
 //! (`forward`). Kernels are written once, over the vectors of [`simd`], and chosen once by [`isa`].
 
+mod adapters;
 mod attend;
 mod attention;
 mod buffers;

@@ -13,7 +13,7 @@ use crate::{
     ops::RowKernels,
 };
 
-/// The model and its kernels; nothing of it changes after load.
+/// The model and its kernels; only `adapted` changes after load.
 pub struct Model {
     /// The program.
     pub program: Program,
@@ -37,6 +37,8 @@ pub struct Model {
     pub delta: DeltaKernels,
     /// Receives the squares of all inputs of matrices.
     pub squares: Option<Arc<InputSquares>>,
+    /// True if rows of the step use adapters, which multiply rows in floats.
+    pub adapted: bool,
 }
 
 impl Model {
@@ -99,7 +101,7 @@ impl Kinds {
     pub fn of(model: &Model, linears: &[Linear]) -> Self {
         let any = |kind| linears.iter().any(|linear| model.matrix(linear.matrix).row_kind() == kind);
         // Squares are those of rows before they are quantized.
-        let float = any(RowKind::Float) || model.squares.is_some();
+        let float = any(RowKind::Float) || model.adapted || model.squares.is_some();
         Self { quantized: any(RowKind::Quantized), float }
     }
 }

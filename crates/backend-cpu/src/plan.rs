@@ -4,7 +4,10 @@ use std::{cmp::Reverse, ops::Range};
 
 use paguro_backend::{Attention, KvGroup, Limits, OutputRows, PageId, Program, Step, visible};
 
-use crate::attention::{SPLIT, TILE};
+use crate::{
+    adapters::AdaptedRows,
+    attention::{SPLIT, TILE},
+};
 
 /// Items of attention that each thread should find: with fewer, splits are shared.
 const ITEMS_PER_THREAD: usize = 8;
@@ -168,6 +171,8 @@ pub struct StepPlan {
     attention: Vec<AttentionWork>,
     /// Index into `attention` of each K/V group.
     attention_of_group: Vec<usize>,
+    /// Rows whose sequences use adapters.
+    pub adapted: Vec<AdaptedRows>,
     /// Rows with outputs.
     pub outputs: OutputRows,
 }
@@ -209,6 +214,7 @@ impl StepPlan {
             runs: Vec::with_capacity(limits.max_rows),
             attention_of_group: attention_of_group.collect(),
             attention,
+            adapted: Vec::new(),
             outputs: OutputRows::new(limits),
         }
     }
@@ -249,7 +255,7 @@ impl StepPlan {
             self.lens.push(self.bidirectional.then(|| sequence.len()));
         }
         self.spans.make(step);
-        self.plan_rows();
+        self.plan_rows(step);
         self.outputs.plan(step);
     }
 
@@ -264,14 +270,45 @@ impl StepPlan {
         self.sequences.extend(self.rows.iter().map(|&row| all.sequences[row]));
         self.lens.clone_from(&all.lens);
         self.spans.clone_from(&all.spans);
-        self.plan_rows();
+        self.plan_rows(step);
         self.outputs.plan(step);
         for row in &mut self.outputs.rows {
             *row = self.rows.partition_point(|other| other < row);
         }
     }
 
-    fn plan_rows(&mut self) {
+    /// Finds consecutive rows with the same adapters.
+    fn plan_adapted(&mut self, step: &Step<'_>) {
+        self.adapted.clear();
+        if step.adapters.is_empty() {
+            return;
+        }
+        let uses = |sequence: usize| {
+            step.adapters_of(sequence).iter().map(|used| (used.adapter, used.scale.to_bits()))
+        };
+        for (row, &sequence) in self.sequences.iter().enumerate() {
+            match self.adapted.last_mut() {
+                Some(last) if last.rows.end == row && uses(last.sequence).eq(uses(sequence)) => {
+                    last.rows.end += 1;
+                }
+                _ if uses(sequence).next().is_none() => {}
+                _ => self.adapted.push(AdaptedRows { rows: row..row + 1, sequence }),
+            }
+        }
+    }
+
+    /// Returns the adapters of a list of these rows in ascending order; rows of the result count through the list.
+    pub fn adapted_of(&self, rows: &[usize]) -> Vec<AdaptedRows> {
+        let of = |adapted: &AdaptedRows| {
+            let [start, end] =
+                [adapted.rows.start, adapted.rows.end].map(|end| rows.partition_point(|&row| row < end));
+            (start < end).then_some(AdaptedRows { rows: start..end, sequence: adapted.sequence })
+        };
+        self.adapted.iter().filter_map(of).collect()
+    }
+
+    fn plan_rows(&mut self, step: &Step<'_>) {
+        self.plan_adapted(step);
         self.runs.clear();
         for (row, (&position, &sequence)) in self.positions.iter().zip(&self.sequences).enumerate() {
             match self.runs.last_mut() {

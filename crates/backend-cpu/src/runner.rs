@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use paguro_backend::{
-    AttentionMode, InputSquares, KernelCount, Limits, LoadError, OutputKind, OutputValue, Pace, PageContent,
-    PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, WeightFormat,
-    Weights,
+    AdapterId, AttentionMode, InputSquares, KernelCount, Limits, LoadError, LowRank, OutputKind, OutputValue,
+    Pace, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket,
+    WeightFormat, Weights,
 };
 
 use crate::{
+    adapters::Adapters,
     attention::{AttentionKernels, SPLIT, Scores},
     buffers::{BufferSizes, Buffers},
     counters::Counters,
@@ -32,6 +33,7 @@ use crate::{
 pub struct CpuRunner {
     pool: ThreadPool,
     model: Model,
+    adapters: Adapters,
     limits: Limits,
     buffers: Buffers,
     arena: Arena,
@@ -94,6 +96,7 @@ impl CpuRunner {
         if let Some(squares) = &squares {
             squares.begin(&weights);
         }
+        let adapters = Adapters::new(program, &weights, limits.max_rows)?;
         let Weights { matrices: _, vectors, tables } = weights;
         let mut arena = Arena::new(limits.pages, shapes)?;
         let mut states = States::new(&program.state, limits.states)?;
@@ -142,7 +145,9 @@ impl CpuRunner {
                 attend: AttentionKernels::new(isa),
                 delta: DeltaKernels::new(isa),
                 squares,
+                adapted: false,
             },
+            adapters,
             pool,
             limits,
             page_format: page_format::of(isa, &limits, arena.page_bytes()),
@@ -193,11 +198,14 @@ impl Runner for CpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.model.program, &self.limits)?;
         step.carries_nothing()?;
+        step.has_adapters(|id| self.adapters.has(id))?;
+        self.model.adapted = !step.adapters.is_empty();
         self.clear_written(step);
         self.plan.make(step);
         let Self {
             pool,
             model,
+            adapters,
             buffers,
             arena,
             states,
@@ -214,8 +222,21 @@ impl Runner for CpuRunner {
                 tail.make_outputs(step, plan);
                 (*first, &*tail)
             });
-        Pass { model, buffers, arena, states, step, plan, counters, pool, scratch, by_expert, tail }
-            .run(answers)?;
+        Pass {
+            model,
+            adapters,
+            buffers,
+            arena,
+            states,
+            step,
+            plan,
+            counters,
+            pool,
+            scratch,
+            by_expert,
+            tail,
+        }
+        .run(answers)?;
         if pool.pace.as_ref().is_some_and(|pace| pace.is_abandoned()) {
             return Err(StepError::Device("the step was abandoned".into()));
         }
@@ -277,6 +298,14 @@ impl Runner for CpuRunner {
             self.arena.fill(page, bytes, content);
         }
         Ok(())
+    }
+
+    fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError> {
+        self.adapters.load(id, pairs)
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) {
+        self.adapters.unload(id);
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {

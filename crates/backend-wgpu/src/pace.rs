@@ -139,8 +139,8 @@ impl<'a> Pass<'a> {
     pub fn step(&self) -> Step<'_> {
         let Self { tokens, carried, sequences, pages, outputs, .. } = self;
         // `has_only_tokens` has refused the steps with others.
-        let (given, coordinates, spans) = (&[], &[], &[]);
-        Step { tokens, carried, given, coordinates, spans, sequences, pages, outputs }
+        let (given, coordinates, spans, adapters) = (&[], &[], &[], &[]);
+        Step { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs }
     }
 }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Carried, KernelCount, Limits, LoadError, OutputKind, PageContent, PageFormat, PageId, PageMove, Program,
-    Runner, Step, StepError, StepOutput, Ticket, Weights, sampling::Scratch,
+    AdapterId, Carried, KernelCount, Limits, LoadError, LowRank, OutputKind, PageContent, PageFormat, PageId,
+    PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights, sampling::Scratch,
 };
 
 use crate::{
@@ -294,6 +294,12 @@ impl Runner for GpuRunner {
         }
         self.device.check()
     }
+
+    fn load_adapter(&mut self, _: AdapterId, _: &[LowRank]) -> Result<(), LoadError> {
+        Err(LoadError::no_adapters("wgpu"))
+    }
+
+    fn unload_adapter(&mut self, _: AdapterId) {}
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
         let mut counts = self.kernel_statistics.snapshot();

@@ -7,6 +7,7 @@
 //! The naive [`mod@reference`] defines every operation. The crate `paguro-backend-conformance` has the conformance suite
 //! for backends.
 
+pub mod adapter;
 mod check;
 pub mod counters;
 pub mod excerpt;
@@ -26,6 +27,7 @@ pub mod step;
 mod validate;
 pub mod weights;
 
+pub use adapter::{Adaptable, AdapterId, AdapterUse, LowRank};
 pub use counters::KernelCount;
 pub use excerpt::excerpt;
 pub use format::WeightFormat;
@@ -56,3 +58,12 @@ pub use step::{
     Score, Step, StepOutput, StepSequence, TokenMask,
 };
 pub use weights::{ByteSource, Bytes, Matrix, Weights};
+
+/// Lists the fields of contract types that a backend computes, or refuses at load. If a type gets a field, the backend does not
+/// compile until the field is in its list.
+#[macro_export]
+macro_rules! known_fields {
+    ($($type:ident { $($field:ident),* $(,)? })*) => {
+        $(const _: fn(&$crate::$type) = |$crate::$type { $($field: _),* }| {};)*
+    };
+}

@@ -1,8 +1,8 @@
 //! The two traits that a device implements.
 
 use crate::{
-    KernelCount, KvDtype, Matrix, OutputKind, PacedRunner, PageContent, PageFormat, PageId, Program, StateId,
-    Step, StepOutput, WeightFormat, Weights,
+    AdapterId, KernelCount, KvDtype, LowRank, Matrix, OutputKind, PacedRunner, PageContent, PageFormat,
+    PageId, Program, StateId, Step, StepOutput, WeightFormat, Weights,
 };
 
 /// A device that can load programs. Stays alive to load more than one model.
@@ -122,6 +122,16 @@ pub trait Runner: Send {
     /// As [`Runner::read_pages`]. The pages are then undefined, all others untouched.
     fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError>;
 
+    /// Adds changes to an adapter, which exists from the first call on. The engine calls it with a few pairs at a time,
+    /// between two steps. A device that supports no adapters refuses them by name.
+    ///
+    /// # Errors
+    /// [`LoadError`]. The adapter is then incomplete, and the engine unloads it.
+    fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError>;
+
+    /// Removes an adapter, if it exists. No step that was submitted later uses it.
+    fn unload_adapter(&mut self, id: AdapterId);
+
     /// Returns the kernel statistics since load, by name.
     fn kernel_counts(&self) -> Vec<KernelCount>;
 }
@@ -205,6 +215,16 @@ pub enum AttentionMode {
     Gather,
 }
 
+impl AttentionMode {
+    /// Returns the name in formats of pages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Paged => "paged",
+            Self::Gather => "gather",
+        }
+    }
+}
+
 /// A submitted step. At most one is in flight, or two if the second one uses [tokens of the first](Step::carried). They
 /// are collected in order.
 #[derive(Debug, PartialEq, Eq)]
@@ -262,6 +282,17 @@ impl PageMove {
         }
         let (pages, states) = (limits.pages, limits.states);
         Err(StepError::Invalid(format!("{self:?} with {pages} pages and {states} states of {parts} parts")))
+    }
+}
+
+impl LoadError {
+    /// Returns the refusal of adapters by a device that has no kernels for them.
+    pub fn no_adapters(device: &str) -> Self {
+        Self::Unsupported {
+            device: device.to_owned(),
+            what: "adapters (LoRA)".to_owned(),
+            supported: "--device cpu does".to_owned(),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{SamplingParams, StateUse};
+use crate::{AdapterUse, SamplingParams, StateUse};
 
 /// A page of K and V in the runner's arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -35,6 +35,8 @@ pub struct Step<'a> {
     /// Rows that see each other in layers whose group has [`KvGroup::spans`](crate::KvGroup::spans): consecutive rows of one
     /// sequence. In order and disjoint. A span is complete in its step, because its first row needs the K and V of its last one.
     pub spans: &'a [Range<usize>],
+    /// Adapters of sequences, in order of the sequences. Those of one sequence are added in this order.
+    pub adapters: &'a [AdapterUse],
     /// The sequences, covering all rows in order.
     pub sequences: &'a [StepSequence],
     /// All block tables, one after the other; [`StepSequence::tables`] points into it.
@@ -84,6 +86,13 @@ impl<'a> Step<'a> {
     /// Returns the coordinates of a row at `position`.
     pub fn coordinates_of(&self, row: usize, position: usize) -> [usize; AXES] {
         self.coordinates.get(row).map_or([position; AXES], |coordinates| coordinates.map(|at| at as usize))
+    }
+
+    /// Returns the adapters of a sequence.
+    pub fn adapters_of(&self, sequence: usize) -> &'a [AdapterUse] {
+        let first = self.adapters.partition_point(|used| used.sequence < sequence);
+        let end = self.adapters.partition_point(|used| used.sequence <= sequence);
+        &self.adapters[first..end]
     }
 
     /// Returns the spans of a sequence, as positions.
@@ -161,7 +170,7 @@ impl OutputKind<'_> {
     /// Returns true if the output needs the row's logits.
     pub fn needs_logits(&self) -> bool {
         match self {
-            Self::Sample(_) | Self::Score { .. } | Self::Logits => true,
+            Self::Sample(_) | Self::Score { token: _, top: _ } | Self::Logits => true,
             Self::Embedding | Self::Residual => false,
         }
     }

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use crate::{
-    GivenRows, Input, KvGroup, KvLayout, Limits, OutputKind, PageId, Program, SampleRequest, StateId,
-    StateUse, Step, StepError, StepSequence, TokenMask,
+    AdapterId, AdapterUse, GivenRows, Input, KvLayout, Limits, OutputKind, PageId, Program, SampleRequest,
+    StateId, StateUse, Step, StepError, StepSequence, TokenMask,
 };
 
 /// Fails with [`StepError::Invalid`] and a message unless the rule holds.
@@ -70,6 +70,7 @@ impl Step<'_> {
         rule!(next == rows, "rows {next}..{rows} belong to no sequence");
         self.validate_merged(program)?;
         self.validate_spans()?;
+        self.validate_adapters()?;
         self.validate_writes(&program.kv, limits)?;
         self.validate_states(program, limits)?;
         for (index, output) in self.outputs.iter().enumerate() {
@@ -78,7 +79,7 @@ impl Step<'_> {
             rule!(has_head, "output {index}: it needs a head, but the model ends with rows");
             match output.kind {
                 OutputKind::Sample(request) => validate_request(index, &request, program.vocab)?,
-                OutputKind::Score { token, .. } => {
+                OutputKind::Score { token, top: _ } => {
                     let vocab = program.vocab;
                     rule!(
                         (token as usize) < vocab,
@@ -146,6 +147,28 @@ impl Step<'_> {
         Ok(())
     }
 
+    /// Adapters are in order of their sequences, which exist.
+    fn validate_adapters(&self) -> Result<(), StepError> {
+        let count = self.sequences.len();
+        let in_order = self.adapters.is_sorted_by_key(|used| used.sequence);
+        rule!(in_order, "adapters are not in order of their sequences");
+        for AdapterUse { sequence, adapter: AdapterId(id), scale } in self.adapters {
+            rule!(*sequence < count, "adapter {id}: sequence {sequence} of {count} does not exist");
+            rule!(scale.is_finite(), "adapter {id}: its scale is {scale}");
+        }
+        Ok(())
+    }
+
+    /// Checks that a runner has all adapters of the step.
+    ///
+    /// # Errors
+    /// [`StepError::Invalid`]
+    pub fn has_adapters(&self, exists: impl Fn(AdapterId) -> bool) -> Result<(), StepError> {
+        let missing = self.adapters.iter().map(|used| used.adapter).find(|&id| !exists(id));
+        rule!(missing.is_none(), "there is no adapter {}", missing.map_or(0, |AdapterId(id)| id));
+        Ok(())
+    }
+
     /// Spans are in order, disjoint, and inside of the rows of one sequence each.
     fn validate_spans(&self) -> Result<(), StepError> {
         let (mut next, mut sequences) = (0, self.sequences.iter());
@@ -171,7 +194,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Refuses given rows, coordinates, spans and rows as outputs, for runners whose rows are tokens at positions.
+    /// Refuses given rows, coordinates, spans, adapters and rows as outputs, for runners whose rows are tokens at positions.
     ///
     /// # Errors
     /// [`StepError::Invalid`], by name.
@@ -182,6 +205,7 @@ impl Step<'_> {
             "{device} does not support coordinates of rows; --device cpu does"
         );
         rule!(self.spans.is_empty(), "{device} does not support spans of rows; --device cpu does");
+        rule!(self.adapters.is_empty(), "{device} does not support adapters (LoRA); --device cpu does");
         let residual = self.outputs.iter().any(|output| matches!(output.kind, OutputKind::Residual));
         rule!(!residual, "{device} does not support rows of the residual stream; --device cpu does");
         Ok(())
@@ -208,7 +232,7 @@ impl Step<'_> {
             "sequence {index}: {pages} pages, not {groups} groups of {blocks} for {} tokens",
             sequence.len()
         );
-        for (group, KvGroup { window, .. }) in kv.groups.iter().enumerate() {
+        for (group, window) in kv.groups.iter().map(|group| group.window).enumerate() {
             // The first row attends to positions from here on; later rows do not attend to earlier ones.
             let seen_from = window.map_or(0, |window| (sequence.start + 1).saturating_sub(window as usize));
             for (block, &page) in sequence.table(self.pages, group, groups).iter().enumerate() {
@@ -279,7 +303,9 @@ impl Step<'_> {
             rule!(pair[0].0 != pair[1].0, "sequence {index}: state {id} is written twice");
         }
         for (index, sequence) in self.sequences.iter().enumerate() {
-            let Some(StateUse { read, .. }) = sequence.state.filter(|_| sequence.start > 0) else { continue };
+            let Some(StateUse { read, write: _ }) = sequence.state.filter(|_| sequence.start > 0) else {
+                continue;
+            };
             if let Ok(found) = users.binary_search_by_key(&read, |(state, _)| *state) {
                 let StateId(id) = read;
                 let own = users[found].1 == index;

@@ -6,10 +6,10 @@ use std::{ops::Range, sync::LazyLock};
 
 use expect_test::{Expect, expect};
 use paguro_backend::{
-    AttentionMode, Carried, Embed, Exit, GivenRows, Head, Input, KvDtype, KvGroup, KvLayout, Limits, Linear,
-    MatrixId, Norm, NormKind, Output, OutputKind, PageId, Program, Rope, RopeStyle, SampleRequest,
-    SamplingParams, StateId, StateLayout, StateShape, StateUse, Step, StepSequence, TokenMask, TokenTypes,
-    VectorId,
+    AdapterId, AdapterUse, AttentionMode, Carried, Embed, Exit, GivenRows, Head, Input, KvDtype, KvGroup,
+    KvLayout, Limits, Linear, MatrixId, Norm, NormKind, Output, OutputKind, PageId, Program, Rope, RopeStyle,
+    SampleRequest, SamplingParams, StateId, StateLayout, StateShape, StateUse, Step, StepSequence, TokenMask,
+    TokenTypes, VectorId,
 };
 
 /// A step that can be broken. Block size 4; group 0 sees everything, group 1 five tokens.
@@ -25,6 +25,7 @@ struct Owned {
     /// Number of rows with coordinates.
     coordinates: usize,
     spans: Vec<Range<usize>>,
+    adapters: Vec<AdapterUse>,
 }
 
 static GREEDY: LazyLock<SamplingParams> = LazyLock::new(SamplingParams::default);
@@ -121,6 +122,7 @@ fn validate_for(step: &Owned, states: usize, change: impl FnOnce(&mut Program)) 
         given: &given.collect::<Vec<_>>(),
         coordinates: &vec![[1, 2, 3]; step.coordinates],
         spans: &step.spans,
+        adapters: &step.adapters,
         sequences: &step.sequences,
         pages: &pages,
         outputs: &step.outputs,
@@ -149,6 +151,21 @@ fn valid_steps_pass() {
         ..Owned::default()
     };
     expect!["valid"].assert_eq(&validate(&shared));
+}
+
+#[test]
+fn adapters() {
+    let of = |sequence: usize, scale: f32| AdapterUse { sequence, adapter: AdapterId(7), scale };
+    check(|step| step.adapters = vec![of(0, 1.0), of(0, -0.5), of(1, 0.0)], expect!["valid"]);
+    check(
+        |step| step.adapters = vec![of(1, 1.0), of(0, 1.0)],
+        expect!["invalid step: adapters are not in order of their sequences"],
+    );
+    check(
+        |step| step.adapters = vec![of(2, 1.0)],
+        expect!["invalid step: adapter 7: sequence 2 of 2 does not exist"],
+    );
+    check(|step| step.adapters = vec![of(1, f32::NAN)], expect!["invalid step: adapter 7: its scale is NaN"]);
 }
 
 #[test]

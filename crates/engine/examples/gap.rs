@@ -16,10 +16,10 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Capacity, DeviceLayout, Embed, Exit, Head, Input, KernelCount, KvDtype, KvGroup, KvLayout,
-    Limits, Linear, LoadError, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue, PacedRunner,
-    PageContent, PageFormat, PageId, PageMove, Program, Runner, Sampled, SamplingParams, StateLayout, Step,
-    StepError, StepOutput, Ticket, VectorId, Weights,
+    AdapterId, Backend, Capacity, DeviceLayout, Embed, Exit, Head, Input, KernelCount, KvDtype, KvGroup,
+    KvLayout, Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue,
+    PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, Sampled, SamplingParams,
+    StateLayout, Step, StepError, StepOutput, Ticket, VectorId, Weights,
 };
 use paguro_engine::{Engine, EngineOptions, Event, ModelParts, PageBudget, Request};
 
@@ -212,6 +212,12 @@ impl Runner for ClockRunner {
     fn write_pages(&mut self, _: &[PageId], _: &[u8], _: PageContent) -> Result<(), StepError> {
         Err(StepError::Invalid("there are no bytes".into()))
     }
+
+    fn load_adapter(&mut self, _: AdapterId, _: &[LowRank]) -> Result<(), LoadError> {
+        Err(LoadError::no_adapters("clock"))
+    }
+
+    fn unload_adapter(&mut self, _: AdapterId) {}
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
         Vec::new()

@@ -7,6 +7,7 @@ use paguro_model::Pooling;
 
 use crate::{
     Constraint, DraftOptions, SubmitError,
+    adapters::RequestAdapters,
     constraint::MaskBudget,
     fair::Tenant,
     pictures::Pictures,
@@ -56,6 +57,7 @@ pub(crate) struct CheckedRequest {
     pub lasting_tokens: usize,
     /// See [`Request::prefix_salt`].
     pub prefix_salt: Vec<u8>,
+    pub adapters: RequestAdapters,
 }
 
 impl CheckedRequest {
@@ -112,6 +114,7 @@ impl CheckedRequest {
             pictures: Pictures::new(request.pictures.clone(), &request.prefix_salt),
             lasting_tokens: request.lasting_tokens.unwrap_or(usize::MAX),
             prefix_salt: request.prefix_salt.clone(),
+            adapters: RequestAdapters::new(&request.adapters),
             embedded: request.embedding.map(|pooling| match pooling {
                 Pooling::Last => request.prompt.len() - 1..request.prompt.len(),
                 Pooling::Mean | Pooling::All => 0..request.prompt.len(),

@@ -4,7 +4,7 @@ mod tiers;
 mod worker;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, mpsc::channel},
     thread::{self, JoinHandle},
     time::Instant,
@@ -169,6 +169,7 @@ impl Engine {
         let queue = Queue::new(options.queue_capacity, options.queue_tokens);
         let space = scheduler.disk().and_then(|disk| disk.space().cloned());
         let mut shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
+        shared.adapter_limits = options.adapters;
         shared.max_image_tokens = tower.map(|vision| encoder::most_rows(vision, options.max_image_tokens));
         if let Some(space) = space {
             let _ = shared.disk.set(space);
@@ -186,6 +187,7 @@ impl Engine {
             loaded: channel(),
             in_flight: None,
             encoder,
+            loading: VecDeque::new(),
             stopping: false,
         };
         let thread =

@@ -26,6 +26,8 @@ pub enum Medium {
 pub enum ExtraKey {
     /// [`Request::prefix_salt`](crate::Request::prefix_salt), for the first block of a text.
     Salt(Arc<[u8]>),
+    /// Name of the request's adapters, for all blocks of a text. The hash depends on their digest instead.
+    Adapter(Arc<str>),
 }
 
 /// A change of which blocks are where.

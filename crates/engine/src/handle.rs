@@ -3,14 +3,14 @@
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
         mpsc::{Sender, SyncSender, sync_channel},
     },
     time::Instant,
 };
 
-use paguro_backend::KernelCount;
+use paguro_backend::{AdapterId, KernelCount, LoadError, LowRank};
 use paguro_kv_store::Space;
 use paguro_model::tokenizer::Tokenizer;
 use tokio::sync::{
@@ -19,8 +19,9 @@ use tokio::sync::{
 };
 
 use crate::{
-    COMPILE_TIME, Canceller, Constraint, Event, Generation, Grammar, GrammarError, Request, Stats,
-    SubmitError, Usage,
+    AdapterLimits, COMPILE_TIME, Canceller, Constraint, Event, Generation, Grammar, GrammarError, Request,
+    Stats, SubmitError, Usage,
+    adapters::HeldAdapters,
     checked_request::CheckedRequest,
     constraint::Vocabulary,
     request::RequestLimits,
@@ -37,6 +38,8 @@ pub(crate) enum Command {
     ClearCache,
     OpenDisk(Option<Vec<u8>>),
     KernelCounts(SyncSender<Vec<KernelCount>>),
+    LoadAdapter { id: AdapterId, pairs: Vec<LowRank>, reply: SyncSender<Result<(), LoadError>> },
+    UnloadAdapter(AdapterId),
     CheckPages(SyncSender<Result<(), String>>),
     Snapshot { kernels: bool, reply: oneshot::Sender<Snapshot> },
     Stop { finish: bool },
@@ -118,6 +121,8 @@ pub(crate) struct Shared {
     /// Created for the first grammar.
     vocabulary: OnceLock<Result<Arc<Vocabulary>, GrammarError>>,
     pub stats: Mutex<Stats>,
+    pub adapter_limits: AdapterLimits,
+    adapters: Mutex<HeldAdapters>,
     /// The store of pages on disk, if there is one.
     pub disk: OnceLock<Space>,
     /// Reason for which requests are no longer accepted.
@@ -141,6 +146,8 @@ impl Shared {
             model_stop_tokens,
             vocabulary: OnceLock::new(),
             stats: Mutex::new(stats),
+            adapter_limits: AdapterLimits::default(),
+            adapters: Mutex::default(),
             disk: OnceLock::new(),
             stopped: OnceLock::new(),
         }
@@ -152,6 +159,10 @@ impl Shared {
             Vocabulary::new(tokenizer, self.limits.vocab, &self.model_stop_tokens).map(Arc::new)
         });
         vocabulary.as_ref().map_err(Clone::clone)
+    }
+
+    pub fn adapters(&self) -> MutexGuard<'_, HeldAdapters> {
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn why_stopped(&self) -> String {
@@ -186,6 +197,10 @@ impl Handle {
         if request.constraint.as_ref().is_some_and(|constraint| !constraint.is_of(vocabulary)) {
             let problem = "was made for another engine; make it with this one's handle".into();
             return Err(SubmitError::Invalid { field: "constraint", problem });
+        }
+        if let Some((adapter, _)) = request.adapters.iter().find(|(adapter, _)| !adapter.is_of(self)) {
+            let problem = format!("has `{}` of another engine", adapter.name());
+            return Err(SubmitError::Invalid { field: "adapters", problem });
         }
         let id = shared.next_request.fetch_add(1, Ordering::Relaxed);
         let mut checked = CheckedRequest::new(id, &request, &shared.model_stop_tokens, shared.limits)?;
@@ -294,6 +309,11 @@ impl Handle {
         self.shared.limits.max_sequences
     }
 
+    /// Returns the maximum number of adapters.
+    pub fn max_adapters(&self) -> usize {
+        self.shared.adapter_limits.count
+    }
+
     /// Returns the number of tokens in the model's vocabulary.
     pub fn vocab(&self) -> usize {
         self.shared.limits.vocab
@@ -340,7 +360,7 @@ impl Handle {
         answer.recv().map_err(|_| self.stopped())
     }
 
-    fn stopped(&self) -> SubmitError {
+    pub(crate) fn stopped(&self) -> SubmitError {
         SubmitError::Stopped { reason: self.shared.why_stopped() }
     }
 }

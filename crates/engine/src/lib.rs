@@ -9,6 +9,7 @@
 //! chunk. The crate names no device. There is one attention path, and K and V are copied only when a shared page is
 //! written, and between tiers of the prefix cache (`tiers`).
 
+mod adapters;
 mod arena;
 mod batch;
 mod checked_request;
@@ -42,6 +43,7 @@ mod text;
 mod thought;
 mod tiers;
 
+pub use adapters::{Adapter, AdapterError, AdapterLimits, AdapterWeights};
 pub use batch::{Batch, BatchError, Embedded, normalize};
 pub use constraint::{COMPILE_TIME, Constraint, Grammar, GrammarError};
 pub use disk::{DiskCache, DiskStats, LEAST_TOKENS};

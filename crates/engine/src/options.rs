@@ -6,7 +6,7 @@ use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, MemoryPlan, Progra
 use paguro_model::Vision;
 
 use crate::{
-    DiskCache, EngineError, EventSink, HostMemory,
+    AdapterLimits, DiskCache, EngineError, EventSink, HostMemory,
     encoder::most_rows,
     layout::{BlockLayout, Checkpoints},
     states::States,
@@ -69,6 +69,8 @@ pub struct EngineOptions {
     pub encoder_cache: u64,
     /// Most rows of a picture, for models whose pictures have different numbers; `None` for the model's. Memory is planned for it.
     pub max_image_tokens: Option<usize>,
+    /// Limits of adapters.
+    pub adapters: AdapterLimits,
 }
 
 impl Default for EngineOptions {
@@ -96,6 +98,7 @@ impl Default for EngineOptions {
             page_order: PageOrder::InOrder,
             encoder_cache: 256 << 20,
             max_image_tokens: None,
+            adapters: AdapterLimits::default(),
         }
     }
 }

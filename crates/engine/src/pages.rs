@@ -86,10 +86,11 @@ impl Pages {
         self.cache.as_ref().map_or(0, PrefixCache::evictable)
     }
 
-    /// Returns the parent of first blocks of texts with this salt; `None` without a prefix cache, or for the empty
-    /// salt.
-    pub fn root(&self, salt: &[u8]) -> Option<BlockKey> {
-        self.cache.as_ref().filter(|_| !salt.is_empty()).map(|cache| cache.salted(salt))
+    /// Returns the parent of first blocks of texts with this salt and these adapters; `None` without a prefix cache, or for
+    /// the empty salt without adapters.
+    pub fn root(&self, salt: &[u8], adapters: Option<&[u8; 32]>) -> Option<BlockKey> {
+        let differs = !salt.is_empty() || adapters.is_some();
+        self.cache.as_ref().filter(|_| differs).map(|cache| cache.salted(salt, adapters))
     }
 
     /// Returns the key of the block with these tokens and pictures after the block `parent`, or of a first block; `None` without a

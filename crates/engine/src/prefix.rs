@@ -107,12 +107,13 @@ impl PrefixCache {
         }
     }
 
-    /// Returns the parent key of first blocks for this salt. It differs from all keys of blocks: a block's tokens are
+    /// Returns the parent key of first blocks for this salt and the digest of adapters. It differs from all keys of blocks: a block's tokens are
     /// hashed as words of four bytes, and here another byte follows them.
-    pub fn salted(&self, salt: &[u8]) -> BlockKey {
+    pub fn salted(&self, salt: &[u8], adapters: Option<&[u8; 32]>) -> BlockKey {
         let mut hash = Sha256::new();
         hash.update(self.root.0);
         hash.update(Sha256::digest(salt));
+        adapters.iter().for_each(|digest| hash.update(digest));
         hash.update([0]);
         BlockKey(hash.finalize().into())
     }

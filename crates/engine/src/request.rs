@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Instant};
 use paguro_backend::{SamplingParams, Score};
 use paguro_model::Pooling;
 
-use crate::{Constraint, DraftOptions, MOST_DRAFTED, Picture, RequestError, SubmitError, ThoughtLimit};
+use crate::{
+    Adapter, Constraint, DraftOptions, MOST_DRAFTED, Picture, RequestError, SubmitError, ThoughtLimit,
+};
 
 /// A prompt with the options of its answers.
 #[derive(Clone, Debug)]
@@ -56,7 +58,9 @@ pub struct Request {
     /// opening of an answer in a chat template; `None` for all. For sequences with states, the prefix cache stores a
     /// copy at the last end of a block among these tokens. Results do not depend on it.
     pub lasting_tokens: Option<usize>,
-    /// Prefixes are shared only among requests with equal salts. The empty salt is a salt like any other.
+    /// Adapters with their scales, all of which apply.
+    pub adapters: Vec<(Adapter, f32)>,
+    /// Prefixes are shared only among requests with equal adapters, and with equal salts. The empty salt is a salt like any other.
     pub prefix_salt: Vec<u8>,
     /// Drafts of the answers. Tokens do not depend on them.
     pub drafts: DraftOptions,
@@ -92,6 +96,7 @@ impl Default for Request {
             score_prompt_from: None,
             embedding: None,
             lasting_tokens: None,
+            adapters: Vec::new(),
             prefix_salt: Vec::new(),
             drafts: DraftOptions::default(),
             report_prefill: false,
@@ -112,7 +117,6 @@ impl Request {
 /// Events of a request, in order. On the engine thread their texts are empty; [`Generation`](crate::Generation) decodes
 /// tokens.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub enum Event {
     /// The request left the queue.
     Started {
@@ -178,7 +182,6 @@ pub enum Event {
 
 /// Reason for the end of a branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum FinishReason {
     /// The model sampled this stop token.
     Stop(u32),
@@ -313,6 +316,9 @@ impl Request {
                 "branches",
                 format!("is {}; it must be between 1 and {max_sequences}", self.branches),
             );
+        }
+        if let Some((adapter, scale)) = self.adapters.iter().find(|(_, scale)| !scale.is_finite()) {
+            return refuse("adapters", format!("has `{}` with the scale {scale}", adapter.name()));
         }
         if self.max_tokens.is_some_and(|most| most < self.min_tokens) {
             return refuse("min_tokens", format!("is {}, which is more than `max_tokens`", self.min_tokens));

@@ -3,6 +3,7 @@
 //! [`ModelFile`] is a file or folder that was opened and checked but not interpreted. [`Model`] is the interpreted
 //! form: a program with weights, a tokenizer, a chat template. The crate names no device.
 
+mod adapter;
 mod arch;
 /// Version of the weights that are made of a file. Pages on disk depend on it beside the file and the [digest of the
 /// program](paguro_backend::Program::digest), so it changes when the same file and program get other weights.
@@ -28,6 +29,7 @@ mod token_heads;
 pub mod tokenizer;
 mod vision;
 
+pub use adapter::AdapterFile;
 pub use error::ModelError;
 pub use judge::Judge;
 pub use load::{

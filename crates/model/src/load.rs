@@ -21,7 +21,7 @@ pub use self::{
     model::{LoadOptions, Model, ModelShape},
 };
 use crate::{
-    arch::{self, Config, Definition, Names, Tensors},
+    arch::{self, Config, Definition, Linears, Names, Naming, Tensors},
     chat::ChatTemplate,
     error::ModelError,
     gguf::{Contents, Gguf},
@@ -330,6 +330,7 @@ impl ModelFile {
             description: self.description(),
             context_length: config.context_length,
             max_context: options.max_context.unwrap_or(config.context_length),
+            linears: Linears::new(&config, self.naming(), &program, &weights),
             program,
             weights,
             vision: vision.map(Arc::new),
@@ -346,6 +347,14 @@ impl ModelFile {
             judge_template: self.judge_template(&sources),
             judge: None,
         })
+    }
+
+    /// Returns the names and arrangement of tensors in its files.
+    fn naming(&self) -> Naming {
+        match &self.source {
+            Source::Gguf(_) => Naming::Gguf,
+            Source::Hf(_) => Naming::Hf,
+        }
     }
 
     /// Lowers the model, and returns its weights.

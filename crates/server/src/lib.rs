@@ -61,7 +61,7 @@ pub use kv_events::{KvEncoding, KvEvents, KvEventsPlaces, KvEventsSettings, KvPu
 pub use library::LibraryService;
 pub use listen::{Arrival, BindError, Bound, Listening};
 pub use mcp::{McpServer, McpTransport, Trust};
-pub use models::Residency;
+pub use models::{AdapterSetting, AdapterSettings, Residency};
 pub use settings::{Alias, HttpLimits, Listen, ServerSettings};
 pub use source::{
     Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,
@@ -155,7 +155,8 @@ impl Server {
         library: Option<LibraryService>,
     ) -> Self {
         let source = Aliased::wrap(source, settings.aliases.clone());
-        let models = Models::new(source, settings.residency, settings.release_memory);
+        let adapters = settings.adapters.clone();
+        let models = Models::new(source, settings.residency, adapters, settings.release_memory);
         let metrics = Metrics::new(models.clone());
         let keys = Keys::new(KeyFile::new(settings.keys.clone()), &settings.api_keys);
         let release = Arc::new(MemoryRelease::new(settings.release_memory));

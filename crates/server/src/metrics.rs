@@ -430,12 +430,17 @@ impl EngineCollector {
         family(encoder, "vllm:cache_config_info", help, &configs, |one| ConstGauge::new(*one))?;
         let adapters = |model: &ResidentInfo| {
             let [name] = label(model);
-            let none = |label: &'static str| (label, String::new());
-            let most = ("max_lora", "0".to_owned());
-            ([name, most, none("running_lora_adapters"), none("waiting_lora_adapters")], ids::now())
+            let most = ("max_lora", model.handle.max_adapters().to_string());
+            let names = |count: fn((usize, usize)) -> usize| {
+                let used = model.adapters.iter().filter(|adapter| count(adapter.requests()) > 0);
+                used.map(|adapter| &**adapter.name()).collect::<Vec<_>>().join(",")
+            };
+            let running = ("running_lora_adapters", names(|(_, running)| running));
+            let waiting = ("waiting_lora_adapters", names(|(waiting, _)| waiting));
+            ([name, most, running, waiting], ids::now())
         };
         let adapters: Vec<_> = resident.iter().map(adapters).collect();
-        let help = "Adapters of requests: none; the value is the time";
+        let help = "Adapters of running and waiting requests; the value is the time";
         family(encoder, "vllm:lora_requests_info", help, &adapters, |time| ConstGauge::new(*time))?;
         let memory: Vec<_> = resident.iter().map(|model| (label(model), model.memory.total())).collect();
         let help = "Bytes of weights and pages";

@@ -5,7 +5,13 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::Deserialize;
 
-use crate::{KvEventsPlaces, images::ImageSettings, mcp::McpServer, models::Residency, ui::Setting};
+use crate::{
+    KvEventsPlaces,
+    images::ImageSettings,
+    mcp::McpServer,
+    models::{AdapterSettings, Residency},
+    ui::Setting,
+};
 
 /// Settings of the server.
 #[derive(Clone, Debug)]
@@ -14,6 +20,8 @@ pub struct ServerSettings {
     pub listen: Vec<Listen>,
     /// Limits of resident models.
     pub residency: Residency,
+    /// Adapters of the models.
+    pub adapters: AdapterSettings,
     /// Limits of requests.
     pub limits: HttpLimits,
     /// Limits of images and rules for their URLs.
@@ -64,6 +72,7 @@ impl ServerSettings {
     pub fn for_tests() -> Self {
         Self {
             listen: Vec::new(),
+            adapters: AdapterSettings::default(),
             residency: Residency { memory: 0, keep_alive: None, patience: Duration::ZERO },
             limits: HttpLimits::default(),
             images: ImageSettings::default(),

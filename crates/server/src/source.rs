@@ -122,6 +122,17 @@ pub struct ModelEntry {
     pub chat_template: Option<Arc<str>>,
     /// Properties that are known without loading it.
     pub details: Details,
+    /// Place of an adapter, which changes another model; `None` for models.
+    pub adapter: Option<AdapterPlace>,
+}
+
+/// Place of an adapter (LoRA).
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterPlace {
+    /// Name of the model that it changes.
+    pub base: String,
+    /// Its file or folder.
+    pub path: PathBuf,
 }
 
 impl ModelEntry {

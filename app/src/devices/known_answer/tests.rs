@@ -1,7 +1,7 @@
 use paguro_backend::{
-    Attention, AttentionMode, Capacity, DeviceLayout, FeedForward, KernelCount, KvDtype, LoadError, Matrix,
-    Mixer, OutputKind, PacedRunner, PageContent, PageFormat, PageId, PageMove, StepError, Ticket,
-    WeightFormat, excerpt, reference::Reference,
+    AdapterId, Attention, AttentionMode, Capacity, DeviceLayout, FeedForward, KernelCount, KvDtype,
+    LoadError, LowRank, Matrix, Mixer, OutputKind, PacedRunner, PageContent, PageFormat, PageId, PageMove,
+    StepError, Ticket, WeightFormat, excerpt, reference::Reference,
 };
 use paguro_backend_conformance::ModelShape;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -136,6 +136,14 @@ impl Runner for BrokenRunner {
 
     fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
         self.0.write_pages(pages, bytes, content)
+    }
+
+    fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError> {
+        self.0.load_adapter(id, pairs)
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) {
+        self.0.unload_adapter(id);
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {

@@ -17,11 +17,13 @@ use std::{
 };
 
 use paguro_backend::KvDtype;
-use paguro_engine::{EngineOptions, HostMemory};
+use paguro_engine::{AdapterLimits, EngineOptions, HostMemory};
 use paguro_kv_store::Store;
 use paguro_library::{Library, LibraryError, ModelRecord, plain_name};
-use paguro_model::{ModelError, ModelFile};
-use paguro_server::{Alias, Details, KvEvents, LoadError, ModelEntry};
+use paguro_model::{AdapterFile, LoadOptions, ModelError, ModelFile};
+use paguro_server::{
+    AdapterSetting, AdapterSettings, Alias, Details, KvEvents, LoadError, ModelEntry, ModelSource,
+};
 use serde_json::Map;
 
 use self::{
@@ -30,6 +32,7 @@ use self::{
 };
 use super::disk;
 use crate::{
+    adapters,
     cli::{BatchTokensArg, RunOnArgs, ServeOptions, Speculate},
     devices::{Chosen, Devices},
     failure::{Failure, Outcome},
@@ -78,6 +81,8 @@ pub struct ServedModels {
     text_only: bool,
     /// `--image-max-tokens`.
     image_tokens: Option<usize>,
+    /// `--max-loras`, `--max-lora-rank`.
+    adapter_limits: AdapterLimits,
 }
 
 /// Places for K and V besides the device, which all models share.
@@ -153,10 +158,43 @@ impl ServedModels {
             projector,
             text_only: options.no_mmproj == Some(true),
             image_tokens: options.image_max_tokens.map(|tokens| tokens as usize),
+            adapter_limits: AdapterLimits {
+                count: options.max_loras.unwrap_or(defaults.adapters.count),
+                rank: options.max_lora_rank.unwrap_or(defaults.adapters.rank),
+                bytes: defaults.adapters.bytes,
+            },
             known: Mutex::default(),
             planner: Mutex::default(),
             tiers,
         })
+    }
+
+    /// Reads the adapters of `--lora`, and checks that they fit their models.
+    ///
+    /// # Errors
+    /// One cannot be read or does not fit, or its name is that of another or of a model.
+    pub fn adapters(&self, loras: &[String]) -> Outcome<AdapterSettings> {
+        let mut given: Vec<AdapterSetting> = Vec::new();
+        for text in loras {
+            let adapter = adapters::named(text, &self.first)?;
+            let failed = |error: LoadError| Failure::usage(format!("--lora {text}: {error}"));
+            let base = self.find(&adapter.base).map_err(failed)?;
+            let adapter = AdapterSetting { base: base.name.clone(), ..adapter };
+            let is_same =
+                |other: &AdapterSetting| (&other.name, &other.base) == (&adapter.name, &adapter.base);
+            if given.iter().any(is_same) || self.find(&adapter.name).is_ok() {
+                let failure = Failure::usage(format!("--lora {text}: the name `{}` is taken", adapter.name));
+                return Err(failure.hint("choose another name: --lora NAME=PATH"));
+            }
+            let model = self.open(&base).map_err(failed)?;
+            let model = model.load(&LoadOptions { max_context: base.details.context });
+            let model = model.map_err(|error| Failure::from_error(&error))?;
+            let file = AdapterFile::open(&adapter.path).map_err(|error| Failure::from_error(&error))?;
+            file.fit(&model).map_err(|error| Failure::from_error(&error))?;
+            given.push(adapter);
+        }
+        let folders = self.library.iter().map(|library| library.root().to_owned()).collect();
+        Ok(AdapterSettings { given, folders })
     }
 
     /// Completes aliases without a model with the first model on the command line, or else the embedded one.
@@ -280,6 +318,7 @@ impl ServedModels {
             defaults: preset.defaults(Map::new()),
             chat_template: preset.chat_template.as_deref().map(Arc::from),
             details,
+            adapter: None,
         };
         match Identity::of(source) {
             Ok(Identity { version, created, bytes }) => {
@@ -307,6 +346,7 @@ impl ServedModels {
             defaults: preset.defaults(record.defaults.clone()),
             chat_template: preset.chat_template.as_deref().map(Arc::from),
             details: Details::default(),
+            adapter: None,
             name,
         };
         let missing = record.files.iter().filter_map(|file| file.location.as_deref()).find_map(|path| {

@@ -40,6 +40,7 @@ impl ServedModels {
             kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
             speculate: self.speculate,
             max_image_tokens: self.image_tokens,
+            adapters: self.adapter_limits,
             ..EngineOptions::default()
         }
     }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use paguro_backend::{
-    Backend, Capacity, DeviceLayout, GivenRows, KernelCount, KvDtype, Limits, LoadError, Matrix, OutputKind,
-    OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, SamplingParams,
-    Step, StepError, StepOutput, Ticket, Weights,
+    AdapterId, Backend, Capacity, DeviceLayout, GivenRows, KernelCount, KvDtype, Limits, LoadError, LowRank,
+    Matrix, OutputKind, OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner,
+    SamplingParams, Step, StepError, StepOutput, Ticket, Weights,
     reference::{KvRounding, Reference},
 };
 
@@ -136,6 +136,7 @@ impl Runner for DefectiveRunner {
             given: &given,
             coordinates: &coordinates,
             spans: &spans,
+            adapters: step.adapters,
             sequences: &sequences,
             pages: &pages,
             outputs: &outputs,
@@ -179,6 +180,14 @@ impl Runner for DefectiveRunner {
 
     fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
         if self.defect.moves_pages { self.inner.write_pages(pages, bytes, content) } else { Ok(()) }
+    }
+
+    fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError> {
+        self.inner.load_adapter(id, pairs)
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) {
+        self.inner.unload_adapter(id);
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {

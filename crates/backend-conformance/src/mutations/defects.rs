@@ -129,6 +129,17 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
             Defect { outcomes: scaled_residuals, ..NONE },
             &["residuals", "stages"],
         ),
+        // Adapters
+        (
+            "ignores adapters",
+            Defect { step: |step| Step { adapters: &[], ..step }, ..NONE },
+            &["adapters", "bad_adapters"],
+        ),
+        (
+            "has adapters for single sequences only",
+            Defect { step: adapted_alone, ..NONE },
+            &["adapters", "exact_adapters"],
+        ),
         // The program
         ("pairs RoPE the other way", Defect { program: other_pairs, ..NONE }, &["ropes", "format_f16"]),
         ("rotates the whole head", Defect { program: rotates_all, ..NONE }, &["ropes"]),

@@ -243,6 +243,11 @@ pub(super) fn only_alone(step: Step<'_>) -> Step<'_> {
     if step.sequences.len() > 1 { Step { given: &[], ..step } } else { step }
 }
 
+/// Drops adapters beside other sequences.
+pub(super) fn adapted_alone(step: Step<'_>) -> Step<'_> {
+    if step.sequences.len() > 1 { Step { adapters: &[], ..step } } else { step }
+}
+
 /// Swaps the last two parts of given rows, if there are more than two.
 pub(super) fn other_parts(values: &mut [f32], program: &Program) {
     let (parts, hidden) = (program.given_parts, program.hidden);

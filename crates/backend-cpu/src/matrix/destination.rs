@@ -44,7 +44,7 @@ impl<'a> Destination<'a> {
     /// Returns the results that [`Destination::put`] wrote.
     ///
     /// # Safety
-    /// As for [`Destination::put`], which has been called for this group.
+    /// As for [`Destination::put`], which has been called for this group, or another matmul has written it.
     #[inline(always)]
     pub(super) unsafe fn get(&self, row: usize, group: usize, outputs: usize) -> [f32; LANES] {
         let first = group * LANES;

@@ -39,6 +39,8 @@ pub struct Job<'a> {
     pub count: usize,
     /// Destination; checked to be large enough.
     pub out: &'a Destination<'a>,
+    /// True if results are added to those in the destination.
+    pub adds: bool,
 }
 
 impl Job<'_> {
@@ -119,6 +121,8 @@ pub fn multiply<S: Simd, E: Element>(s: S, job: &Job<'_>, scratch: &mut super::S
             2 => few::<S, E, 2, 4>(s, job),
             3 => few::<S, E, 3, 4>(s, job),
             4 => few::<S, E, 4, 4>(s, job),
+            // A tile of several groups would compute the only one several times.
+            _ if job.groups.len() == 1 => few::<S, E, 6, 1>(s, job),
             5..=6 => few::<S, E, 6, 4>(s, job),
             _ => many::<S, E, 4>(s, job, panel),
         }
@@ -181,6 +185,14 @@ fn few_tile<S: Simd, E: Element, const R: usize, const G: usize>(
     let rows: [*const f32; R] = std::array::from_fn(|r| job.row(row + r));
     let groups = starts::<G>(job, group);
     let mut sums = [[s.zero(); G]; R];
+    if job.adds {
+        for r in 0..R.min(job.count - row) {
+            for g in 0..G.min(job.groups.end - group) {
+                // SAFETY: the output was checked for all rows.
+                sums[r][g] = s.load(&unsafe { job.out.get(row + r, group + g, job.outputs) });
+            }
+        }
+    }
     for k in 0..job.inputs {
         for g in 0..G {
             // SAFETY: a group has `inputs` times 16 elements, a row `inputs`.
@@ -234,7 +246,8 @@ fn many<S: Simd, E: Element, const G: usize>(s: S, job: &Job<'_>, panel: &mut Pa
     }
 }
 
-/// Computes `G` groups from `group` on, over some inputs, for `rows`. Sums of earlier inputs are in the destination.
+/// Computes `G` groups from `group` on, over some inputs, for `rows`. Sums of earlier inputs, and those to which results are
+/// added, are in the destination.
 #[inline(always)]
 fn pass<S: Simd, E: Element, const G: usize>(
     s: S,
@@ -246,7 +259,7 @@ fn pass<S: Simd, E: Element, const G: usize>(
 ) {
     let panel_inputs = PANEL_VECTORS / G;
     let groups = starts::<G>(job, group);
-    let stored = if chunk.start == 0 { 0 } else { G.min(job.groups.end - group) };
+    let stored = if chunk.start == 0 && !job.adds { 0 } else { G.min(job.groups.end - group) };
     for (row, sums) in rows.clone().zip(panel.sums.chunks_exact_mut(G)) {
         sums.fill([0.0; LANES]);
         for g in 0..stored {

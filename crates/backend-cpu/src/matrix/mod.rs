@@ -230,6 +230,37 @@ impl PackedMatrix {
         out: &Destination<'_>,
         scratch: &mut Scratch,
     ) {
+        self.run(kernels, part, rows, count, groups, out, false, scratch);
+    }
+
+    /// Adds the products to `out`, which has results of a matmul with as many outputs. Only for weights in floats.
+    ///
+    /// # Panics
+    /// As [`PackedMatrix::multiply`], and for quantized weights.
+    pub fn add_product(
+        &self,
+        kernels: &MatrixKernels,
+        rows: Rows<'_>,
+        count: usize,
+        groups: Range<usize>,
+        out: &Destination<'_>,
+        scratch: &mut Scratch,
+    ) {
+        self.run(kernels, 0, rows, count, groups, out, true, scratch);
+    }
+
+    #[allow(clippy::too_many_arguments)] // as above
+    fn run(
+        &self,
+        kernels: &MatrixKernels,
+        part: usize,
+        rows: Rows<'_>,
+        count: usize,
+        groups: Range<usize>,
+        out: &Destination<'_>,
+        adds: bool,
+        scratch: &mut Scratch,
+    ) {
         assert!(part < self.parts && groups.end <= self.groups());
         out.check(count, self.rows);
         if count == 0 || groups.is_empty() {
@@ -238,6 +269,7 @@ impl PackedMatrix {
         let bytes = &self.memory.bytes()[part * self.bytes()..][..self.bytes()];
         match rows {
             Rows::Quantized { blocks, stride } => {
+                assert!(!adds, "sums of integers begin at zero");
                 assert_eq!(self.activations(), kernels.activations);
                 assert!(quantize::row_blocks(self.cols) <= stride && (count - 1) * stride < blocks.len());
                 assert!(quantize::row_blocks(self.cols) <= blocks.len() - (count - 1) * stride);
@@ -293,6 +325,7 @@ impl PackedMatrix {
                     stride,
                     count,
                     out,
+                    adds,
                 };
                 let kernel = match self.format {
                     WeightFormat::F32 => Table::f32,

@@ -132,9 +132,9 @@ impl ReferenceRunner {
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
                 let h = self.optional_norm(op.norm, &x[row]);
                 let place = (position, step.coordinates_of(row, position));
-                queries.extend(self.queries(op, &h, place));
+                queries.extend(self.queries(op, row, &h, place));
                 if let Some(k) = &op.k {
-                    let [k, v] = self.keys_values(op, k, &h, place);
+                    let [k, v] = self.keys_values(op, k, row, &h, place);
                     self.arena.store(table, op.kv, Half::K, position, &k);
                     self.arena.store(table, op.kv, Half::V, position, &v);
                 }
@@ -143,10 +143,10 @@ impl ReferenceRunner {
             let width = op.heads * self.program.kv_group(op).head_dim;
             for (a, row) in attended.chunks_exact_mut(width).zip(sequence.rows.clone()) {
                 if let Some(gate) = &op.gate {
-                    let gate = self.linear(gate, &self.optional_norm(op.norm, &x[row]));
+                    let gate = self.linear(gate, row, &self.optional_norm(op.norm, &x[row]));
                     a.iter_mut().zip(gate).for_each(|(a, gate)| *a = ops::sigmoid_gate(gate, *a));
                 }
-                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, a)));
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, row, a)));
             }
         }
         self.count("store");
@@ -157,10 +157,10 @@ impl ReferenceRunner {
         added
     }
 
-    /// Queries of a row `h` at a position and its coordinates, `[heads * head_dim]`.
-    fn queries(&self, op: &Attention, h: &[f32], place: (usize, [usize; AXES])) -> Vec<f32> {
+    /// Queries of row `row` with the input `h` at a position and its coordinates, `[heads * head_dim]`.
+    fn queries(&self, op: &Attention, row: usize, h: &[f32], place: (usize, [usize; AXES])) -> Vec<f32> {
         let norm = op.qk_norm.map(|norm| (norm.q, norm.kind));
-        let mut q = self.norm_and_rotate(op, self.linear(&op.q, h), norm, place);
+        let mut q = self.norm_and_rotate(op, self.linear(&op.q, row, h), norm, place);
         if let Some(scale) = &op.position_scale {
             let factor = ops::position_scale(scale, place.0);
             q.iter_mut().for_each(|q| *q *= factor);
@@ -168,16 +168,17 @@ impl ReferenceRunner {
         q
     }
 
-    /// Keys and values of a row `h` at a position and its coordinates, `[kv_heads * head_dim]` each.
+    /// Keys and values of row `row` with the input `h` at a position and its coordinates, `[kv_heads * head_dim]` each.
     fn keys_values(
         &self,
         op: &Attention,
         k: &Linear,
+        row: usize,
         h: &[f32],
         place: (usize, [usize; AXES]),
     ) -> [Vec<f32>; 2] {
-        let k = self.linear(k, h);
-        let mut v = op.v.map_or_else(|| k.clone(), |v| self.linear(&v, h));
+        let k = self.linear(k, row, h);
+        let mut v = op.v.map_or_else(|| k.clone(), |v| self.linear(&v, row, h));
         if let Some(norm) = &op.v_norm {
             for head in v.chunks_exact_mut(self.program.kv_group(op).head_dim) {
                 head.copy_from_slice(&self.norm(norm, head));

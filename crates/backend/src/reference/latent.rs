@@ -15,7 +15,7 @@ impl ReferenceRunner {
             let mut queries = Vec::new();
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
                 let h = self.optional_norm(op.norm, &x[row]);
-                let down = self.linear(&op.down, &h);
+                let down = self.linear(&op.down, row, &h);
                 let mut k = self.norm(&op.latent_norm, &down[..latent]);
                 let coordinates = step.coordinates_of(row, position);
                 let mut turned = down[latent..].to_vec();
@@ -24,7 +24,7 @@ impl ReferenceRunner {
                 self.arena.store(table, op.kv, Half::K, position, &k);
                 self.arena.store(table, op.kv, Half::V, position, &k);
                 let factor = op.position_scale.map_or(1.0, |scale| ops::position_scale(&scale, position));
-                let q = self.latent_query(&op.query, &h);
+                let q = self.latent_query(&op.query, row, &h);
                 for (head, q) in q.chunks_exact(plain + rotated).enumerate() {
                     let mut query = self.part(&op.absorb, head, &q[..plain], latent);
                     let mut turned = q[plain..].to_vec();
@@ -51,25 +51,25 @@ impl ReferenceRunner {
             };
             let mut attended = vec![0.0; queries.len()];
             (self.attention)(&queries, &k, &v, HeadVectors::default(), &shape, &mut attended);
-            for row in attended.chunks_exact(heads * head_dim) {
-                let all: Vec<f32> = row
+            for (attended, row) in attended.chunks_exact(heads * head_dim).zip(sequence.rows.clone()) {
+                let all: Vec<f32> = attended
                     .chunks_exact(head_dim)
                     .enumerate()
                     .flat_map(|(head, a)| self.part(&op.value, head, &a[..latent], value))
                     .collect();
-                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &all)));
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, row, &all)));
             }
         }
         self.count("latent");
         added
     }
 
-    fn latent_query(&self, query: &LatentQuery, h: &[f32]) -> Vec<f32> {
+    fn latent_query(&self, query: &LatentQuery, row: usize, h: &[f32]) -> Vec<f32> {
         match query {
-            LatentQuery::Direct(linear) => self.linear(linear, h),
+            LatentQuery::Direct(linear) => self.linear(linear, row, h),
             LatentQuery::Down { down, rank: _, norm, up } => {
                 let up: &Linear = up;
-                self.linear(up, &self.norm(norm, &self.linear(down, h)))
+                self.linear(up, row, &self.norm(norm, &self.linear(down, row, h)))
             }
         }
     }

@@ -5,13 +5,18 @@ use std::sync::Arc;
 use super::{ReferenceRunner, ops};
 use crate::{
     Activation, Dense, Embed, Exit, Experts, FeedForward, Head, Input, Layer, LayerEmbeds, LayerInput,
-    MatrixId, Mixer, Norm, OutputKind, OutputValue, Residual, RowOp, SharedExpert, Step, StepError, sampling,
+    MatrixId, Mixer, Norm, OutputKind, OutputValue, Residual, RowOp, SharedExpert, Step, StepError,
+    StepSequence, sampling,
 };
 
 impl ReferenceRunner {
     /// Runs the program, and computes the outputs at its end.
     pub(super) fn forward(&mut self, step: &Step<'_>) -> Result<(), StepError> {
         let program = Arc::clone(&self.program);
+        let of_sequence = |(index, sequence): (usize, &StepSequence)| {
+            sequence.rows.clone().map(move |_| step.adapters_of(index).to_vec())
+        };
+        self.adapted = step.sequences.iter().enumerate().flat_map(of_sequence).collect();
         // The residual stream, one vector for each row.
         let mut x: Vec<Vec<f32>> = Vec::with_capacity(step.tokens.len());
         for sequence in step.sequences {
@@ -43,7 +48,7 @@ impl ReferenceRunner {
                 _ if matches!(output.kind, OutputKind::Residual) => {
                     OutputValue::Residual(x[output.row].clone())
                 }
-                Exit::Logits(head) => self.head(head, &output.kind, &x[output.row]),
+                Exit::Logits(head) => self.head(head, output.row, &output.kind, &x[output.row]),
                 Exit::Rows => unreachable!("a valid step asks for rows only"),
             };
             self.answers.push(answer);
@@ -67,7 +72,7 @@ impl ReferenceRunner {
                 RowOp::Norm(norm) => rows.iter_mut().for_each(|x| *x = self.norm(norm, x)),
                 RowOp::Linear { linear, width: _, activation } => {
                     for x in &mut rows {
-                        *x = self.linear(linear, x);
+                        *x = self.plain(linear, x);
                         activation.iter().for_each(|&activation| *x = activated(None, x, activation));
                     }
                 }
@@ -128,17 +133,17 @@ impl ReferenceRunner {
             return Ok(Vec::new());
         };
         let table = &self.tables[table.0 as usize];
-        let of_row = |(x, &token): (&Vec<f32>, &u32)| {
+        let of_row = |(row, (x, &token)): (usize, (&Vec<f32>, &u32))| {
             let mut own = vec![0.0; count * width];
             table.decode_row(token as usize, &mut Vec::new(), &mut own)?;
-            let projected = self.linear(projection, x);
+            let projected = self.linear(projection, row, x);
             for (own, projected) in own.chunks_exact_mut(*width).zip(projected.chunks_exact(*width)) {
                 let normed = self.norm(norm, projected);
                 own.iter_mut().zip(normed).for_each(|(own, normed)| *own = normed + scale * *own);
             }
             Ok(own)
         };
-        let rows = x.iter().zip(step.tokens).map(of_row).collect::<Result<_, StepError>>()?;
+        let rows = x.iter().zip(step.tokens).enumerate().map(of_row).collect::<Result<_, StepError>>()?;
         table.check_source()?;
         Ok(rows)
     }
@@ -146,15 +151,15 @@ impl ReferenceRunner {
     /// Adds the layer's own embedding, if it has one, and scales the residual stream: the end of a layer, after both branches.
     fn layer_end(&mut self, layer: &Layer, embeds: &[Vec<f32>], x: &mut [Vec<f32>]) {
         if let Some(LayerInput { index, gate, activation, out, post_norm }) = &layer.input {
-            for (x, embed) in x.iter_mut().zip(embeds) {
-                let gate = self.linear(gate, x);
+            for (row, (x, embed)) in x.iter_mut().zip(embeds).enumerate() {
+                let gate = self.linear(gate, row, x);
                 let embed = &embed[index * gate.len()..][..gate.len()];
                 let gated: Vec<f32> = gate
                     .iter()
                     .zip(embed)
                     .map(|(&gate, &embed)| ops::activate(Some(gate), embed, *activation))
                     .collect();
-                let added = self.optional_norm(*post_norm, &self.linear(out, &gated));
+                let added = self.optional_norm(*post_norm, &self.linear(out, row, &gated));
                 x.iter_mut().zip(added).for_each(|(x, added)| *x += added);
             }
             self.count("layer_input");
@@ -171,10 +176,11 @@ impl ReferenceRunner {
             add(x, &mixed, layer.branch_scale);
         }
         self.norm_rows(layer.norm_after_mixer, x);
+        let rows = x.iter().enumerate();
         let fed: Vec<Vec<f32>> = match &layer.ffn {
             FeedForward::None => Vec::new(),
-            FeedForward::Dense(dense) => x.iter().map(|x| self.dense(dense, x)).collect(),
-            FeedForward::Experts(experts) => x.iter().map(|x| self.experts(experts, x)).collect(),
+            FeedForward::Dense(dense) => rows.map(|(row, x)| self.dense(dense, row, x)).collect(),
+            FeedForward::Experts(experts) => rows.map(|(row, x)| self.experts(experts, row, x)).collect(),
         };
         match &layer.ffn {
             FeedForward::None => {}
@@ -231,25 +237,25 @@ impl ReferenceRunner {
     }
 
     /// Returns the output of a dense network for one row.
-    fn dense(&self, op: &Dense, x: &[f32]) -> Vec<f32> {
+    fn dense(&self, op: &Dense, row: usize, x: &[f32]) -> Vec<f32> {
         let h = self.optional_norm(op.norm, x);
-        let gate = op.gate.map(|gate| self.linear(&gate, &h));
-        let g = activated(gate.as_deref(), &self.linear(&op.up, &h), op.activation);
-        self.optional_norm(op.post_norm, &self.linear(&op.down, &g))
+        let gate = op.gate.map(|gate| self.linear(&gate, row, &h));
+        let g = activated(gate.as_deref(), &self.linear(&op.up, row, &h), op.activation);
+        self.optional_norm(op.post_norm, &self.linear(&op.down, row, &g))
     }
 
     /// Returns the output of a mixture of experts for one row.
-    fn experts(&self, op: &Experts, x: &[f32]) -> Vec<f32> {
+    fn experts(&self, op: &Experts, row: usize, x: &[f32]) -> Vec<f32> {
         let h = self.optional_norm(op.norm, x);
         let mut y = match &op.shared {
-            Some(shared) => self.shared(shared, op, &h),
+            Some(shared) => self.shared(shared, op, row, &h),
             None => vec![0.0; self.program.hidden],
         };
-        let input = op.latent.map_or_else(|| h.clone(), |latent| self.linear(&latent.down, &h));
+        let input = op.latent.map_or_else(|| h.clone(), |latent| self.linear(&latent.down, row, &h));
         let mut sum = vec![0.0; input.len()];
         let router = &op.router;
         let router_input = router.norm.map_or_else(|| h.clone(), |norm| self.norm(&norm, x));
-        let logits = self.linear(&router.linear, &router_input);
+        let logits = self.linear(&router.linear, row, &router_input);
         let scale = |expert: usize| router.expert_scale.map_or(1.0, |scale| self.vector(scale)[expert]);
         let bias = router.selection_bias.map(|bias| self.vector(bias));
         let chosen = ops::route(&logits, router, bias);
@@ -261,31 +267,31 @@ impl ReferenceRunner {
             let weight = weight * scale(expert);
             sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
         }
-        let sum = op.latent.map_or_else(|| sum.clone(), |latent| self.linear(&latent.up, &sum));
+        let sum = op.latent.map_or_else(|| sum.clone(), |latent| self.linear(&latent.up, row, &sum));
         y.iter_mut().zip(sum).for_each(|(y, sum)| *y += sum);
         if let Some(beside) = &op.beside {
             y = self.norm(&beside.sum_norm, &y);
-            y.iter_mut().zip(self.dense(&beside.dense, x)).for_each(|(y, dense)| *y += dense);
+            y.iter_mut().zip(self.dense(&beside.dense, row, x)).for_each(|(y, dense)| *y += dense);
         }
         self.optional_norm(op.post_norm, &y)
     }
 
     /// Returns the output of a shared expert for one row.
-    fn shared(&self, op: &SharedExpert, experts: &Experts, h: &[f32]) -> Vec<f32> {
-        let gate = op.gate.map(|gate| self.linear(&gate, h));
-        let g = activated(gate.as_deref(), &self.linear(&op.up, h), experts.activation);
-        let mut y = self.linear(&op.down, &g);
+    fn shared(&self, op: &SharedExpert, experts: &Experts, row: usize, h: &[f32]) -> Vec<f32> {
+        let gate = op.gate.map(|gate| self.linear(&gate, row, h));
+        let g = activated(gate.as_deref(), &self.linear(&op.up, row, h), experts.activation);
+        let mut y = self.linear(&op.down, row, &g);
         if let Some(gate) = &op.output_gate {
-            let factor = 1.0 / (1.0 + (-self.linear(gate, h)[0]).exp());
+            let factor = 1.0 / (1.0 + (-self.linear(gate, row, h)[0]).exp());
             y.iter_mut().for_each(|y| *y *= factor);
         }
         y
     }
 
     /// Computes an output of a row.
-    fn head(&mut self, op: &Head, kind: &OutputKind<'_>, x: &[f32]) -> OutputValue {
+    fn head(&mut self, op: &Head, row: usize, kind: &OutputKind<'_>, x: &[f32]) -> OutputValue {
         let h = self.norm(&op.norm, x);
-        let mut logits = self.linear(&op.linear, &h);
+        let mut logits = self.linear(&op.linear, row, &h);
         for logit in &mut logits {
             *logit *= op.scale;
             if let Some(cap) = op.soft_cap {

@@ -21,9 +21,10 @@ pub use pages::{KvRounding, RoundFn, round_f16, round_q4, round_q8};
 use recurrent::States;
 
 use crate::{
-    Backend, Capacity, DeviceLayout, KernelCount, KvDtype, Limits, Linear, LoadError, Matrix, Norm, Output,
-    OutputKind, OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step,
-    StepError, StepOutput, Ticket, VectorId, WeightFormat, Weights, sampling::Scratch,
+    Adaptable, AdapterId, AdapterUse, Backend, Capacity, DeviceLayout, KernelCount, KvDtype, Limits, Linear,
+    LoadError, LowRank, Matrix, MatrixId, Norm, Output, OutputKind, OutputValue, PacedRunner, PageContent,
+    PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, VectorId,
+    WeightFormat, Weights, sampling::Scratch,
 };
 
 /// Version of the bits that the reference computes. It is a part of [`PageFormat::name`], and changes with them.
@@ -118,16 +119,12 @@ impl Reference {
         limits: Limits,
     ) -> Result<ReferenceRunner, LoadError> {
         program.check(&weights)?;
-        let decode = |matrix: &Matrix| {
-            let bytes = matrix.read()?;
-            matrix.check_finite(&bytes, 0)?;
-            let mut decoded = vec![0.0; matrix.parts * matrix.rows * matrix.cols];
-            matrix.format.dequantize(&bytes, &mut decoded);
-            Ok(decoded)
-        };
         let matrices = weights.matrices.iter().map(decode).collect::<Result<_, LoadError>>()?;
         weights.check_unchanged()?;
         Ok(ReferenceRunner {
+            adaptable: Adaptable::of(program, &weights),
+            adapters: BTreeMap::new(),
+            adapted: Vec::new(),
             tables: weights.tables,
             arena: Arena::new(&program.kv, &limits, round, self.poison),
             states: States::new(&program.state, &limits, self.poison),
@@ -146,6 +143,24 @@ impl Reference {
     }
 }
 
+/// Returns all numbers of a matrix.
+fn decode(matrix: &Matrix) -> Result<Vec<f32>, LoadError> {
+    let bytes = matrix.read()?;
+    matrix.check_finite(&bytes, 0)?;
+    let mut decoded = vec![0.0; matrix.parts * matrix.rows * matrix.cols];
+    matrix.format.dequantize(&bytes, &mut decoded);
+    Ok(decoded)
+}
+
+/// A decoded [`LowRank`].
+struct Change {
+    matrix: MatrixId,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    rank: usize,
+    scale: f32,
+}
+
 /// The type of [`attention()`].
 pub type AttentionFn = fn(&[f32], &[f32], &[f32], HeadVectors<'_>, &AttentionShape<'_>, &mut [f32]);
 
@@ -156,6 +171,10 @@ pub struct ReferenceRunner {
     matrices: Vec<Vec<f32>>,
     vectors: Vec<Vec<f32>>,
     tables: Vec<Matrix>,
+    adaptable: Adaptable,
+    adapters: BTreeMap<AdapterId, Vec<Change>>,
+    /// Adapters of each row of the step.
+    adapted: Vec<Vec<AdapterUse>>,
     limits: Limits,
     arena: Arena,
     states: States,
@@ -175,6 +194,7 @@ pub struct ReferenceRunner {
 impl Runner for ReferenceRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
+        step.has_adapters(|id| self.adapters.contains_key(&id))?;
         if self.in_flight.len() > usize::from(!step.carried.is_empty()) {
             return Err(StepError::Invalid("the step before was not collected".into()));
         }
@@ -236,7 +256,7 @@ impl Runner for ReferenceRunner {
 
     fn page_format(&self) -> Option<PageFormat> {
         let (block_size, kv_dtype) = (self.limits.block_size, self.limits.kv_dtype);
-        let name = format!("reference {NUMERICS} {kv_dtype:?} {block_size}");
+        let name = format!("reference {NUMERICS} {} {block_size}", kv_dtype.name());
         Some(PageFormat { name, page_bytes: self.arena.page_numbers() * size_of::<f32>() })
     }
 
@@ -257,6 +277,21 @@ impl Runner for ReferenceRunner {
             .zip(bytes.chunks_exact(page_bytes))
             .for_each(|(&page, from)| self.arena.write(page, from));
         Ok(())
+    }
+
+    fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError> {
+        let changes = self.adapters.entry(id).or_default();
+        for pair in pairs {
+            self.adaptable.check(pair)?;
+            let LowRank { matrix, a, b, scale } = pair;
+            let (rank, scale) = (pair.rank(), *scale);
+            changes.push(Change { matrix: *matrix, a: decode(a)?, b: decode(b)?, rank, scale });
+        }
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) {
+        self.adapters.remove(&id);
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
@@ -291,7 +326,22 @@ impl ReferenceRunner {
         norm.map_or_else(|| x.to_vec(), |norm| self.norm(&norm, x))
     }
 
-    fn linear(&self, linear: &Linear, x: &[f32]) -> Vec<f32> {
+    /// Returns a linear of row `row` of the step, with the changes of its adapters.
+    fn linear(&self, linear: &Linear, row: usize, x: &[f32]) -> Vec<f32> {
+        let mut out = self.plain(linear, x);
+        for AdapterUse { sequence: _, adapter, scale } in &self.adapted[row] {
+            for change in self.adapters[adapter].iter().filter(|change| change.matrix == linear.matrix) {
+                let (mut low, mut added) = (vec![0.0; change.rank], vec![0.0; out.len()]);
+                ops::linear(x, &change.a, None, &mut low);
+                ops::linear(&low, &change.b, None, &mut added);
+                out.iter_mut().zip(added).for_each(|(out, added)| *out += scale * change.scale * added);
+            }
+        }
+        out
+    }
+
+    /// Returns a linear without adapters.
+    fn plain(&self, linear: &Linear, x: &[f32]) -> Vec<f32> {
         let rows = self.matrices[linear.matrix.0 as usize].len() / x.len();
         self.part(linear, 0, x, rows)
     }

@@ -53,7 +53,7 @@ impl LayerState {
         weight: &[f32],
         bias: Option<&[f32]>,
     ) -> Vec<f32> {
-        let StateShape { rows, channels, .. } = self.shape;
+        let StateShape { rows, channels, delta: _ } = self.shape;
         let first = position.saturating_sub(rows);
         let out = (0..channels).map(|channel| {
             let tap = |back: usize| f64::from(weight[(rows - back) * channels + channel]);
@@ -89,7 +89,7 @@ impl LayerState {
         decay: &[f32],
         beta: &[f32],
     ) -> Vec<f32> {
-        let DeltaShape { value_heads, key_dim, value_dim, .. } = op.shape;
+        let DeltaShape { key_heads: _, value_heads, key_dim, value_dim } = op.shape;
         let (key_width, value_width) = (op.shape.key_width(), op.shape.value_width());
         let row = self.begin_row(&op.shape, position, k, |head| op.key_head(head));
         let mut out = Vec::with_capacity(value_width);
@@ -149,7 +149,7 @@ impl LayerState {
         decay: &[f32],
         dt: &[f32],
     ) -> Vec<f32> {
-        let DeltaShape { value_heads, key_dim, value_dim, .. } = op.shape;
+        let DeltaShape { key_heads: _, value_heads, key_dim, value_dim } = op.shape;
         let (key_width, value_width) = (op.shape.key_width(), op.shape.value_width());
         let row = self.begin_row(&op.shape, position, b, |head| op.key_head(head));
         let mut out = Vec::with_capacity(value_width);
@@ -205,7 +205,7 @@ impl LayerState {
 
     /// Makes the rows of a full chunk part of the matrices.
     fn fold(&mut self, shape: &DeltaShape, key_head: impl Fn(usize) -> usize) {
-        let DeltaShape { value_heads, key_dim, value_dim, .. } = *shape;
+        let DeltaShape { key_heads: _, value_heads, key_dim, value_dim } = *shape;
         let (key_width, value_width) = (shape.key_width(), shape.value_width());
         for (index, x) in self.matrices.iter_mut().enumerate() {
             let (head, column) = (index / (key_dim * value_dim), index % value_dim);
@@ -257,13 +257,13 @@ impl ReferenceRunner {
         for sequence in step.sequences {
             let state = sequence.state.expect("validated");
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
-                let input = self.linear(&op.input, &self.optional_norm(op.norm, &x[row]));
+                let input = self.linear(&op.input, row, &self.optional_norm(op.norm, &x[row]));
                 let (b, rest) = input.split_at(op.width);
                 let (c, u) = rest.split_at(op.width);
                 let gated: Vec<f32> = b.iter().zip(u).map(|(b, u)| b * u).collect();
                 let y = self.convolve(&op.convolution, state, (op.state, sequence.start), &gated, position);
                 let y: Vec<f32> = c.iter().zip(y).map(|(c, y)| c * y).collect();
-                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &y)));
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, row, &y)));
             }
         }
         self.count("conv");
@@ -278,7 +278,7 @@ impl ReferenceRunner {
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
                 let h = self.optional_norm(op.norm, &x[row]);
                 let [mixed, gate, a, b] =
-                    [&op.qkv, &op.gate, &op.alpha, &op.beta].map(|linear| self.linear(linear, &h));
+                    [&op.qkv, &op.gate, &op.alpha, &op.beta].map(|linear| self.linear(linear, row, &h));
                 let mixed =
                     self.convolve(&op.convolution, state, (op.state, sequence.start), &mixed, position);
                 let mixed = delta_inputs(&op.shape, &mixed);
@@ -297,7 +297,7 @@ impl ReferenceRunner {
                         *out = ops::activate(Some(gate), normed, Activation::Silu);
                     }
                 }
-                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &out)));
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, row, &out)));
             }
         }
         self.count("delta");
@@ -323,13 +323,12 @@ impl ReferenceRunner {
     /// Returns the output of a scan, which is added to each row.
     pub(super) fn ssd(&mut self, op: &Ssd, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let mut added = Vec::with_capacity(x.len());
-        let DeltaShape { value_dim, .. } = op.shape;
-        let key_width = op.shape.key_width();
+        let (value_dim, key_width) = (op.shape.value_dim, op.shape.key_width());
         for sequence in step.sequences {
             let state = sequence.state.expect("validated");
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
                 let h = self.optional_norm(op.norm, &x[row]);
-                let [mixed, gate, d] = [&op.cbv, &op.gate, &op.dt].map(|linear| self.linear(linear, &h));
+                let [mixed, gate, d] = [&op.cbv, &op.gate, &op.dt].map(|linear| self.linear(linear, row, &h));
                 let mixed =
                     self.convolve(&op.convolution, state, (op.state, sequence.start), &mixed, position);
                 let silu = |x: f32| ops::activate(None, x, Activation::Silu);
@@ -348,7 +347,7 @@ impl ReferenceRunner {
                 }
                 let gates: Vec<f32> = gate.iter().map(|gate| silu(op.gate_scale * gate)).collect();
                 let out = self.gated_norm(&op.out_norm, out, &gates);
-                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &out)));
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, row, &out)));
             }
         }
         self.count("ssd");

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, PoisonError,
@@ -15,6 +15,7 @@ use paguro_backend::{Output, Runner, StepError, StepOutput, Ticket};
 
 use super::tiers::{Loaded, Saving};
 use crate::{
+    adapters::{Loading, RequestAdapters},
     encoder::Encoder,
     handle::{Command, EventSender, Shared},
     request::Event,
@@ -42,6 +43,8 @@ pub(super) struct Worker {
     pub(super) in_flight: Option<Ticket>,
     /// Computes rows of pictures, if the model sees.
     pub(super) encoder: Option<Encoder>,
+    /// Adapters that are being loaded.
+    pub(super) loading: VecDeque<Loading>,
     /// Ends when nothing is left to do.
     pub(super) stopping: bool,
 }
@@ -50,6 +53,7 @@ pub(super) struct Worker {
 pub(super) struct Client {
     events: EventSender,
     prompt_tokens: usize,
+    adapters: RequestAdapters,
     /// Branches that have not ended.
     open: usize,
     /// True if the request has left the queue, by a start or an end.
@@ -77,6 +81,7 @@ impl Worker {
             if !self.scheduler.is_idle() {
                 self.scheduler.expire(Instant::now());
             }
+            self.load_adapters();
             self.take_loaded();
             self.scheduler.settle_masks();
             if self.scheduler.has_work() || self.in_flight.is_some() {
@@ -84,6 +89,8 @@ impl Worker {
             } else if !self.scheduler.is_idle() {
                 self.publish();
                 self.wait_for_load();
+            } else if !self.loading.is_empty() && !self.stopping {
+                self.publish();
             } else if self.stopping {
                 self.finish_saves();
                 self.publish();
@@ -118,7 +125,9 @@ impl Worker {
             Command::Submit { events, .. } if self.stopping => drop(events),
             Command::Submit { checked, prompt, events } => {
                 let open = checked.sampling.len();
-                let client = Client { events, prompt_tokens: prompt.len(), open, started: false };
+                let adapters = checked.adapters.clone();
+                adapters.enter();
+                let client = Client { events, prompt_tokens: prompt.len(), adapters, open, started: false };
                 self.clients.insert(checked.id, client);
                 self.scheduler.submit(*checked, prompt);
             }
@@ -131,6 +140,13 @@ impl Worker {
                 let kernels = kernels.then(|| self.runner.kernel_counts());
                 drop(reply.send(Snapshot::new(&self.scheduler, kernels)));
             }
+            Command::LoadAdapter { id, pairs, reply } => {
+                self.loading.push_back(Loading { id, pairs, done: 0, reply });
+            }
+            Command::UnloadAdapter(id) => {
+                self.loading.retain(|loading| loading.id != id);
+                self.runner.unload_adapter(id);
+            }
             Command::CheckPages(reply) => drop(reply.send(self.scheduler.check())),
             Command::Stop { finish } => {
                 let _ = self.shared.stopped.set("it was shut down".into());
@@ -141,6 +157,15 @@ impl Worker {
             }
         }
         self.publish();
+    }
+
+    /// Loads adapters for a few milliseconds.
+    fn load_adapters(&mut self) {
+        if let Some(loading) = self.loading.front_mut()
+            && loading.advance(self.runner.as_mut())
+        {
+            self.loading.pop_front();
+        }
     }
 
     fn step(&mut self) {
@@ -273,10 +298,12 @@ impl Worker {
             }
             if !client.started && (starts || client.open == 0) {
                 client.started = true;
+                client.adapters.start();
                 self.shared.queue.leave(client.prompt_tokens);
             }
             client.events.send(event);
             if client.open == 0 {
+                client.adapters.leave(true);
                 self.clients.remove(&request);
             }
         }

@@ -3,8 +3,8 @@
 use std::{cmp::Ordering, ops::Range, sync::Arc};
 
 use paguro_backend::{
-    Carried, Coordinates, GivenRows, Output, OutputValue, PageId, PageMove, StateUse, Step, StepError,
-    StepSequence,
+    AdapterUse, Carried, Coordinates, GivenRows, Output, OutputValue, PageId, PageMove, StateUse, Step,
+    StepError, StepSequence,
 };
 
 use crate::{
@@ -42,6 +42,7 @@ pub(super) struct PlannedStep {
     has_coordinates: bool,
     /// Rows that see each other, if the model has such.
     pub spans: Vec<Range<usize>>,
+    pub adapters: Vec<AdapterUse>,
     pub sequences: Vec<StepSequence>,
     pub pages: Vec<PageId>,
     /// True if all sequences decode.
@@ -104,6 +105,12 @@ impl PlannedStep {
         for table in &sequence.kv.tables {
             pages.extend_from_slice(&table.pages);
         }
+        let uses = sequence.request.adapters.uses.iter();
+        self.adapters.extend(uses.map(|(adapter, scale)| AdapterUse {
+            sequence: sequences.len(),
+            adapter: adapter.id(),
+            scale: *scale,
+        }));
         sequences.push(StepSequence {
             rows: first_row..all.len(),
             start,
@@ -147,6 +154,7 @@ impl PlannedStep {
         self.coordinates.clear();
         self.has_coordinates = false;
         self.spans.clear();
+        self.adapters.clear();
         self.moves.clear();
         self.saved.clear();
         self.restored.clear();
@@ -159,9 +167,9 @@ impl PlannedStep {
     }
 
     pub fn step<'a>(&'a self, given: &'a [GivenRows<'a>], outputs: &'a [Output<'a>]) -> Step<'a> {
-        let Self { tokens, carried, coordinates, spans, sequences, pages, .. } = self;
+        let Self { tokens, carried, coordinates, spans, adapters, sequences, pages, .. } = self;
         let coordinates = if self.has_coordinates { coordinates.as_slice() } else { &[] };
-        Step { tokens, carried, given, coordinates, spans, sequences, pages, outputs }
+        Step { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs }
     }
 
     /// Returns the position before the first output.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use paguro_backend::{PageId, PageMove, StateUse};
 
 use crate::{
-    events::ExtraKey, layout::BlockLayout, pages::Pages, pictures::Pictures, prefix::BlockKey, states::States,
+    adapters::RequestAdapters, events::ExtraKey, layout::BlockLayout, pages::Pages, pictures::Pictures,
+    prefix::BlockKey, states::States,
 };
 
 /// Pages of one group, by block.
@@ -37,7 +38,9 @@ pub(crate) struct KvState {
     pub state: Option<StateUse>,
     /// Salt of the keys, which events of the first block carry.
     salt: Arc<[u8]>,
-    /// Parent of the first block's key; `None` without a prefix cache, or for the empty salt.
+    /// Name of the adapters, which events of all blocks carry.
+    adapter: Option<Arc<str>>,
+    /// Parent of the first block's key; `None` without a prefix cache, or for the empty salt without adapters.
     pub root: Option<BlockKey>,
     /// Keys of the first full blocks: at least those of the prompt and of computed blocks. Empty without a prefix
     /// cache.
@@ -55,11 +58,11 @@ impl KvState {
     pub fn new(
         prompt: &[u32],
         pictures: &Pictures,
-        salt: &[u8],
+        (salt, adapters): (&[u8], &RequestAdapters),
         layout: &BlockLayout,
         pages: &Pages,
     ) -> Self {
-        let root = pages.root(salt);
+        let root = pages.root(salt, adapters.digest.as_ref());
         let mut keys = Vec::new();
         for (index, block) in prompt.chunks_exact(layout.block_size).enumerate() {
             let first = index * layout.block_size;
@@ -73,6 +76,7 @@ impl KvState {
             tables: vec![BlockTable::default(); layout.groups()],
             state: None,
             salt: salt.into(),
+            adapter: adapters.name.clone(),
             root,
             keys,
             checkpoints: Vec::new(),
@@ -89,6 +93,7 @@ impl KvState {
             tables: vec![BlockTable::default(); self.tables.len()],
             state: None,
             salt: self.salt.clone(),
+            adapter: self.adapter.clone(),
             root: self.root,
             keys: self.keys.clone(),
             checkpoints: Vec::new(),
@@ -258,7 +263,9 @@ impl KvState {
         if let Some(events) = pages.events.as_mut().filter(|events| events.group == group) {
             let parent = block.checked_sub(1).map(|parent| &self.keys[parent]);
             let salt = Some(&self.salt).filter(|salt| block == 0 && !salt.is_empty());
-            let extra = salt.map(|salt| ExtraKey::Salt(salt.clone())).into_iter().collect();
+            let salt = salt.map(|salt| ExtraKey::Salt(salt.clone()));
+            let adapter = self.adapter.clone().map(ExtraKey::Adapter);
+            let extra = salt.into_iter().chain(adapter).collect();
             events.stored(parent, &self.keys[block], &tokens[block * block_size..][..block_size], extra);
         }
     }

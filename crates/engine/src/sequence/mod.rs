@@ -86,7 +86,13 @@ impl Sequence {
     pub fn new(mut request: CheckedRequest, prompt: Vec<u32>, layout: &BlockLayout, pages: &Pages) -> Self {
         Self {
             branches: 0..request.sampling.len(),
-            kv: KvState::new(&prompt, &request.pictures, &request.prefix_salt, layout, pages),
+            kv: KvState::new(
+                &prompt,
+                &request.pictures,
+                (&request.prefix_salt, &request.adapters),
+                layout,
+                pages,
+            ),
             tokens: Tokens::new(prompt),
             sampler: Sampler::new(&mut request),
             prompt_outputs: PromptOutputs::new(request.embedded.is_some()),

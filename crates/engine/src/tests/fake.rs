@@ -8,15 +8,16 @@
 //! [`oracle`](super::oracle::oracle) computes the same without pages.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Condvar, Mutex},
 };
 
 use paguro_backend::{
-    Backend, Capacity, DeviceLayout, Embed, Exit, Head, Input, KernelCount, KvDtype, KvGroup, KvLayout,
-    Limits, Linear, LoadError, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue, PacedRunner,
-    PageContent, PageFormat, PageId, PageMove, Program, Runner, SampleRequest, Sampled, Score, StateLayout,
-    StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId, Weights,
+    AdapterId, Backend, Capacity, DeviceLayout, Embed, Exit, Head, Input, KernelCount, KvDtype, KvGroup,
+    KvLayout, Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue,
+    PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, SampleRequest, Sampled, Score,
+    StateLayout, StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId,
+    WeightFormat, Weights,
 };
 
 use paguro_model::{
@@ -232,6 +233,8 @@ pub struct FakeRunner {
     in_flight: VecDeque<(u64, Option<Vec<OutputValue>>)>,
     /// Tokens sampled by the last step, by output.
     sampled: Vec<Option<u32>>,
+    /// What adapters add to digests.
+    adapters: BTreeMap<AdapterId, u64>,
     steps: u64,
 }
 
@@ -246,6 +249,7 @@ impl FakeRunner {
             control,
             in_flight: VecDeque::new(),
             sampled: Vec::new(),
+            adapters: BTreeMap::new(),
             steps: 0,
         }
     }
@@ -293,8 +297,10 @@ impl FakeRunner {
                 let message = format!("sequence {index}: a state of {found} tokens where {start} should be");
                 return Err(StepError::Invalid(message));
             }
+            let uses = step.adapters_of(index).iter().map(|used| (self.adapters[&used.adapter], used.scale));
+            let uses: Vec<_> = uses.collect();
             for (row, position) in sequence.rows.clone().zip(sequence.start..) {
-                let first = mix(u64::from(step.tokens[row]), position as u64);
+                let first = adapted(mix(u64::from(step.tokens[row]), position as u64), &uses);
                 let places: Vec<_> =
                     (0..groups).map(|group| self.slot(step, index, group, position)).collect();
                 for &at in &places {
@@ -334,6 +340,7 @@ impl Runner for FakeRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         let fault = self.control.enter();
         step.validate(&self.program, &self.limits)?;
+        step.has_adapters(|id| self.adapters.contains_key(&id))?;
         assert_eq!(step.carried.is_empty(), self.in_flight.is_empty(), "one at a time, or carried tokens");
         let mut tokens = step.tokens.to_vec();
         for carried in step.carried {
@@ -452,9 +459,40 @@ impl Runner for FakeRunner {
         Err(StepError::Invalid("pages of the fake stay where they are".into()))
     }
 
+    fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError> {
+        let content = self.adapters.entry(id).or_default();
+        for pair in pairs {
+            *content = pair.a.read()?.iter().fold(*content, |digest, &byte| mix(digest, byte.into()));
+        }
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) {
+        self.adapters.remove(&id);
+    }
+
     fn kernel_counts(&self) -> Vec<KernelCount> {
         vec![KernelCount { name: "fake".into(), launches: self.steps, nanoseconds: 0 }]
     }
+}
+
+/// Returns a digest of a row of a sequence with adapters: their contents and scales.
+pub fn adapted(digest: u64, uses: &[(u64, f32)]) -> u64 {
+    uses.iter().fold(digest, |digest, (content, scale)| mix(digest, mix(*content, scale.to_bits().into())))
+}
+
+/// Returns an adapter with this content, and the pair that it is loaded from.
+pub fn adapter(content: u8) -> (u64, LowRank) {
+    let side = Matrix {
+        name: "side".into(),
+        format: WeightFormat::F32,
+        parts: 1,
+        rows: 1,
+        cols: 1,
+        bytes: vec![content; 4].into(),
+    };
+    let pair = LowRank { matrix: MatrixId(0), a: side.clone(), b: side, scale: 1.0 };
+    ((0..4).fold(0, |digest, _| mix(digest, content.into())), pair)
 }
 
 pub fn visible(window: Option<u32>, position: usize) -> std::ops::RangeInclusive<usize> {

@@ -1,5 +1,6 @@
 //! Tests of the whole engine: plans as data, random schedules, threads, and the reference backend.
 
+mod adapters;
 mod answers;
 mod checkpoints;
 mod clients;

@@ -3,7 +3,7 @@
 use paguro_backend::{SampleRequest, Score, TokenMask};
 use paguro_model::Pooling;
 
-use super::fake::{VOCAB, best, embedding, mix, sample, score, visible};
+use super::fake::{VOCAB, adapted, adapter, best, embedding, mix, sample, score, visible};
 use crate::{FinishReason, Request};
 
 /// Expected answer of one branch.
@@ -24,6 +24,9 @@ pub fn oracle(
     request: &Request,
     branch: usize,
 ) -> Expected {
+    // The number of an adapter is its content.
+    let uses = request.adapters.iter().filter(|(_, scale)| *scale != 0.0);
+    let uses: Vec<_> = uses.map(|(used, scale)| (adapter(used.digest()[0]).0, *scale)).collect();
     let mut params = request.sampling.clone();
     params.seed += branch as u64;
     let mut tokens = request.prompt.clone();
@@ -37,7 +40,7 @@ pub fn oracle(
     let mut parser = request.constraint.clone().map(|constraint| constraint.parser);
     while reason.is_none() {
         for (position, &token) in tokens.iter().enumerate().skip(digests.len()) {
-            first.push(mix(u64::from(token), position as u64));
+            first.push(adapted(mix(u64::from(token), position as u64), &uses));
             second.push(attend(position, &first));
             state = mix(state, first[position]);
             let digest = attend(position, &second);

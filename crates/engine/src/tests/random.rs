@@ -12,9 +12,9 @@ use super::{
     drafts::known,
     fake::{Fault, VOCAB, constraints},
     oracle::{Expected, oracle},
-    rig::{Masks, Rig, Setup},
+    rig::{ADAPTERS, Masks, Rig, Setup},
 };
-use crate::{Constraint, DraftOptions, FinishReason, PageOrder, Replay, Request, Stats};
+use crate::{Adapter, Constraint, DraftOptions, FinishReason, PageOrder, Replay, Request, Stats};
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -80,6 +80,9 @@ fn setups() -> impl Strategy<Value = Setup> {
     )
 }
 
+static LOADED: LazyLock<[Adapter; 3]> =
+    LazyLock::new(|| ADAPTERS.map(|content| Adapter::without_engine(content.into(), [content; 32])));
+
 static CONSTRAINTS: LazyLock<[Constraint; 3]> = LazyLock::new(constraints);
 
 /// Prompts of a few families, which share beginnings of any length.
@@ -103,8 +106,18 @@ fn requests() -> impl Strategy<Value = Request> {
     );
     let who = (0..3_i32, tenant, drafts)
         .prop_map(|(priority, tenant, drafts)| (priority, tenant.map(Arc::from), drafts));
+    let scale = prop::sample::select(vec![1.0, 0.5, 0.0]);
+    let adapters = prop::collection::vec((0..3_usize, scale), 0..3);
     let ends = (max_tokens, stops, 0..9_usize);
-    (prompt, prop_oneof![2 => 1..4_usize, 1 => 4..9_usize], ends, reports, who, 0..4_u64, constraint)
+    (
+        prompt,
+        prop_oneof![2 => 1..4_usize, 1 => 4..9_usize],
+        ends,
+        reports,
+        who,
+        (0..4_u64, adapters),
+        constraint,
+    )
         .prop_map(
             |(
                 prompt,
@@ -112,7 +125,7 @@ fn requests() -> impl Strategy<Value = Request> {
                 (max_tokens, stop_tokens, min_tokens),
                 (score, logprobs, embedding),
                 (priority, tenant, drafts),
-                seed,
+                (seed, adapters),
                 constraint,
             )| {
                 let constraint = constraint.map(|index| CONSTRAINTS[index].clone());
@@ -127,6 +140,7 @@ fn requests() -> impl Strategy<Value = Request> {
                     embedding,
                     priority,
                     tenant,
+                    adapters: adapters.iter().map(|&(at, scale)| (LOADED[at].clone(), scale)).collect(),
                     drafts: drafts.map_or(DraftOptions::off(), |(most, chance, eager)| {
                         let replay = Some(Replay { tokens: [].into(), chance, seed });
                         DraftOptions { most, eager, replay, ..DraftOptions::default() }

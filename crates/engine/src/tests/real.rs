@@ -55,11 +55,11 @@ pub(super) fn model_of(windows: &[Option<u32>], mixers: &'static str) -> ModelPa
 /// A token with the bits of its log-probability.
 pub(super) type Answer = Vec<Vec<(u32, u32)>>;
 
-fn answer(handle: &Handle, request: &Request) -> Answer {
+pub(super) fn answer(handle: &Handle, request: &Request) -> Answer {
     read(handle.generate(request.clone()).unwrap(), request.branches)
 }
 
-fn read(mut generation: Generation, branches: usize) -> Answer {
+pub(super) fn read(mut generation: Generation, branches: usize) -> Answer {
     let mut branches = vec![Vec::new(); branches];
     while let Some(event) = generation.next_blocking() {
         match event {
@@ -74,7 +74,7 @@ fn read(mut generation: Generation, branches: usize) -> Answer {
 }
 
 /// Prompts that share beginnings, and every kind of sampling.
-fn requests(vocab: usize) -> Vec<Request> {
+pub(super) fn requests(vocab: usize) -> Vec<Request> {
     let mut rng = Rng::new(11);
     let families: Vec<_> = (0..3).map(|_| rng.tokens(40, vocab)).collect();
     let mut request = |i: usize| {

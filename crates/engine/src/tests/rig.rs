@@ -7,7 +7,7 @@ use std::{
 };
 
 use paguro_backend::{
-    AttentionMode, KvDtype, Limits, PageMove, Runner, Score, StepError, StepOutput, Ticket,
+    AdapterId, AttentionMode, KvDtype, Limits, PageMove, Runner, Score, StepError, StepOutput, Ticket,
 };
 
 use super::fake::{self, Control, FakeRunner, VOCAB};
@@ -23,6 +23,9 @@ use crate::{
 
 /// Maximum time of a step with a part of a prompt beside decoding sequences.
 pub const STEP_TIME: Duration = Duration::from_millis(100);
+
+/// Contents of the adapters that the runner has, which are also their numbers.
+pub const ADAPTERS: [u8; 3] = [1, 2, 3];
 
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -171,9 +174,13 @@ impl Rig {
         if setup.speculate {
             scheduler.speculate();
         }
+        let mut runner = FakeRunner::new(&program, limits, control.clone());
+        for content in ADAPTERS {
+            runner.load_adapter(AdapterId(content.into()), &[fake::adapter(content).1]).expect("it fits");
+        }
         Some(Self {
             scheduler,
-            runner: FakeRunner::new(&program, limits, control.clone()),
+            runner,
             limits,
             control,
             heard: BTreeMap::new(),

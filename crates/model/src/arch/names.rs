@@ -1,8 +1,8 @@
 //! Names of a model's tensors in the two file formats.
 
-use std::ops::Range;
+use std::{fmt, ops::Range};
 
-use super::Definition;
+use super::{Definition, HfMatrices, REORDERED};
 
 /// A tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +105,22 @@ pub(crate) enum Part {
     SsmSkip,
 }
 
+/// Prefixes of a model's tensors in Hugging Face's files, and of the head.
+const HF_PREFIXES: [(&str, &str); 12] = [
+    ("model.", ""),
+    ("language_model.model.", "language_model."),
+    ("model.language_model.", ""),
+    ("model.text_model.", ""),
+    ("transformer.", ""),
+    ("gpt_neox.", ""),
+    ("backbone.", ""),
+    ("bert.", ""),
+    ("roberta.", ""),
+    ("mpnet.", ""),
+    ("new.", ""),
+    ("", ""),
+];
+
 /// Tensor names of a file format.
 #[derive(Clone)]
 pub(crate) struct Names {
@@ -122,6 +138,12 @@ enum Convention {
     },
 }
 
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Names({}, {:?})", self.definition.gguf, self.convention)
+    }
+}
+
 impl Names {
     /// Returns the names of llama.cpp (gguf-py/gguf/constants.py).
     pub(crate) fn gguf(definition: &'static Definition) -> Self {
@@ -131,20 +153,7 @@ impl Names {
     /// Returns the names of Hugging Face's transformers. The text part of a larger model has a prefix, which differs
     /// between versions; `has` returns true for existing tensors.
     pub(crate) fn hf(definition: &'static Definition, has: impl Fn(&str) -> bool) -> Self {
-        let known = [
-            ("model.", ""),
-            ("language_model.model.", "language_model."),
-            ("model.language_model.", ""),
-            ("model.text_model.", ""),
-            ("transformer.", ""),
-            ("gpt_neox.", ""),
-            ("backbone.", ""),
-            ("bert.", ""),
-            ("roberta.", ""),
-            ("mpnet.", ""),
-            ("new.", ""),
-            ("", ""),
-        ];
+        let known = HF_PREFIXES;
         let embedding = part_of(definition.hf_names, Part::Embedding).unwrap_or(hf_part(Part::Embedding));
         let found = known.into_iter().find(|(model, _)| has(&format!("{model}{embedding}.weight")));
         let (model, head) = found.unwrap_or(known[0]);
@@ -185,6 +194,49 @@ impl Names {
             }
             Convention::Hf { .. } => self.layer(layer, part).replace("{}", &expert.to_string()),
         }
+    }
+
+    /// Returns the number of a layer and the rest of the name of one of its tensors, with any known prefix.
+    pub(crate) fn split_layer<'n>(&self, name: &'n str) -> Option<(usize, &'n str)> {
+        let of_layer = |prefix: &str, layers: &str| {
+            let rest = name.strip_prefix(prefix)?.strip_prefix(layers)?.strip_prefix('.')?;
+            let (number, rest) = rest.split_once('.')?;
+            Some((number.parse().ok()?, rest))
+        };
+        match &self.convention {
+            Convention::Gguf => of_layer("", "blk"),
+            Convention::Hf { .. } => {
+                let mut prefixes = HF_PREFIXES.iter();
+                prefixes.find_map(|(model, _)| of_layer(model, self.definition.hf_layers))
+            }
+        }
+    }
+
+    /// Returns the name of a part of a layer.
+    pub(crate) fn part_name(&self, part: Part) -> &'static str {
+        self.part(part)
+    }
+
+    /// Returns true if this is the name of a part of the model, with any known prefix.
+    pub(crate) fn is_model_part(&self, name: &str, part: Part) -> bool {
+        let own = self.part(part);
+        match &self.convention {
+            Convention::Gguf => name == own,
+            Convention::Hf { .. } => HF_PREFIXES.iter().any(|(model, head)| {
+                let prefix = if part == Part::Head { head } else { model };
+                name.strip_prefix(prefix) == Some(own)
+            }),
+        }
+    }
+
+    /// Returns true if the converter to GGUF reorders rows of Q and K.
+    pub(crate) fn is_reordered(&self) -> bool {
+        self.definition.rope_styles == REORDERED
+    }
+
+    /// Returns the arrangement of matrices in Hugging Face's files.
+    pub(super) fn hf_matrices(&self) -> HfMatrices {
+        self.definition.hf_matrices
     }
 
     fn part(&self, part: Part) -> &'static str {

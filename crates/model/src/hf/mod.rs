@@ -210,6 +210,19 @@ impl HfFolder {
     }
 }
 
+/// Returns the configuration and the tensors of an adapter: `adapter_config.json`, and the file `weights`.
+///
+/// # Errors
+/// [`ModelError`], with the missing or damaged part.
+pub(crate) fn open_adapter(
+    folder: &Path,
+    weights: &str,
+) -> Result<(Map<String, Value>, Vec<Tensor>), ModelError> {
+    let path = folder.join("adapter_config.json");
+    let config = read_object(&path, MAX_CONFIG)?.ok_or_else(|| bad(&path, "it is missing"))?;
+    Ok((config, open(&folder.join(weights), 0, safetensors::read)?.0))
+}
+
 fn no_config(path: &Path) -> ModelError {
     let ggufs = match fs::read_dir(path) {
         Ok(entries) => entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect(),

@@ -6,6 +6,7 @@ use paguro_backend::{Program, Weights};
 
 use super::{Description, GenerationDefaults, ModelFile};
 use crate::{
+    arch::Linears,
     chat::{ChatInput, ChatTemplate, TemplateError},
     error::ModelError,
     judge::Judge,
@@ -33,6 +34,8 @@ pub struct Model {
     pub program: Program,
     /// Its weights, which stay in the file.
     pub weights: Weights,
+    /// Its linears, which adapters change.
+    pub(crate) linears: Linears,
     /// Its vision tower, if it sees.
     pub vision: Option<Arc<Vision>>,
     /// Reason for which a tower that is in the files cannot be used; the model then reads text only.

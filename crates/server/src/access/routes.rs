@@ -62,6 +62,10 @@ const ROUTES: &[(&str, &str, Option<Scope>, Effect)] = &[
     ("DELETE", "/v1/responses/{id}", INFERENCE, Generates),
     ("POST", "/tokenize", INFERENCE, Generates),
     ("POST", "/detokenize", INFERENCE, Generates),
+    ("GET", "/lora-adapters", INFERENCE, Reads),
+    ("POST", "/lora-adapters", MODELS, Changes),
+    ("POST", "/v1/load_lora_adapter", MODELS, Changes),
+    ("POST", "/v1/unload_lora_adapter", MODELS, Changes),
     // Anthropic.
     ("POST", "/v1/messages", INFERENCE, Generates),
     ("POST", "/v1/messages/count_tokens", INFERENCE, Generates),

@@ -114,6 +114,7 @@ impl Generating {
         request.pictures = pictures;
         request.constraint = constraint;
         request.prefix_salt = prefix_salt;
+        request.adapters.clone_from(&lease.adapters);
         request.tenant = caller.tenant;
         request.deadline = caller.deadline.map(Into::into);
         let mut stop_strings: Arc<[String]> = Arc::default();
@@ -315,7 +316,6 @@ impl Generating {
                     FinishReason::Cancelled => {
                         return Err(ApiError::Unavailable("the server is shutting down".into()));
                     }
-                    other => return Err(ApiError::Internal(format!("the answer ended: {other:?}"))),
                 };
                 let usage = Usage {
                     prompt: usage.prompt_tokens,
@@ -339,7 +339,7 @@ impl Generating {
                 return Err(error.into());
             }
             // Requests of this module never enable these events.
-            _ => {}
+            Event::PromptScores { .. } | Event::Embedding { .. } => {}
         }
         Ok(())
     }

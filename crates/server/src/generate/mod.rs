@@ -70,7 +70,8 @@ pub async fn chat(
     let entry = state.models.find(model).await?;
     let asked = request.options.context;
     entry.read_defaults(&state.logged).complete(&mut request);
-    let lease = lease(state, &caller, model, asked, request.options.context).await?;
+    let lora = request.options.lora.as_deref();
+    let lease = lease(state, &caller, model, asked, request.options.context, lora).await?;
     request.tolerance = caller.tolerance.clone();
     let handle = lease.handle.clone();
     let counts = request.options.check(&handle)?;
@@ -205,7 +206,8 @@ pub async fn render_chat(
     let entry = state.models.find(model).await?;
     let asked = request.options.context;
     entry.read_defaults(&state.logged).complete(&mut request);
-    let lease = lease(state, caller, model, asked, request.options.context).await?;
+    let lora = request.options.lora.as_deref();
+    let lease = lease(state, caller, model, asked, request.options.context, lora).await?;
     request.tolerance = caller.tolerance.clone();
     let context = lease.handle.max_context();
     let work = move |model: &Model, _: &dyn Fn() -> bool| Ok(request.fit(model, context, context)?.tokens);
@@ -222,7 +224,7 @@ pub async fn render_text(
     model: &str,
     prompt: Prompt,
 ) -> Result<Rendered, ApiError> {
-    let lease = lease(state, caller, model, None, None).await?;
+    let lease = lease(state, caller, model, None, None, None).await?;
     let context = lease.handle.max_context();
     rendered(state, caller, &lease, move |model, _| Ok(prompt.tokens(model, context)?.0)).await
 }
@@ -256,7 +258,8 @@ pub async fn text(
     let entry = state.models.find(model).await?;
     let asked = options.context;
     let mut options = entry.read_defaults(&state.logged).complete_options(options);
-    let lease = lease(state, &caller, model, asked, options.context).await?;
+    let lora = options.lora.as_deref();
+    let lease = lease(state, &caller, model, asked, options.context, lora).await?;
     options.max_tokens = options.max_tokens.or(default_max_tokens.map(ClientCount::from));
     let handle = lease.handle.clone();
     let counts = options.check(&handle)?;
@@ -305,9 +308,10 @@ async fn lease(
     model: &str,
     asked: Option<ClientCount>,
     context: Option<ClientCount>,
+    lora: Option<&[(usize, f32)]>,
 ) -> Result<Lease, ApiError> {
     let tokens = context.map(|context| context.at_most(MAX_CONTEXT));
-    let lease = caller.in_time(state.models.lease_for(model, tokens)).await?;
+    let lease = caller.in_time(state.models.lease_with(model, tokens, lora)).await?;
     let (loaded, trained) = (lease.handle.max_context(), lease.model.context_length);
     if let Some(asked) = asked.filter(|asked| *asked > ClientCount::from(loaded)) {
         let reason = if loaded < trained {

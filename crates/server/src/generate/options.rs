@@ -51,6 +51,8 @@ pub struct Options {
     pub priority: i32,
     pub cache_salt: String,
     pub drafts: DraftParams,
+    /// Ids of adapters with their scales; `None` leaves the choice to the model's name.
+    pub lora: Option<Vec<(usize, f32)>>,
 }
 
 /// Checked counts of [`Options`].
@@ -142,6 +144,7 @@ impl Options {
             report_tokens: self.report_tokens,
             priority: self.priority,
             drafts: self.drafts.or(other.drafts),
+            lora: self.lora.or(other.lora),
         }
     }
 

@@ -125,10 +125,17 @@ fn encode_event(fields: &mut Fields, encoding: KvEncoding, event: &KvEvent) -> W
             }
             fields.field("token_ids")?.list(tokens.iter(), |out, token| out.number((*token).into()))?;
             fields.field("block_size")?.number(*block_size as u64)?;
-            // No adapters.
+            // Names stand for adapters.
             fields.field("lora_id")?.nil()?;
             fields.field("medium")?.text(name(*medium))?;
-            fields.field("lora_name")?.nil()?;
+            let adapter = extra.first().into_iter().flatten().find_map(|key| match key {
+                ExtraKey::Adapter(name) => Some(name),
+                ExtraKey::Salt(_) => None,
+            });
+            match (fields.field("lora_name")?, adapter) {
+                (field, Some(name)) => field.text(name)?,
+                (field, None) => field.nil()?,
+            }
             encode_extra_keys(fields.field("extra_keys")?, extra, hashes.len())?;
             // One group of layers stands for all.
             fields.field("group_idx")?.number(0)?;
@@ -164,6 +171,7 @@ fn encode_extra_keys(fields: &mut Fields, extra: &[Vec<ExtraKey>], blocks: usize
 /// Returns the values of an extra key: a salt of the client as it was sent, and for the key of a client a digest of its id.
 fn texts(key: &ExtraKey) -> Vec<String> {
     match key {
+        ExtraKey::Adapter(name) => vec![name.to_string()],
         ExtraKey::Salt(salt) => {
             let (key, own) = salt_parts(salt);
             let of_key = key.map(|key| {

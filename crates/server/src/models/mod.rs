@@ -1,6 +1,7 @@
 //! Resident models. A model is loaded on its first request and stays while requests use it and for `keep_alive`
 //! afterwards. If another model needs the memory, the least recently used one is unloaded.
 
+mod adapters;
 mod resident;
 
 use std::{
@@ -20,6 +21,8 @@ use tokio::{
     task::spawn_blocking,
 };
 
+use adapters::AdapterTable;
+pub use adapters::{AdapterSetting, AdapterSettings, NamedAdapter};
 use resident::Slot;
 pub use resident::{KeepAliveSetter, Lease, Resident, ResidentInfo};
 
@@ -48,6 +51,7 @@ pub struct Models {
     /// Returns freed memory to the system.
     release_memory: fn(),
     slots: Mutex<HashMap<Key, Slot>>,
+    adapters: AdapterTable,
     /// Notified when a request stops using a model, and when a model is unloaded.
     changed: Notify,
     /// Number of successful loads.
@@ -63,12 +67,18 @@ type Key = (String, String);
 
 impl Models {
     /// Creates the table without resident models.
-    pub fn new(source: Arc<dyn ModelSource>, residency: Residency, release_memory: fn()) -> Arc<Self> {
+    pub fn new(
+        source: Arc<dyn ModelSource>,
+        residency: Residency,
+        adapters: AdapterSettings,
+        release_memory: fn(),
+    ) -> Arc<Self> {
         Arc::new(Self {
             source,
             residency,
             release_memory,
             slots: Mutex::default(),
+            adapters: AdapterTable::new(adapters),
             changed: Notify::new(),
             loads: AtomicU64::new(0),
             failed_loads: AtomicU64::new(0),
@@ -88,20 +98,36 @@ impl Models {
         resident.or(entry.details.context)
     }
 
-    /// Returns all models that requests can name.
+    /// Returns all models that requests can name, then all adapters.
     ///
     /// # Errors
     /// The library cannot be read.
     pub async fn list(&self) -> Result<Vec<ModelEntry>, ApiError> {
         let source = self.source.clone();
-        Ok(blocking(move || source.list()).await?)
+        let mut models = blocking(move || source.list()).await?;
+        let adapters = self.adapter_entries(&models);
+        models.extend(adapters);
+        Ok(models)
     }
 
-    /// Returns the model with this name or digest.
+    /// Returns the adapter with this name, or the model with this name or digest.
     ///
     /// # Errors
     /// [`ApiError::ModelNotFound`], or the library cannot be read.
     pub async fn find(&self, name: &str) -> Result<ModelEntry, ApiError> {
+        match self.find_adapter(name).await? {
+            Some((adapter, base)) => Ok(Self::adapter_entry(&adapter, base)),
+            None => self.find_model(name).await,
+        }
+    }
+
+    /// Returns the name of the model that a request with this name runs on.
+    async fn base_of(&self, name: &str) -> Result<String, ApiError> {
+        Ok(self.find_adapter(name).await?.map_or_else(|| name.to_owned(), |(_, base)| base.name))
+    }
+
+    /// Returns the model with this name or digest.
+    async fn find_model(&self, name: &str) -> Result<ModelEntry, ApiError> {
         let (source, name) = (self.source.clone(), name.to_owned());
         let find = move || match (source.find(&name), digest_name(&name)) {
             (Err(missing @ LoadError::NotFound(_)), Some((base, digits))) => {
@@ -162,7 +188,7 @@ impl Models {
     /// # Errors
     /// [`ApiError::ModelNotFound`], or the library's error.
     pub async fn preset(&self, name: &str) -> Result<Presets, ApiError> {
-        let (source, name) = (self.source.clone(), name.to_owned());
+        let (source, name) = (self.source.clone(), self.base_of(name).await?);
         Ok(blocking(move || source.preset(&name)).await?)
     }
 
@@ -180,7 +206,11 @@ impl Models {
     /// # Errors
     /// The file cannot be read.
     pub async fn open(&self, entry: &ModelEntry) -> Result<ModelFile, ApiError> {
-        let (source, entry) = (self.source.clone(), entry.clone());
+        let entry = match &entry.adapter {
+            Some(adapter) => self.find_model(&adapter.base).await?,
+            None => entry.clone(),
+        };
+        let source = self.source.clone();
         Ok(blocking(move || source.open(&entry)).await?)
     }
 
@@ -198,7 +228,37 @@ impl Models {
     /// # Errors
     /// As [`Models::lease`].
     pub async fn lease_for(self: &Arc<Self>, name: &str, context: Option<usize>) -> Result<Lease, ApiError> {
-        let entry = self.find(name).await?;
+        self.lease_with(name, context, None).await
+    }
+
+    /// Leases a model like [`Models::lease_for`], with adapters of this list of ids and scales instead of the one that `name`
+    /// names.
+    ///
+    /// # Errors
+    /// As [`Models::lease`]; an adapter is missing, or does not fit its base.
+    pub async fn lease_with(
+        self: &Arc<Self>,
+        name: &str,
+        context: Option<usize>,
+        lora: Option<&[(usize, f32)]>,
+    ) -> Result<Lease, ApiError> {
+        let (named, base) = match self.find_adapter(name).await? {
+            Some((adapter, base)) => (Some(adapter), base),
+            None => (None, self.find_model(name).await?),
+        };
+        let mut lease = self.lease_model(&base, context).await?;
+        if let Some(adapter) = &named {
+            lease.entry = Self::adapter_entry(adapter, base);
+        }
+        self.adapt(lease, named, lora).await
+    }
+
+    /// Leases a model without adapters.
+    async fn lease_model(
+        self: &Arc<Self>,
+        entry: &ModelEntry,
+        context: Option<usize>,
+    ) -> Result<Lease, ApiError> {
         let key = (entry.name.clone(), entry.version.clone());
         let mut may_grow = true;
         loop {
@@ -217,7 +277,7 @@ impl Models {
                 },
                 Err(outcome) => outcome,
             };
-            let outcome = outcome.get_or_insert_with(|| self.start_loading(&key, &entry, context));
+            let outcome = outcome.get_or_insert_with(|| self.start_loading(&key, entry, context));
             let ended = outcome.wait_for(Option::is_some).await;
             match ended.as_deref() {
                 Ok(Some(Err(error))) => return Err(error.clone().into()),

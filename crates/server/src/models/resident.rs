@@ -8,11 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Engine, Handle, MemoryPlan};
+use paguro_engine::{Adapter, Engine, Handle, MemoryPlan};
 use paguro_model::Model;
 use tokio::sync::watch;
 
-use super::Models;
+use super::{Models, adapters::LoadedAdapters};
 use crate::source::{LoadError, Loaded, ModelEntry};
 
 /// State of a model in the table.
@@ -44,6 +44,8 @@ pub struct Resident {
     pub block_size: usize,
     /// `None` after the engine has ended. Ending it waits for its thread.
     engine: Option<Engine>,
+    /// Its adapters.
+    pub(super) adapters: LoadedAdapters,
     usage: Mutex<Use>,
     /// True after a request for a longer context was logged.
     is_clamped: AtomicBool,
@@ -62,6 +64,10 @@ pub(super) struct Use {
 /// A lease of a resident model, which stays loaded while the lease exists.
 #[derive(Debug)]
 pub struct Lease {
+    /// The model as the request names it: its own entry, or that of an adapter.
+    pub entry: ModelEntry,
+    /// Adapters of the request with their scales.
+    pub adapters: Vec<(Adapter, f32)>,
     resident: Arc<Resident>,
     models: Arc<Models>,
 }
@@ -81,6 +87,8 @@ pub struct ResidentInfo {
     pub memory: MemoryPlan,
     /// Tokens in a page.
     pub block_size: usize,
+    /// Adapters that are loaded.
+    pub adapters: Vec<Adapter>,
     /// Number of requests that hold a lease.
     pub users: usize,
     /// Time until it is unloaded without further requests; `None` is never. For a model in use, counted from now.
@@ -121,6 +129,7 @@ impl Resident {
             memory,
             block_size,
             engine: Some(engine),
+            adapters: LoadedAdapters::default(),
             usage: Mutex::new(usage),
             is_clamped: AtomicBool::new(false),
         }
@@ -156,6 +165,7 @@ impl Resident {
             device: self.device.clone(),
             memory: self.memory,
             block_size: self.block_size,
+            adapters: self.adapters.list(),
             users,
             expires_in: keep_alive.map(|time| time.saturating_sub(idle)),
         }
@@ -188,7 +198,22 @@ impl Lease {
     /// Adds a lease of a resident model.
     pub(super) fn new(resident: &Arc<Resident>, models: &Arc<Models>) -> Self {
         resident.usage().users += 1;
-        Self { resident: resident.clone(), models: models.clone() }
+        Self {
+            entry: resident.entry.clone(),
+            adapters: Vec::new(),
+            resident: resident.clone(),
+            models: models.clone(),
+        }
+    }
+
+    /// Returns the model, without adapters.
+    pub(super) fn resident(&self) -> &Resident {
+        &self.resident
+    }
+
+    /// Returns the adapters that are loaded in the model.
+    pub(super) fn adapters_loaded(&self) -> &LoadedAdapters {
+        &self.resident.adapters
     }
 
     /// Returns a setter of `keep_alive` that is valid after this lease has ended.

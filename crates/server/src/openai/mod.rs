@@ -1,5 +1,6 @@
 //! OpenAI's API.
 
+pub mod adapters;
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
@@ -36,6 +37,9 @@ pub fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(tokens::tokenizer_info))
         .routes(routes!(models::list))
         .routes(routes!(props::props))
+        .routes(routes!(adapters::list, adapters::scale))
+        .routes(routes!(adapters::load))
+        .routes(routes!(adapters::unload))
         // Names of models have slashes, which a path of the document cannot express.
         .route("/v1/models/{*model}", axum::routing::get(models::get))
 }

@@ -30,9 +30,9 @@ pub struct ModelObject {
     created: u64,
     /// `paguro`, or the name that `--owned-by` sets.
     owned_by: String,
-    /// The model's name. (vLLM's name of the model behind an adapter.)
+    /// The model's name; of an adapter, its path. (vLLM's name.)
     root: String,
-    /// Always `null`: there are no adapters.
+    /// Name of the model that an adapter changes; `null` for models.
     parent: Option<String>,
     /// Maximum tokens of prompt and answer, as it is loaded or would be; `null` if unknown. (vLLM's name.)
     max_model_len: Option<usize>,
@@ -64,8 +64,11 @@ impl ModelObject {
             std::iter::once(always).chain(sees.then_some(if_sees)).collect()
         };
         Self {
-            root: entry.name.clone(),
-            parent: None,
+            root: entry
+                .adapter
+                .as_ref()
+                .map_or_else(|| entry.name.clone(), |it| it.path.display().to_string()),
+            parent: entry.adapter.as_ref().map(|adapter| adapter.base.clone()),
             id: entry.name,
             object: "model",
             created: entry.created,

@@ -70,6 +70,8 @@ pub struct SamplingParams {
     priority: Option<i32>,
     /// Prefixes are shared only among requests with the same salt. (From vLLM.)
     cache_salt: Option<String>,
+    /// Adapters with their scales, by the ids of `/lora-adapters`. (From llama.cpp.)
+    lora: Option<Vec<LoraScale>>,
     /// `off` or false for no drafts of the answer; they change its speed only. (Extension.)
     speculate: Option<Speculate>,
     /// Most drafted tokens of a step; 0 for no drafts, -1 for no limit. (From llama.cpp.)
@@ -81,6 +83,15 @@ pub struct SamplingParams {
     /// Least estimated chance of a drafted token to be accepted. (From llama.cpp.)
     #[serde(rename = "speculative.p_min")]
     speculative_p_min: Option<f32>,
+}
+
+/// Scale of an adapter.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
+pub struct LoraScale {
+    /// Its id, as `/lora-adapters` lists it.
+    pub id: usize,
+    /// Multiplies its changes; 0 is none.
+    pub scale: f32,
 }
 
 /// Choice of drafts.
@@ -178,7 +189,7 @@ pub const OTHERS: &[Other] = &[
     no_effect("bootstrap_port", "servers do not exchange pages"),
     no_effect("bootstrap_room", "servers do not exchange pages"),
     no_effect("data_parallel_rank", "a server is one replica"),
-    refused("lora_path", &[], "there are no adapters"),
+    refused("lora_path", &[], "`model` and `lora` name adapters"),
     left_out("service_tier", &["\"auto\"", "\"default\""], "there is one tier, `default`"),
 ];
 
@@ -221,6 +232,7 @@ impl SamplingParams {
             min_tokens: self.min_tokens.unwrap_or(0),
             priority: self.priority.unwrap_or(0),
             cache_salt: self.cache_salt.unwrap_or_default(),
+            lora: self.lora.map(|list| list.iter().map(|it| (it.id, it.scale)).collect()),
             drafts: DraftParams {
                 enabled: self.speculate.map(bool::from),
                 most: count(self.speculative_n_max),

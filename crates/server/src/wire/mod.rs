@@ -21,6 +21,8 @@ use utoipa::ToSchema;
 pub trait Body: DeserializeOwned + ToSchema + 'static {
     /// Known fields that the type does not read, as lists that several types share.
     const OTHERS: &'static [&'static [Other]] = &[];
+    /// True if the body is a JSON array.
+    const IS_LIST: bool = false;
 }
 
 /// A known field that a request type does not read.

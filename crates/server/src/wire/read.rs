@@ -40,7 +40,7 @@ pub fn read<T: Body>(
 ) -> Result<T, ApiError> {
     let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
     // serde would accept an array with an object's fields in order.
-    if bytes.trim_ascii_start().first() == Some(&b'[') {
+    if !T::IS_LIST && bytes.trim_ascii_start().first() == Some(&b'[') {
         let message = "the body is a JSON array; it must be an object".into();
         return Err(ApiError::Invalid { param: None, message });
     }
