@@ -8,7 +8,7 @@ use crate::tiny::{
     models::{self, Tiny},
     run, safetensors,
 };
-use paguro_model::{AdapterFile, LoadOptions, Model, gguf::Value};
+use paguro_model::{AdapterFile, LoadOptions, Model, ModelFile, gguf::Value};
 use serde_json::{Value as Json, json};
 
 /// Change of a tensor, by Hugging Face's name without `.weight`.
@@ -160,6 +160,47 @@ fn adapters_equal_merged_weights() {
             }
         }
     }
+}
+
+/// Merged into a file, an adapter gives the same model.
+#[test]
+fn adapters_are_merged_into_files() {
+    for tiny in models::all() {
+        let folder = tempfile::tempdir().unwrap();
+        let changes = changes(&tiny);
+        let expected = bases(&merged(&tiny, &changes), folder.path());
+        let expected = run::logits(&expected[0], &TOKENS);
+        write_peft(folder.path(), &peft_config(), &changes);
+        let adapter = AdapterFile::open(folder.path()).unwrap();
+        bases(&tiny, folder.path());
+        for path in [folder.path().join("hf"), folder.path().join("base.gguf")] {
+            let mut contents = ModelFile::open(&path).unwrap().contents().unwrap();
+            adapter.merge(&mut contents, 1.0).unwrap();
+            let mut bytes = Vec::new();
+            contents.write(&mut bytes).unwrap();
+            let file = ModelFile::from_bytes("merged", std::sync::Arc::new(bytes)).unwrap();
+            let model = file.load(&LoadOptions::default()).unwrap();
+            near(tiny.name, &run::logits(&model, &TOKENS), &expected);
+        }
+    }
+}
+
+/// A tied head that an adapter changes becomes a matrix of its own; embeddings stay.
+#[test]
+fn tied_heads_part_when_they_are_merged() {
+    let tiny = crate::hf::model("llama3");
+    let folder = tempfile::tempdir().unwrap();
+    let [base, _] = bases(&tiny, folder.path());
+    let head = [change("lm_head", [models::VOCAB, 64], &mut Random(4))];
+    write_peft(folder.path(), &peft_config(), &head);
+    let adapter = AdapterFile::open(folder.path()).unwrap();
+    let expected = run::logits_with(&base, &TOKENS, &adapter.fit(&base).unwrap());
+    let mut contents = ModelFile::open(&folder.path().join("base.gguf")).unwrap().contents().unwrap();
+    adapter.merge(&mut contents, 1.0).unwrap();
+    let mut bytes = Vec::new();
+    contents.write(&mut bytes).unwrap();
+    let file = ModelFile::from_bytes("merged", std::sync::Arc::new(bytes)).unwrap();
+    near("a tied head", &run::logits(&file.load(&LoadOptions::default()).unwrap(), &TOKENS), &expected);
 }
 
 /// An adapter may have tensors apart that the base has in one, and the other way around.
