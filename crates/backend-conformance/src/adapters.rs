@@ -103,7 +103,7 @@ fn alone(
 
 /// Shapes with all kinds of matrices that adapters can change.
 fn shapes() -> [ModelShape; 7] {
-    let stateful = |mixers| ModelShape { mixers, windows: vec![None; 2], ..ModelShape::default() };
+    let stateful = |mixers| ModelShape { mixers, rank: Some(64), ..ModelShape::default() };
     let shared =
         ExpertsShape { shared: Some(64), output_gate: true, latent: Some(64), ..ExpertsShape::default() };
     [
