@@ -12,11 +12,12 @@ use std::{
     time::Instant,
 };
 
-use paguro_model::{ModelFile, gguf::Contents};
+use paguro_model::{AdapterFile, ModelFile, gguf::Contents};
 use paguro_quantize::{Importance, Job, Mixture, QuantizeError, Report, quantize as write_model};
 use serde_json::{Map, json};
 
 use crate::{
+    adapters,
     cli::{ConvertArgs, QuantizeArgs, WriteArgs},
     failure::{Failure, Outcome},
     interrupt::Interrupt,
@@ -38,7 +39,7 @@ pub fn quantize(args: &QuantizeArgs, library: &LibrarySettings, terminal: Termin
     let source = Source::find(Some(&args.model), library)?;
     let importance = args.imatrix.as_deref().map(Importance::read).transpose();
     let importance = importance.map_err(|error| Failure::from_error(&error))?;
-    write(&source, Some(args.format()), importance.as_ref(), &args.out, &args.write, terminal)
+    write(&source, &[], Some(args.format()), importance.as_ref(), &args.out, &args.write, terminal)
 }
 
 /// Runs `paguro convert`.
@@ -47,12 +48,13 @@ pub fn quantize(args: &QuantizeArgs, library: &LibrarySettings, terminal: Termin
 /// As [`quantize`]; a folder of which a GGUF file would lose something.
 pub fn convert(args: &ConvertArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let source = Source::find(Some(&args.model), library)?;
-    write(&source, None, None, &args.out, &args.write, terminal)
+    write(&source, &args.loras, None, None, &args.out, &args.write, terminal)
 }
 
-/// Writes a model in a mixture, or in the formats that it has.
+/// Writes a model with adapters, in a mixture or in the formats that it has.
 fn write(
     source: &Source,
+    loras: &[String],
     mixture: Option<Mixture>,
     importance: Option<&Importance>,
     out: &Path,
@@ -61,7 +63,12 @@ fn write(
 ) -> Outcome<()> {
     check_output(out, args.replace)?;
     let file = load::file(source)?;
-    let contents = file.contents().map_err(|error| Failure::from_error(&error))?;
+    let mut contents = file.contents().map_err(|error| Failure::from_error(&error))?;
+    for lora in loras {
+        let (path, scale) = adapters::scaled(lora);
+        let adapter = AdapterFile::open(&path).map_err(|error| Failure::from_error(&error))?;
+        adapter.merge(&mut contents, scale).map_err(|error| Failure::from_error(&error))?;
+    }
     for name in file.lost_in_gguf() {
         terminal.note(&format!(
             "note: a GGUF file has no place for `{name}`, so the new file lacks these vectors"

@@ -323,10 +323,10 @@ fn words_of_other_programs_get_an_answer() {
         exit 2"#]],
     );
     check(
-        &["run", "--lora", "x", "Hello there"],
+        &["run", "--control-vector", "x", "Hello there"],
         expect![[r#"
-        error: Paguro has no `--lora`
-        hint: adapters (LoRA) are not supported by this version
+        error: Paguro has no `--control-vector`
+        hint: control vectors are not supported; `--lora` loads adapters
         exit 2"#]],
     );
     check(

@@ -112,7 +112,8 @@ well. A model of which a GGUF file would lose something is refused.
 
 Examples:
   paguro convert some/hf-folder MODEL.gguf
-  paguro convert MODEL-00001-of-00003.gguf MODEL.gguf    one file of several")]
+  paguro convert MODEL-00001-of-00003.gguf MODEL.gguf    one file of several
+  paguro convert BASE --lora ADAPTER MODEL.gguf          an adapter merged into its base")]
 pub struct ConvertArgs {
     /// The model to read: a Hugging Face folder, a GGUF file, or a model of the library
     #[arg(value_name = "MODEL")]
@@ -121,6 +122,10 @@ pub struct ConvertArgs {
     /// The GGUF file to write
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
+
+    /// Merge an adapter (LoRA) with its scale, 1 if absent; quantized matrices that it changes become F16; repeatable
+    #[arg(long = "lora", value_name = "FILE[:SCALE]")]
+    pub loras: Vec<String>,
 
     /// See [`WriteArgs`].
     #[command(flatten)]

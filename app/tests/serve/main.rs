@@ -1,6 +1,7 @@
 //! `paguro serve` over real HTTP.
 
 mod access;
+mod adapters;
 mod agents;
 mod anthropic;
 mod attacks;

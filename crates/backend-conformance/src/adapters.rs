@@ -103,9 +103,9 @@ fn alone(
 
 /// Shapes with all kinds of matrices that adapters can change.
 fn shapes() -> [ModelShape; 7] {
-    let stateful = |mixers| ModelShape { mixers, windows: vec![None; 2], ..ModelShape::default() };
+    let stateful = |mixers| ModelShape { mixers, rank: Some(64), ..ModelShape::default() };
     let shared =
-        ExpertsShape { shared: Some(64), output_gate: true, latent: Some(48), ..ExpertsShape::default() };
+        ExpertsShape { shared: Some(64), output_gate: true, latent: Some(64), ..ExpertsShape::default() };
     [
         ModelShape { biases: Biases::All, post_norms: true, tied: true, ..ModelShape::default() },
         ModelShape { attention_gate: true, keys_as_values: true, gated: false, ..ModelShape::default() },

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 /// Operations in order of use: method, path, and the body of an example.
 #[rustfmt::skip]
-const OPERATIONS: [(&str, &str, &str); 55] = [
+const OPERATIONS: [(&str, &str, &str); 59] = [
     ("post", "/v1/chat/completions", r#"{"model": "tales", "messages": [{"role": "user", "content": "Tell me a story about a shy fox"}], "max_tokens": 64}"#),
     ("post", "/v1/responses", r#"{"model": "tales", "input": "Tell me a story about a shy fox", "max_output_tokens": 64}"#),
     ("post", "/v1/completions", r#"{"model": "tales", "prompt": "Once upon a time there was a crab who", "max_tokens": 32}"#),
@@ -16,6 +16,10 @@ const OPERATIONS: [(&str, &str, &str); 55] = [
     ("delete", "/v1/responses/{id}", ""),
     ("post", "/infill", r#"{"model": "qwen2.5-coder:0.5b", "input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n"}"#),
     ("get", "/props", ""),
+    ("get", "/lora-adapters", ""),
+    ("post", "/lora-adapters", ""),
+    ("post", "/v1/load_lora_adapter", ""),
+    ("post", "/v1/unload_lora_adapter", ""),
     ("post", "/v1/messages", r#"{"model": "tales", "max_tokens": 64, "messages": [{"role": "user", "content": "Tell me a story about a shy fox"}]}"#),
     ("post", "/v1/messages/count_tokens", r#"{"model": "tales", "messages": [{"role": "user", "content": "Tell me a story about a shy fox"}]}"#),
     ("post", "/api/chat", r#"{"model": "tales", "messages": [{"role": "user", "content": "Tell me a story about a shy fox"}], "stream": false, "options": {"num_predict": 64}}"#),

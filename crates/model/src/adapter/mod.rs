@@ -3,6 +3,7 @@
 //! An adapter has two matrices for each linear that it changes. [`AdapterFile::fit`] finds the linear in a model, whatever
 //! the format of the model's own files, and checks the shapes.
 
+mod merge;
 mod peft;
 
 use std::{
@@ -14,7 +15,7 @@ use paguro_backend::{Bytes, LowRank, Matrix};
 
 use self::peft::Scales;
 use crate::{
-    arch::{FLOATS, Naming, Piece},
+    arch::{FLOATS, Linears, Naming, Piece},
     error::ModelError,
     gguf::Gguf,
     hf,
@@ -207,7 +208,10 @@ impl AdapterFile {
     /// # Errors
     /// [`ModelError`], if a tensor is none of the model's linears, or has another shape.
     pub fn fit(&self, model: &Model) -> Result<Vec<LowRank>, ModelError> {
-        let linears = &model.linears;
+        self.fit_linears(&model.linears, &model.name)
+    }
+
+    fn fit_linears(&self, linears: &Linears, model: &str) -> Result<Vec<LowRank>, ModelError> {
         let bad = |problem: String| ModelError::BadFile { path: self.path.clone(), problem };
         let mut found: BTreeMap<u32, &str> = BTreeMap::new();
         let mut changes = Vec::new();
@@ -215,7 +219,7 @@ impl AdapterFile {
             let pieces = linears
                 .find(self.naming, target, b.rows)
                 .map_err(|problem| bad(format!("`{}` changes `{target}`: {problem}", a.name)))?;
-            self.check_shapes(model, target, (a, b), &pieces)?;
+            self.check_shapes((linears, model), target, (a, b), &pieces)?;
             let a = Matrix { bytes: in_memory(a)?.into(), ..a.clone() };
             let rows_of_b = in_memory(b)?;
             let row = b.format.row_bytes(b.cols);
@@ -234,13 +238,13 @@ impl AdapterFile {
 
     fn check_shapes(
         &self,
-        model: &Model,
+        (linears, model): (&Linears, &str),
         target: &str,
         (a, b): (&Matrix, &Matrix),
         pieces: &[Piece],
     ) -> Result<(), ModelError> {
         let out: usize = pieces.iter().map(|(_, rows)| rows.len()).sum();
-        let inputs = pieces.first().and_then(|(id, _)| model.linears.shape(*id)).map_or(0, |shape| shape[1]);
+        let inputs = pieces.first().and_then(|(id, _)| linears.shape(*id)).map_or(0, |shape| shape[1]);
         let fits = [b.rows, b.cols, a.cols] == [out, a.rows, inputs]
             && pieces.iter().flat_map(|(_, rows)| rows).all(|&row| row < out);
         if fits {
@@ -249,7 +253,7 @@ impl AdapterFile {
         let base = self.base().map_or_else(String::new, |base| format!("; it was trained for `{base}`"));
         let problem = format!(
             "`{}` [{}, {}] and `{}` [{}, {}] do not fit `{target}` [{out}, {inputs}] of `{}`{base}",
-            a.name, a.rows, a.cols, b.name, b.rows, b.cols, model.name
+            a.name, a.rows, a.cols, b.name, b.rows, b.cols, model
         );
         Err(ModelError::BadFile { path: self.path.clone(), problem })
     }

@@ -220,7 +220,15 @@ impl Linears {
                 let is_by_head = naming == Naming::Hf && self.names[1].hf_matrices() == HfMatrices::QkvByHead;
                 match is_by_head {
                     true => (0..3).map(|at| by_head(linears[at], at, 3)).collect(),
-                    false => self.joined(&linears),
+                    false => {
+                        let mut pieces = self.joined(&linears);
+                        for (_, rows) in &mut pieces[..2] {
+                            let first = rows[0];
+                            let rotated = |row: &usize| first + self.rotated_row(row - first, head, naming);
+                            *rows = rows.iter().map(rotated).collect();
+                        }
+                        pieces
+                    }
                 }
             }
             (Part::AttentionOut, _) => vec![self.whole(&op.out)],

@@ -1,5 +1,6 @@
 //! The readers of model files, tokenizers and chat templates. All in one program: linking costs more than most of these tests.
 
+mod adapters;
 mod architectures;
 mod chat_prompt;
 mod convert;

@@ -13,9 +13,12 @@ use std::{
     },
 };
 
-use crate::tiny::{Random, gguf::Writer, models, safetensors};
+use crate::{
+    adapters,
+    tiny::{Random, gguf::Writer, models, safetensors},
+};
 use paguro_model::{
-    LoadOptions, Model, ModelFile,
+    AdapterFile, LoadOptions, Model, ModelFile,
     gguf::{Array, Gguf, Value},
 };
 
@@ -496,5 +499,51 @@ fn only_regular_files_are_read() {
         let error = opened.map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("it is a named pipe"), "{name}: {error}");
         fs::remove_file(&file).unwrap();
+    }
+}
+
+/// Adapters of a damaged file or configuration: a result or an error, within bounds of memory.
+#[test]
+fn damaged_adapters_are_refused() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let (tiny, folder) = (models::smallest(), tempfile::tempdir().unwrap());
+    let (base, peft) = (folder.path().join("base.gguf"), folder.path());
+    fs::write(&base, tiny.gguf().write()).unwrap();
+    let model = Model::open(&base, &LoadOptions::default()).unwrap();
+    let changes = adapters::changes(&tiny);
+    adapters::write_peft(peft, &adapters::peft_config(), &changes);
+    fs::write(peft.join("adapter.gguf"), adapters::gguf(&tiny, &changes).write()).unwrap();
+    for (file, header) in
+        [("adapter_model.safetensors", 600), ("adapter_config.json", 200), ("adapter.gguf", 500)]
+    {
+        let path = peft.join(file);
+        let whole = fs::read(&path).unwrap();
+        let opened = if file == "adapter.gguf" { path.as_path() } else { peft };
+        let survives = |bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            let open =
+                AssertUnwindSafe(|| AdapterFile::open(opened).and_then(|file| file.fit(&model)).is_ok());
+            let (result, most) = MEMORY.watch(|| catch_unwind(open));
+            assert!(most < allowance(bytes.len()), "{file}: {most} bytes were allocated");
+            result.unwrap_or_else(|_| panic!("{file}: panicked"))
+        };
+        assert!(survives(&whole), "{file}");
+        let mut random = Random(3);
+        for _ in 0..400 {
+            let mut bytes = whole.clone();
+            let at = random.below(header.min(bytes.len()));
+            match random.below(4) {
+                0 => bytes.truncate(at),
+                1 => bytes[at] = random.next() as u8,
+                2 => bytes[at] ^= 1 << random.below(8),
+                _ => {
+                    let hostile = HOSTILE[random.below(HOSTILE.len())].to_le_bytes();
+                    let end = bytes.len().min(at + 8);
+                    bytes[at..end].copy_from_slice(&hostile[..end - at]);
+                }
+            }
+            survives(&bytes);
+        }
+        fs::write(&path, &whole).unwrap();
     }
 }

@@ -67,7 +67,7 @@ pub async fn classify(
     let received = Instant::now();
     let ClassifyRequest { inputs, field, truncation, raw } = request;
     check_length(inputs.len(), MAX_INPUTS, field.name)?;
-    let lease = super::lease(state, &caller, model, None, None).await?;
+    let lease = super::lease(state, &caller, model, None, None, None).await?;
     let Some(classifier) = &lease.model.head.classifier else {
         let message = format!(
             "the model `{}` has no classifier; name a model of a class ...ForSequenceClassification",
@@ -94,7 +94,7 @@ pub async fn classify(
     let labels = classifier.labels.len().max(1);
     let bytes = prompts.len().saturating_mul(4 * labels);
     caller.body.grow(&state.body_memory, caller.body.length().saturating_add(bytes), 0).await?;
-    let template = Request { embedding: Some(pooling), ..embed::template(state, &caller) };
+    let template = Request { embedding: Some(pooling), ..embed::template(state, &caller, &lease) };
     let scores = embed::run(state, &lease, template, prompts, field, received, |pooled| {
         if raw { classifier.logits(&pooled) } else { classifier.scores(&pooled) }
     })

@@ -58,7 +58,7 @@ pub async fn embed(
 ) -> Result<Embedded, ApiError> {
     let received = Instant::now();
     check_length(request.inputs.len(), MAX_INPUTS, request.field.name)?;
-    let lease = super::lease(state, &caller, model, request.context, request.context).await?;
+    let lease = super::lease(state, &caller, model, request.context, request.context, None).await?;
     embed_with(state, &caller, lease, request, received).await
 }
 
@@ -100,7 +100,7 @@ pub(super) async fn embed_with(
     };
     let (mut sparse, mut multi_vectors) = (Vec::new(), Vec::new());
     let vectors = if kinds == VectorKinds::default() {
-        let template = Request { embedding: Some(pooling), ..template(state, caller) };
+        let template = Request { embedding: Some(pooling), ..template(state, caller, &lease) };
         run(state, &lease, template, prompts, field, received, |pooled| {
             let mut vector = head.embedding(pooled);
             finish(&mut vector);
@@ -109,7 +109,7 @@ pub(super) async fn embed_with(
         .await?
     } else {
         check_tokens(&lease, kinds, tokens, field)?;
-        let template = Request { embedding: Some(Pooling::All), ..template(state, caller) };
+        let template = Request { embedding: Some(Pooling::All), ..template(state, caller, &lease) };
         let mut texts = Texts::new(state, &lease, template, prompts.clone(), field, received);
         let mut all: Vec<Option<TextVectors>> = prompts.iter().map(|_| None).collect();
         while let Some((index, rows)) = texts.next().await? {
@@ -197,12 +197,13 @@ fn check_tokens(lease: &Lease, kinds: VectorKinds, tokens: usize, field: Field) 
 }
 
 /// Returns the fields that all prompts of a request share.
-pub(super) fn template(state: &AppState, caller: &Caller) -> Request {
+pub(super) fn template(state: &AppState, caller: &Caller, lease: &Lease) -> Request {
     Request {
         max_tokens: Some(0),
         tenant: caller.tenant.clone(),
         prefix_salt: caller.prefix_salt(&state.settings, ""),
         deadline: caller.deadline.map(Into::into),
+        adapters: lease.adapters.clone(),
         ..Request::default()
     }
 }

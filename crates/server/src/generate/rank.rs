@@ -52,7 +52,7 @@ pub async fn rank(
     model: &str,
     request: RankRequest,
 ) -> Result<Ranked, ApiError> {
-    let (received, lease) = (Instant::now(), super::lease(state, &caller, model, None, None).await?);
+    let (received, lease) = (Instant::now(), super::lease(state, &caller, model, None, None, None).await?);
     if ranker(&lease.model)?.is_none() {
         let message = format!(
             "the model `{}` is not a reranker, so it cannot score documents for a query; name a reranker, such as \
@@ -75,7 +75,7 @@ pub async fn score(
     first: Field,
     request: RankRequest,
 ) -> Result<Ranked, ApiError> {
-    let (received, lease) = (Instant::now(), super::lease(state, &caller, model, None, None).await?);
+    let (received, lease) = (Instant::now(), super::lease(state, &caller, model, None, None, None).await?);
     if ranker(&lease.model)?.is_some() {
         return rank_with(state, &caller, lease, request, received).await;
     }
@@ -242,7 +242,7 @@ async fn rank_with(
     let tokens = embed::count_tokens(&prompts, field)?;
     let missing = || ApiError::invalid("model", "the model is no reranker");
     let ranker = ranker(&lease.model)?.ok_or_else(missing)?;
-    let template = Request { embedding: Some(ranker.pooling()), ..embed::template(state, caller) };
+    let template = Request { embedding: Some(ranker.pooling()), ..embed::template(state, caller, &lease) };
     let finish = |hidden: Vec<f32>| ranker.score(&hidden, raw);
     let scores = embed::run(state, &lease, template, prompts, field, received, finish).await?;
     Ok(Ranked { model: lease.entry.name.clone(), scores, tokens })

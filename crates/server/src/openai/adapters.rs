@@ -81,7 +81,7 @@ impl Body for UnloadLoraRequest {
     get, path = "/lora-adapters", tag = "Adapters",
     responses((status = 200, body = Vec<LoraAdapter>)),
 )]
-pub async fn list(State(state): State<AppState>) -> axum::Json<Vec<LoraAdapter>> {
+pub async fn list(State(state): State<AppState>) -> Json<Vec<LoraAdapter>> {
     let adapter = |(id, adapter): (usize, crate::models::NamedAdapter)| LoraAdapter {
         id,
         name: adapter.name,
@@ -89,7 +89,7 @@ pub async fn list(State(state): State<AppState>) -> axum::Json<Vec<LoraAdapter>>
         path: adapter.path.display().to_string(),
         scale: adapter.scale,
     };
-    axum::Json(state.models.adapters().into_iter().enumerate().map(adapter).collect())
+    Json(state.models.adapters().into_iter().enumerate().map(adapter).collect())
 }
 
 /// Sets the scales with which adapters apply to requests that name no adapter; those of absent ones become 0.

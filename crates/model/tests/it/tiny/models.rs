@@ -245,7 +245,7 @@ impl Tiny {
     }
 
     /// Converts a tensor like llama.cpp's converter.
-    fn to_gguf(&self, tensor: &Tensor) -> Tensor {
+    pub fn to_gguf(&self, tensor: &Tensor) -> Tensor {
         let mut tensor = tensor.clone();
         let is_gemma = self.architecture.starts_with("gemma");
         if is_gemma && tensor.name.ends_with("norm.weight") {
