@@ -26,6 +26,13 @@ pub enum Medium {
 pub enum ExtraKey {
     /// [`Request::prefix_salt`](crate::Request::prefix_salt), for the first block of a text.
     Salt(Arc<[u8]>),
+    /// A picture with rows in the block.
+    Picture {
+        /// [`Picture::key`](crate::Picture::key)
+        key: [u8; 32],
+        /// Position of the picture's first row, counted from the beginning of the block: negative if the picture begins before it.
+        offset: i64,
+    },
 }
 
 /// A change of which blocks are where.

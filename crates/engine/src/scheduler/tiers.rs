@@ -280,10 +280,11 @@ impl Scheduler {
             keys.filter(|(_, key)| events.placed.remove(key)).map(|(block, _)| block).collect();
         let group = events.group;
         for block in placed {
+            let text = (&*sequence.tokens, &sequence.request.pictures);
             sequence.kv.publish_stored(
                 block,
                 group,
-                &sequence.tokens,
+                text,
                 self.layout.block_size,
                 &mut self.pages,
             );
