@@ -342,6 +342,9 @@ impl Pass<'_> {
     pub fn dense(&mut self, op: &Dense, pending: AllPending, output: usize) -> Pending {
         let inputs = [op.gate.unwrap_or(op.up), op.up];
         self.add_norm(op.norm, pending, Kinds::of(self.model, &inputs));
+        if [inputs[0], op.up, op.down].iter().any(|linear| linear.bounds.is_some()) {
+            return self.bounded_dense(op, output);
+        }
         self.gated(op.gate, op.up, op.width, op.activation, op.down, output);
         Pending { output, bias: op.down.bias, post_norm: op.post_norm, scale: 1.0 }
     }

@@ -6,6 +6,7 @@
 
 mod attend;
 mod attention;
+mod bounds;
 mod buffers;
 mod counters;
 mod delta;

@@ -107,10 +107,6 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
             "a tower with {heads} heads of {head_dim} over {kv_heads}"
         )));
     }
-    if let Some(name) = file.tensors.names().find(|name| is_bound(name)) {
-        let what = format!("bounds of a tower's matrices (`{name}`)");
-        return Err(ModelError::unsupported(what));
-    }
     let patch = file.size(["patch_size", "patch_size"], 16)?;
     let merge = match file.values {
         Values::Gguf(_) => file.key("projector.scale_factor").map_or(3, |merge| merge as usize),
@@ -267,11 +263,6 @@ fn processor(
         patch: patch as u32,
         merge: merge as u32,
     })
-}
-
-fn is_bound(name: &str) -> bool {
-    name.starts_with("v.")
-        && [".input_min", ".input_max", ".output_min", ".output_max"].iter().any(|end| name.ends_with(end))
 }
 
 /// Reorders numbers of pixels, by row, column and channel in each patch, to those by channel, row and column.
