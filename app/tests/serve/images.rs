@@ -1,7 +1,10 @@
 //! The trained model that sees, through every API: answers equal the reference, an image of an earlier turn is neither decoded nor
 //! encoded again, and requests of programs with images are answered.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Value, json};
 
@@ -24,7 +27,7 @@ fn folder() -> Option<PathBuf> {
     shared("model/vision/qwen3vl-hf")
 }
 
-fn questions(folder: &PathBuf) -> Vec<Question> {
+fn questions(folder: &Path) -> Vec<Question> {
     let list: Value =
         serde_json::from_slice(&fs::read(folder.join("reference/reference.json")).unwrap()).unwrap();
     let question = |entry: &Value| Question {
@@ -56,7 +59,7 @@ fn base64(bytes: &[u8]) -> String {
     bytes.chunks(3).flat_map(four).collect()
 }
 
-fn start(folder: &PathBuf, more: &[&str]) -> Server {
+fn start(folder: &Path, more: &[&str]) -> Server {
     let model = folder.to_str().unwrap();
     Server::start(&[&[model, "--device", "cpu"], more].concat())
 }

@@ -191,7 +191,7 @@ impl ValueCounter {
     pub fn push(&mut self, piece: &[u8]) {
         for part in piece.chunks(64) {
             // Images are strings of megabytes. Without a branch for each byte, the compiler vectorizes this.
-            let ends = |any, byte: &u8| any | (*byte == b'"') | (*byte == b'\\');
+            let ends = |any: bool, byte: &u8| any | (*byte == b'"') | (*byte == b'\\');
             if self.in_string && !self.escaped && !part.iter().fold(false, ends) {
                 continue;
             }

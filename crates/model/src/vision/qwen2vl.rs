@@ -122,8 +122,9 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
 /// Returns for each layer whether its rows see all others.
 fn whole_layers(file: &TowerFile<'_, '_>, layers: usize) -> Result<Vec<bool>, ModelError> {
     if let Values::Gguf(metadata) = file.values {
-        if let Some(windows) = metadata.u32s("clip.vision.wa_layer_indexes") {
-            return Ok((0..layers).map(|layer| !windows.contains(&(layer as u32))).collect());
+        // The layers without windows, as llama.cpp reads this key.
+        if let Some(whole) = metadata.u32s("clip.vision.wa_layer_indexes") {
+            return Ok((0..layers).map(|layer| whole.contains(&(layer as u32))).collect());
         }
         let period = file.size(["n_wa_pattern", ""], 8)?;
         return match period {
