@@ -50,6 +50,9 @@ use crate::{
     worker::{Worker, WorkerScratch},
 };
 
+/// Rows that a runner multiplies between two pauses at most: a portion of 64 outputs takes some milliseconds.
+const PACED_ROWS: usize = 512;
+
 /// Outputs of a row that one worker activates at once: whole blocks of the quantized row.
 const ACTIVATE_SLICE: usize = 8 * BLOCK;
 
@@ -293,7 +296,7 @@ impl Pass<'_> {
         self.multiply_rows(&self.buffers.input, count, linears);
     }
 
-    /// Phase: multiplies `count` rows of any input.
+    /// Phase: multiplies `count` rows of any input. Runners that pause have a phase for each block of rows.
     pub fn multiply_rows<const N: usize>(
         &mut self,
         input: &MatmulInput,
@@ -312,6 +315,21 @@ impl Pass<'_> {
             (false, ..=64) => 2,
             (false, _) => (groups / (4 * self.pool.threads())).clamp(2, 8),
         };
+        let block = if self.pool.pace.is_some() { PACED_ROWS } else { count.max(1) };
+        for first in (0..count).step_by(block) {
+            self.multiply_block(input, first..count.min(first + block), linears, (groups, unit));
+        }
+    }
+
+    /// Phase: multiplies these rows, in units of `unit` of all `groups` groups of outputs.
+    fn multiply_block<const N: usize>(
+        &mut self,
+        input: &MatmulInput,
+        rows: Range<usize>,
+        linears: [(MatrixId, &Shared<f32>); N],
+        (groups, unit): (usize, usize),
+    ) {
+        let (model, ids) = (self.model, linears.map(|(id, _)| id));
         self.phase(Kernel::Matmul(&ids), groups, Chunking::Guided(unit), |worker, range| {
             let mut offset = 0;
             for (id, out) in linears {
@@ -319,11 +337,13 @@ impl Pass<'_> {
                 let part = ops::part(&range, offset, matrix.groups());
                 offset += matrix.groups();
                 let width = matrix.rows();
-                // SAFETY: the buffer is written by group of outputs in this phase, and read by nobody.
-                let out = unsafe { Destination::from_raw(out.as_ptr(), out.len(), width) };
+                let start = rows.start * width;
+                let length = out.len().checked_sub(start).expect("the rows are in the buffer");
+                // SAFETY: `start` is in the buffer, which is written by group of outputs in this phase, and read by nobody.
+                let out = unsafe { Destination::from_raw(out.as_ptr().add(start), length, width) };
                 // SAFETY: inputs are only read in this phase.
-                let rows = unsafe { input.rows(matrix.row_kind(), 0..count) };
-                matrix.multiply(&model.matmul, 0, rows, count, part, &out, &mut worker.scratch.matmul);
+                let input = unsafe { input.rows(matrix.row_kind(), rows.clone()) };
+                matrix.multiply(&model.matmul, 0, input, rows.len(), part, &out, &mut worker.scratch.matmul);
             }
         });
     }
