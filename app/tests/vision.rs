@@ -11,9 +11,7 @@ use paguro_backend::{
     StepOutput, StepSequence,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
-use paguro_engine::{
-    Engine, EngineOptions, Event, EventSink, ExtraKey, KvEvent, Picture, Request, Stats,
-};
+use paguro_engine::{Engine, EngineOptions, Event, EventSink, ExtraKey, KvEvent, Picture, Request, Stats};
 use paguro_model::{LoadOptions, Model, Tower, Vision};
 use paguro_vision::{Budget, Pixels, decode};
 use serde_json::Value;

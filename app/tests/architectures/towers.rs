@@ -33,7 +33,8 @@ struct Expected {
 /// Compares all cases with transformers. `encodes` computes rows of a tower; `runs` computes text as well.
 pub fn compare(encodes: &[(&dyn Backend, f32)], runs: &dyn Backend) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/hf");
-    let read = |name: &str| -> Value { serde_json::from_slice(&fs::read(folder.join(name)).unwrap()).unwrap() };
+    let read =
+        |name: &str| -> Value { serde_json::from_slice(&fs::read(folder.join(name)).unwrap()).unwrap() };
     let (all, tokenizer) = (read("towers.json"), read("cases.json")["tokenizer"].clone());
     let vocab = all["vocab"].as_u64().unwrap() as usize;
     let mut failures = Vec::new();
@@ -56,16 +57,19 @@ pub fn compare(encodes: &[(&dyn Backend, f32)], runs: &dyn Backend) {
             continue;
         };
         let bytes = fs::read(folder.join(format!("{name}.rows"))).unwrap();
-        let numbers: Vec<f32> =
-            bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
         let pictures = expected(case, vocab, vision.processor.patch * vision.processor.merge, &numbers);
         for (number, picture) in pictures.iter().enumerate() {
             for &(backend, tolerance) in encodes {
                 let own = rows(backend, &vision.tower, &picture.pixels);
                 let error = distance(&own, &picture.rows);
-                println!("{name:16} {:10} rows {number}: error {error:.1e} of {tolerance:.1e}", backend.name());
+                println!(
+                    "{name:16} {:10} rows {number}: error {error:.1e} of {tolerance:.1e}",
+                    backend.name()
+                );
                 if error.is_nan() || error > tolerance {
-                    failures.push(format!("{name}, picture {number} on {}: rows {error:.1e}", backend.name()));
+                    failures
+                        .push(format!("{name}, picture {number} on {}: rows {error:.1e}", backend.name()));
                 }
             }
             let converted = rows(runs, &in_gguf(&path, name).vision.unwrap().tower, &picture.pixels);

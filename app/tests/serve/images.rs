@@ -159,7 +159,8 @@ fn every_api_answers_as_the_reference() {
     let mut body = named(body);
     body["stream"] = true.into();
     let pieces = server.post(path, &body).events();
-    let text: String = pieces.iter().filter_map(|piece| piece["choices"][0]["delta"]["content"].as_str()).collect();
+    let text: String =
+        pieces.iter().filter_map(|piece| piece["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, question.answer);
 }
 

@@ -1,8 +1,8 @@
 //! Towers: programs that begin with patches and end with merged rows.
 
 use paguro_backend::{
-    Activation, Bounds, Exit, FeedForward, Input, Linear, Merged, Mixer, NormKind, OutputKind, Patches, RowOp,
-    Tap, WeightFormat, reference::Reference,
+    Activation, Bounds, Exit, FeedForward, Input, Linear, Merged, Mixer, NormKind, OutputKind, Patches,
+    RowOp, Tap, WeightFormat, reference::Reference,
 };
 
 use super::{
@@ -108,10 +108,16 @@ fn bound(model: &mut RandomModel) {
     };
     for layer in &mut model.program.layers {
         if let Mixer::Attention(op) = &mut layer.mixer {
-            [Some(&mut op.q), op.k.as_mut(), op.v.as_mut(), Some(&mut op.out)].into_iter().flatten().for_each(&mut bound);
+            [Some(&mut op.q), op.k.as_mut(), op.v.as_mut(), Some(&mut op.out)]
+                .into_iter()
+                .flatten()
+                .for_each(&mut bound);
         }
         if let FeedForward::Dense(op) = &mut layer.ffn {
-            [op.gate.as_mut(), Some(&mut op.up), Some(&mut op.down)].into_iter().flatten().for_each(&mut bound);
+            [op.gate.as_mut(), Some(&mut op.up), Some(&mut op.down)]
+                .into_iter()
+                .flatten()
+                .for_each(&mut bound);
         }
     }
 }

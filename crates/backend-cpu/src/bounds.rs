@@ -34,8 +34,9 @@ impl Pass<'_> {
         self.phase(Kernel::Activate, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
                 // SAFETY: the phase is shared by row.
-                let (gate, up) =
-                    unsafe { (worker.write(&buffers.gate, row, width), worker.write(&buffers.up, row, width)) };
+                let (gate, up) = unsafe {
+                    (worker.write(&buffers.gate, row, width), worker.write(&buffers.up, row, width))
+                };
                 let active = model.activate(op.gate.map(|_| (gate, None)), (up, None), op.activation);
                 if let Some(bounds) = &op.down.bounds {
                     bounds.clamp_input(active);
@@ -50,7 +51,8 @@ impl Pass<'_> {
 
     /// Phases: the norm of the residual stream within the bounds of a matrix, the matmul, and the bounds of its output.
     fn bounded(&mut self, norm: Option<Norm>, linear: Linear, out: &Shared<f32>, width: usize) {
-        let (hidden, rows, kinds) = (self.model.program.hidden, self.rows(), Kinds::of(self.model, &[linear]));
+        let (hidden, rows, kinds) =
+            (self.model.program.hidden, self.rows(), Kinds::of(self.model, &[linear]));
         self.phase(Kernel::AddNorm, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
                 worker.norm_row(row, norm);

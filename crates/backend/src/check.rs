@@ -587,7 +587,9 @@ impl Checker<'_> {
     }
 
     fn stack(&self, linear: &Linear, parts: usize, rows: usize, cols: usize) -> Result<(), LoadError> {
-        require(linear.bounds.is_none(), || "bounds of a matrix that is none of a tower's layers".to_owned())?;
+        require(linear.bounds.is_none(), || {
+            "bounds of a matrix that is none of a tower's layers".to_owned()
+        })?;
         self.matrix(linear.matrix, parts, rows, cols)?;
         linear.bias.iter().try_for_each(|&bias| self.vector(bias, parts * rows))
     }

@@ -429,7 +429,8 @@ impl Program {
         let of_layer = |layer: &Layer| {
             let mixes = matches!(&layer.mixer, Mixer::Attention(op) if of_attention(op));
             let FeedForward::Dense(Dense { gate, up, down, .. }) = &layer.ffn else { return mixes };
-            mixes || [*gate, Some(*up), Some(*down)].into_iter().flatten().any(|linear| linear.bounds.is_some())
+            mixes
+                || [*gate, Some(*up), Some(*down)].into_iter().flatten().any(|linear| linear.bounds.is_some())
         };
         self.layers.iter().any(of_layer)
     }

@@ -281,13 +281,7 @@ impl Scheduler {
         let group = events.group;
         for block in placed {
             let text = (&*sequence.tokens, &sequence.request.pictures);
-            sequence.kv.publish_stored(
-                block,
-                group,
-                text,
-                self.layout.block_size,
-                &mut self.pages,
-            );
+            sequence.kv.publish_stored(block, group, text, self.layout.block_size, &mut self.pages);
         }
     }
 

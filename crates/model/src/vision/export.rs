@@ -4,11 +4,7 @@ use paguro_backend::{Bytes, WeightFormat};
 use paguro_vision::Family;
 use serde_json::{Map, Value as Json};
 
-use super::{
-    ALL, TowerFamily,
-    lower::{BlockNames, GGUF},
-    object, own_tensors,
-};
+use super::{ALL, TowerFamily, lower::GGUF, object, own_tensors};
 use crate::{
     arch::Tensors,
     error::ModelError,
@@ -35,7 +31,7 @@ const SIZES: [(&str, &[&str]); 7] = [
 /// Returns the contents of the mmproj file of a folder; `None` if it has no tower that runs.
 ///
 /// # Errors
-/// A family that cannot be written, or tensors that cannot be read.
+/// Tensors that are unknown, or cannot be read.
 pub(crate) fn contents(
     folder: &HfFolder,
     tensors: &[Tensor],
@@ -47,10 +43,6 @@ pub(crate) fn contents(
     let own = own_tensors(tensors, family.prefixes);
     let Some(vision) = object(&folder.config, "vision_config").filter(|_| !own.is_empty()) else {
         return Ok(None);
-    };
-    let Some(names) = family.names else {
-        let what = format!("a projector of the type `{}` as a file of its own", family.projector);
-        return Err(ModelError::unsupported(what));
     };
     let processor = folder.image_processor()?;
     let mut metadata = Metadata::default();
@@ -86,7 +78,7 @@ pub(crate) fn contents(
     }
     let mut out = Vec::new();
     for tensor in &own {
-        rename(family, names, vision, tensor, &mut out)?;
+        rename(family, vision, tensor, &mut out)?;
     }
     out.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(Some(Contents { metadata, tensors: out }))
@@ -95,11 +87,11 @@ pub(crate) fn contents(
 /// Adds a tensor under its name in mmproj files, in the arrangement that it has there.
 fn rename(
     family: &TowerFamily,
-    (blocks, renames): (&BlockNames, Renames),
     vision: &Map<String, Json>,
     tensor: &Tensor,
     out: &mut Vec<Tensor>,
 ) -> Result<(), ModelError> {
+    let (blocks, renames) = family.names;
     let name = tensor.name.as_str();
     if name.starts_with("v.head.") {
         return Ok(());

@@ -1,6 +1,8 @@
 //! The files of a tower: numbers and tensors under the names of either kind.
 
-use paguro_backend::{Bounds, Bytes, Linear, LoadError, Matrix, Norm, NormKind, VectorId, WeightFormat, Weights};
+use paguro_backend::{
+    Bounds, Bytes, Linear, LoadError, Matrix, Norm, NormKind, VectorId, WeightFormat, Weights,
+};
 use paguro_vision::Filter;
 use serde_json::{Map, Value};
 

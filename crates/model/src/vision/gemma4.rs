@@ -31,7 +31,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     image_token: "<|image|>",
     image_token_keys: &["image_token_id"],
     lower,
-    names: Some((
+    names: (
         &NAMES,
         &[
             ("v.patch_embedder.input_proj", "v.patch_embd"),
@@ -40,8 +40,12 @@ pub(super) const DEF: TowerFamily = TowerFamily {
             ("v.std_scale", "v.std_scale"),
             ("mm.embedding_projection", "mm.input_projection"),
         ],
-    )),
-    keys: |_, vision, _, metadata| set(metadata, "projector.scale_factor", number(vision, "pooling_kernel_size", 3)),
+    ),
+    keys: |_, vision, _, metadata| {
+        set(metadata, "projector.scale_factor", number(vision, "pooling_kernel_size", 3));
+        // llama.cpp requires it.
+        set(metadata, "image_size", 224);
+    },
     splits_qkv: false,
     interleaves: false,
     eps: EPS,
@@ -54,7 +58,7 @@ pub(super) const UNIFIED: TowerFamily = TowerFamily {
     prefixes: &[("model.vision_embedder.", "v."), ("vision_embedder.", "v."), ("model.embed_vision.", "mm.")],
     projector: "gemma4uv",
     lower: unified,
-    names: Some((
+    names: (
         &NAMES,
         &[
             ("v.patch_dense", "v.patch_embd"),
@@ -65,12 +69,15 @@ pub(super) const UNIFIED: TowerFamily = TowerFamily {
             ("v.multimodal_embedder.embedding_projection", "mm.input_projection"),
             ("mm.embedding_projection", "mm.input_projection"),
         ],
-    )),
+    ),
     keys: |_, vision, _, metadata| {
         set(metadata, "projector.scale_factor", number(vision, "pooling_kernel_size", 3));
         set(metadata, "embedding_length", number(vision, "mm_embed_dim", 3840));
         // llama.cpp requires them.
-        ["block_count", "feed_forward_length", "attention.head_count"].iter().for_each(|key| set(metadata, key, 0));
+        set(metadata, "image_size", 224);
+        ["block_count", "feed_forward_length", "attention.head_count"]
+            .iter()
+            .for_each(|key| set(metadata, key, 0));
     },
     ..DEF
 };

@@ -23,7 +23,7 @@ pub(super) const QWEN2_5_VL: TowerFamily = TowerFamily {
     image_token: "<|image_pad|>",
     image_token_keys: &["image_token_id"],
     lower,
-    names: Some((
+    names: (
         &NAMES,
         &[
             ("v.patch_embed.proj", "v.patch_embd"),
@@ -31,7 +31,7 @@ pub(super) const QWEN2_5_VL: TowerFamily = TowerFamily {
             ("v.merger.mlp.0", "mm.0"),
             ("v.merger.mlp.2", "mm.2"),
         ],
-    )),
+    ),
     keys: |_, vision, processor, metadata| {
         let whole = vision.get("fullatt_block_indexes").and_then(|list| list.get(0)?.as_u64()).unwrap_or(7);
         metadata.set("clip.vision.n_wa_pattern", Meta::U32(u32::try_from(whole + 1).unwrap_or(0)));

@@ -206,7 +206,11 @@ impl Lowering<'_, '_> {
                         let down = self.tensors.stack(&downs, count, hidden, width)?;
                         let down =
                             down.ok_or_else(|| self.tensors.missing(&downs, &[count, hidden, width]))?;
-                        Ok([gate, up, Linear { matrix: self.tensors.add_matrix(down), bias: None, bounds: None }])
+                        Ok([
+                            gate,
+                            up,
+                            Linear { matrix: self.tensors.add_matrix(down), bias: None, bounds: None },
+                        ])
                     }
                 };
             }
