@@ -187,10 +187,10 @@ impl Devices {
             (Device::Auto, Some(_)) => Device::Cpu,
             (device, _) => device,
         };
-        let opener = |(driver, index): (&'_ dyn Driver, usize)| -> Opener<'_> {
-            Box::new(move || driver.open(index, on, threads))
-        };
-        let openers: Vec<_> = self.named(device)?.into_iter().map(opener).collect();
+        let mut openers: Vec<Opener<'_>> = Vec::new();
+        for (driver, index) in self.named(device)? {
+            openers.push(Box::new(move || driver.open(index, on, threads)));
+        }
         first_of(&openers, notice, start)
     }
 
