@@ -196,6 +196,10 @@ impl<'b> Opened<'b> {
                 let reader = decoder.read_info().map_err(|error| format.damaged(error))?;
                 let info = reader.info();
                 let (width, height) = (info.width, info.height);
+                // The decoder of rows relies on whole colours.
+                if info.palette.as_ref().is_some_and(|palette| palette.len() % 3 != 0) {
+                    return Err(format.damaged("its palette ends within a colour"));
+                }
                 let orientation = info.exif_metadata.as_deref().map(Orientation::of).unwrap_or_default();
                 let (color, depth) = reader.output_color_type();
                 let stored = color.samples() as u64 * if depth == BitDepth::Sixteen { 2 } else { 1 };

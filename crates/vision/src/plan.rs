@@ -414,8 +414,14 @@ fn gemma_tokens(default: u32, budget: Budget) -> u32 {
     tokens
 }
 
+/// Maximum tokens of a budget: sides of as many tokens are numbers of 32 bits.
+const MAX_BUDGET: u32 = 1 << 16;
+
 /// `get_aspect_ratio_preserving_size` of Gemma 4.
 fn within_budget(width: u32, height: u32, factor: u32, tokens: u32) -> Result<[u32; 2], SizeError> {
+    if tokens > MAX_BUDGET {
+        return Err(SizeError::Processor("the budget of a picture must be at most 65536 tokens"));
+    }
     let (w, h, f) = (f64::from(width), f64::from(height), f64::from(factor));
     let target = f64::from(tokens) * f * f;
     let scale = (target / (h * w)).sqrt();

@@ -206,3 +206,46 @@ proptest! {
         }
     }
 }
+
+/// Found by fuzzing: the decoder of rows panicked.
+#[test]
+fn a_palette_that_ends_within_a_colour_is_refused() {
+    let part = |name: &[u8], body: &[u8]| {
+        let named = [name, body].concat();
+        [&(body.len() as u32).to_be_bytes()[..], &named, &checksum(&named).to_be_bytes()].concat()
+    };
+    let file = |palette: &[u8]| {
+        let header = [&[0, 0, 0, 1, 0, 0, 0, 1][..], &[8, 3, 0, 0, 0]].concat();
+        // One row of index 0, stored without compression.
+        let rows = [0x78, 1, 1, 2, 0, 0xfd, 0xff, 0, 0, 0, 2, 0, 1];
+        let parts = [
+            (&b"IHDR"[..], &header[..]),
+            (b"PLTE", palette),
+            (b"tRNS", &[255]),
+            (b"IDAT", &rows),
+            (b"IEND", b""),
+        ];
+        parts
+            .iter()
+            .fold(b"\x89PNG\r\n\x1a\n".to_vec(), |file, (name, body)| [file, part(name, body)].concat())
+    };
+    assert!(decode(&file(&[1, 2, 3, 4, 5, 6]), &Limits::default()).is_ok());
+    for length in [1, 2, 4, 5, 55] {
+        let refused = decode(&file(&vec![7; length]), &Limits::default());
+        assert!(matches!(refused, Err(PictureError::Damaged { .. })), "{length}: {refused:?}");
+    }
+}
+
+/// Found by fuzzing: sides of tokens were not those of pixels.
+#[test]
+fn budgets_without_a_size_are_refused() {
+    let plan = |tokens: u32| {
+        let rule = SizeRule::Budget { tokens };
+        let (mean, std) = ([0.5; 3], [0.5; 3]);
+        let processor = Processor { rule, filter: Filter::Bicubic, mean, std, patch: 41, merge: 14 };
+        processor.plan(2304, 3584, Budget::default()).map(|plan| plan.parts[0])
+    };
+    let part = plan(65_536).unwrap();
+    assert_eq!([part.width, part.height], [part.columns, part.rows].map(|side| side * 41 * 14));
+    assert!(plan(65_537).is_err() && plan(u32::MAX).is_err());
+}
