@@ -63,12 +63,16 @@ pub(crate) struct EncoderCache {
     bytes: u64,
     limit: u64,
     clock: u64,
+    /// Number of times that rows were found which an earlier picture has used.
+    pub hits: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
     rows: Arc<Encoded>,
     used: u64,
+    /// True once the picture for which they were computed has found them.
+    is_known: bool,
 }
 
 impl EncoderCache {
@@ -80,6 +84,7 @@ impl EncoderCache {
         self.clock += 1;
         let entry = self.entries.get_mut(key)?;
         entry.used = self.clock;
+        self.hits += u64::from(std::mem::replace(&mut entry.is_known, true));
         Some(Arc::clone(&entry.rows))
     }
 
@@ -92,7 +97,7 @@ impl EncoderCache {
     pub fn keep(&mut self, key: [u8; 32], rows: Arc<Encoded>) {
         self.clock += 1;
         self.bytes += rows.bytes();
-        if let Some(old) = self.entries.insert(key, Entry { rows, used: self.clock }) {
+        if let Some(old) = self.entries.insert(key, Entry { rows, used: self.clock, is_known: false }) {
             self.bytes -= old.rows.bytes();
         }
         while self.bytes > self.limit {
@@ -402,5 +407,10 @@ mod tests {
         cache.keep([3; 32], rows());
         assert_eq!(has(&cache), [false, false, true, true]);
         assert_eq!(cache.bytes, 200);
+        // The first search is that of the picture for which the rows were computed.
+        for hits in 0..3 {
+            assert!(cache.find(&[3; 32]).is_some() && cache.find(&[1; 32]).is_none());
+            assert_eq!(cache.hits, hits);
+        }
     }
 }

@@ -18,9 +18,9 @@ impl Scheduler {
                 let key = sequence.request.pictures.key(picture);
                 let Some(rows) = encoder_cache.find(&key) else { break };
                 sequence.encoded[picture] = Some(rows);
-                stats.encoder_cache_hits += 1;
             }
         }
+        stats.encoder_cache_hits = encoder_cache.hits;
     }
 
     /// Returns the picture to encode next: by priority, then that of the tenant with the fewest tokens, then the oldest one.
@@ -49,9 +49,6 @@ impl Scheduler {
         match done.result {
             Ok(rows) => {
                 self.stats.encoded_pictures += 1;
-                // Sequences find it there, which is no hit.
-                self.stats.encoder_cache_hits =
-                    self.stats.encoder_cache_hits.saturating_sub(u64::from(self.wants_picture(&done.key)));
                 self.encoder_cache.keep(done.key, rows);
             }
             Err(problem) => {
