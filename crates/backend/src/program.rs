@@ -216,6 +216,7 @@ pub struct Branch {
 
 /// A feed-forward network. A backend that lacks a kind refuses it at load, by name.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a program has one for each layer")]
 pub enum FeedForward {
     /// No network: the layer only has a mixer (Mamba-2, Nemotron-H).
     None,

@@ -208,7 +208,6 @@ structs! {
     }
     LayerInput { index, gate, activation, out, post_norm }
     Branch { mixer, scale }
-    Linear { matrix, bias, bounds }
     Bounds { input_min, input_max, output_min, output_max }
     Patches { width, ops }
     Merged { rows, width, taps }
@@ -272,6 +271,16 @@ enums! {
     LatentQuery { 0 Direct(linear), 1 Down { down, rank, norm, up }, }
     GatedNorm { 0 GateOnly, 1 AfterGate(norm), 2 BeforeGate(norm), }
     KeySharing { 0 Consecutive, 1 Alternating, }
+}
+
+impl Fields for Linear {
+    fn walk(&mut self, walk: &mut Walk<'_>) {
+        let Self { matrix, bias, bounds } = self;
+        matrix.walk(walk);
+        bias.walk(walk);
+        // Their absence adds nothing, so that programs without bounds keep their digests.
+        bounds.iter_mut().for_each(|bounds| bounds.walk(walk));
+    }
 }
 
 impl Fields for Embed {
