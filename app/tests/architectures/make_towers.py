@@ -165,6 +165,10 @@ def run(name, class_, options, sizes, processor):
                 extra["token_type_ids"] = is_image
             elif class_.startswith(("Qwen", "Gemma4")):
                 extra["mm_token_type_ids"] = is_image
+            if class_ == "Gemma4Unified":
+                # `forward` alone lets rows of a picture see each other in all layers, `generate` in those with a window, as documented.
+                extra["attention_mask"] = model_class.create_masks_for_generate(
+                    model.config, torch.zeros(1, len(tokens), 64), None, None, torch.arange(len(tokens))[None], mm_token_type_ids=is_image)
             out = model(input_ids=torch.tensor([tokens]), **accepted, **extra)
         scores = torch.log_softmax(out.logits[0].float(), -1)
         of_text = torch.stack([scores[at, tokens[at + 1]] for at in range(BEFORE + len(image) - 1, len(tokens) - 1)])

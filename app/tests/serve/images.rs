@@ -96,13 +96,13 @@ impl Question {
         let prompt = format!("<|user|>\n{places}{}<|end|>\n<|assistant|>\n", self.text);
         vec![
             (
-                "/completion",
+                "/v1/completions",
                 json!({
                     "prompt": {"prompt_string": prompt, "multimodal_data": self.images},
-                    "n_predict": 40,
+                    "max_tokens": 40,
                     "temperature": 0,
                 }),
-                "/content",
+                "/choices/0/text",
             ),
             (
                 "/v1/chat/completions",
@@ -155,7 +155,7 @@ fn every_api_answers_as_the_reference() {
     }
     // Streams have the same text.
     let question = &questions(&folder)[0];
-    let (path, body, _) = question.requests().remove(0);
+    let (path, body, _) = question.requests().remove(1);
     let mut body = named(body);
     body["stream"] = true.into();
     let pieces = server.post(path, &body).events();
@@ -202,7 +202,7 @@ fn programs_send_images_in_their_forms() {
     let Some(folder) = folder() else { return };
     let server = start(&folder, &[]);
     let question = &questions(&folder)[0];
-    let recorded: Value = serde_json::from_str(include_str!("recorded/images.json")).unwrap();
+    let recorded: Value = serde_json::from_str(include_str!("images.json")).unwrap();
     for entry in recorded.as_array().unwrap() {
         let body = entry["body"].to_string();
         let body = body.replace("IMAGE", &question.images[0]).replace("MODEL", MODEL);
