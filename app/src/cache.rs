@@ -12,6 +12,7 @@ use crate::{
     serve::disk::default_folder,
     sessions,
     settings::{LibrarySettings, Terminal},
+    table::Table,
     units,
 };
 
@@ -72,13 +73,12 @@ fn info(dir: &Path, as_json: bool, terminal: Terminal) -> Outcome<()> {
     if info.spaces.is_empty() {
         return Ok(());
     }
-    let width =
-        info.spaces.iter().map(|(model, ..)| name(model.as_ref()).chars().count()).max().unwrap_or(0).max(5);
-    out.line(terminal.bold(&format!("{:width$}  {:>8}  {:>10}", "model", "items", "size")))?;
-    info.spaces.iter().try_for_each(|(model, items, bytes)| {
-        let name = name(model.as_ref());
-        out.line(format_args!("{name:width$}  {items:>8}  {:>10}", units::bytes(*bytes)))
-    })
+    let mut table = Table::new(["model", "items", "size"], &[1, 2], &[]);
+    for (model, items, bytes) in &info.spaces {
+        let name = name(model.as_ref()).to_owned();
+        table.push([name, items.to_string(), units::bytes(*bytes)], "");
+    }
+    table.write(&mut out, terminal)
 }
 
 fn verify(dir: &Path, as_json: bool) -> Outcome<()> {

@@ -8,6 +8,7 @@ use crate::{
     failure::{Failure, Outcome},
     output::Output,
     settings::Terminal,
+    table::Table,
 };
 
 /// Manages the keys in `file`.
@@ -39,11 +40,9 @@ pub fn keys(args: &KeysArgs, file: &KeyFile, terminal: Terminal) -> Outcome<()> 
                 return Ok(());
             }
             let scopes = |key: &ApiKey| key.scopes.iter().map(Scope::name).collect::<Vec<_>>().join(",");
-            let width = keys.iter().map(|key| scopes(key).len()).max().unwrap_or(0).max("scope".len());
-            out.line(terminal.bold(&format!("{:8}  {:width$}  name", "id", "scope")))?;
-            keys.iter().try_for_each(|key| {
-                out.line(format_args!("{:8}  {:width$}  {}", key.id, scopes(key), key.name))
-            })
+            let mut table = Table::new(["id", "scope", "name"], &[], &[]);
+            keys.iter().for_each(|key| table.push([key.id.clone(), scopes(key), key.name.clone()], ""));
+            table.write(&mut out, terminal)
         }
         KeysCommand::Rm { id } => {
             let key = file.remove(id).map_err(failed)?;

@@ -114,10 +114,14 @@ pub fn writer(source: &Source, context: Context) -> Outcome<Arc<Model>> {
 pub fn writer_of(file: &ModelFile, source: &Source, context: Context) -> Outcome<Arc<Model>> {
     if file.is_encoder() {
         let name = source.short_name();
-        return Err(Failure::new(format!(
-            "the model `{name}` is an encoder: it reads texts and writes none"
-        ))
-        .hint("`paguro embed` computes vectors with it, and `paguro serve` offers them at /v1/embeddings"));
+        let failure =
+            Failure::new(format!("the model `{name}` is an encoder: it reads texts and writes none"));
+        return Err(failure.hint(match file.has_scores() {
+            Ok(true) => {
+                "`paguro rerank` scores texts with it, and `paguro serve` offers scores at /v1/rerank and /v1/classify"
+            }
+            _ => "`paguro embed` computes vectors with it, and `paguro serve` offers them at /v1/embeddings",
+        }));
     }
     let max_context = match context {
         Context::Default => Some(default_context(file)),

@@ -26,6 +26,7 @@ mod run;
 mod serve;
 mod sessions;
 mod settings;
+mod table;
 mod terminal;
 mod tokenize;
 mod units;
@@ -96,8 +97,8 @@ fn execute(settings: &Settings) -> Outcome<()> {
     match &settings.command {
         Command::Run(args) => run::run(args, library, devices, terminal, settings.history.as_deref()),
         Command::Serve(args) => serve::serve(args, settings, devices),
-        Command::Ps(args) => ps::ps(args, terminal),
-        Command::Unload(args) => ps::unload(args, terminal),
+        Command::Ps(args) => ps::ps(args, settings),
+        Command::Unload(args) => ps::unload(args, settings),
         Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?), terminal),
         Command::Cache(args) => cache::cache(args, library, terminal),
         Command::Sessions(args) => sessions::sessions(args, library, terminal),

@@ -216,7 +216,7 @@ fn in_library(name: &str, settings: &LibrarySettings) -> Outcome<Found> {
 }
 
 /// Returns the argument of `paguro import` for a usable model of another program with this name.
-fn elsewhere(name: &str, settings: &LibrarySettings) -> Option<String> {
+pub fn elsewhere(name: &str, settings: &LibrarySettings) -> Option<String> {
     if let Some((program, name)) = Program::split(name) {
         let found = settings.stores.find(program, name).ok()?;
         return found.problem().is_none().then(|| found.reference());

@@ -1,20 +1,28 @@
 //! `paguro ps` and `paguro unload`: state of a running server.
 
-use std::time::Duration;
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{PsArgs, ServerArgs, UnloadArgs},
+    cli::{Given, PsArgs, ServerArgs, UnloadArgs},
     failure::{Failure, Outcome},
     output::Output,
-    settings::Terminal,
+    serve::{self, address},
+    settings::Settings,
+    table::Table,
     units,
 };
 
 /// Timeout of requests to the server.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time between two looks at the server while a model is unloaded.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Displayed fields of `/status`.
 #[derive(Deserialize)]
@@ -26,10 +34,8 @@ struct Status {
 struct Model {
     name: String,
     device: String,
-    bytes: u64,
-    /// Absent in older versions.
-    weight_bytes: Option<u64>,
-    kv_bytes: Option<u64>,
+    weights: u64,
+    kv: u64,
     context: usize,
     expires_in: Option<f64>,
     waiting: usize,
@@ -39,103 +45,157 @@ struct Model {
     pages_cached: usize,
 }
 
-/// Sends a request to the server and returns its answer. With a body, the method is POST.
-fn request(server: &ServerArgs, path: &str, body: Option<&Value>) -> Outcome<Value> {
-    let url = format!("{}{path}", server.url.trim_end_matches('/'));
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .timeout_global(Some(PATIENCE))
-        .http_status_as_error(false)
-        .build()
-        .into();
-    let key = server.key.as_ref().map(|key| format!("Bearer {key}"));
-    let unreachable = |error: ureq::Error| {
-        Failure::new(format!("no server answers at {}: {error}", server.url))
-            .hint("start one with `paguro serve`, or set its address with --url")
-    };
-    let answer = match body {
-        Some(body) => {
-            let mut request = agent.post(&url).header("Content-Type", "application/json");
-            if let Some(key) = key {
-                request = request.header("Authorization", key);
-            }
-            request.send(body.to_string())
-        }
-        None => {
-            let mut request = agent.get(&url);
-            if let Some(key) = key {
-                request = request.header("Authorization", key);
-            }
-            request.call()
-        }
-    };
-    let mut answer = answer.map_err(unreachable)?;
-    let text = answer.body_mut().read_to_string().map_err(unreachable)?;
-    let json: Value = serde_json::from_str(&text).map_err(|_| strange(server))?;
-    if !answer.status().is_success() {
-        let error = &json["error"];
-        let message = error["message"].as_str().or_else(|| error.as_str()).ok_or_else(|| strange(server))?;
-        return Err(Failure::new(format!("the server refuses: {message}")));
-    }
-    Ok(json)
+/// A running server.
+struct Server<'a> {
+    url: String,
+    key: Option<&'a str>,
 }
 
-/// Returns the error for a server that is another program.
-fn strange(server: &ServerArgs) -> Failure {
-    Failure::new(format!("the server at {} is not `paguro serve`", server.url))
+impl<'a> Server<'a> {
+    /// Finds the server of the flags, the settings file and the environment, in the order in which `paguro serve` reads them.
+    ///
+    /// # Errors
+    /// The settings file is invalid, or the host cannot be resolved.
+    fn find(args: &'a ServerArgs, settings: &Settings) -> Outcome<Self> {
+        let key = args.key.as_deref();
+        if let Some(url) = &args.url {
+            let scheme = if url.contains("://") { "" } else { "http://" };
+            return Ok(Self { url: format!("{scheme}{}", url.trim_end_matches('/')), key });
+        }
+        let file = serve::read_config(None, settings.serve_config.as_deref())?;
+        let Given { flags, environment } = &args.place;
+        let host = flags.host.clone().or(file.host).or(environment.host.clone());
+        let port = flags.port.or(file.port).or(environment.port).unwrap_or(serve::PORT);
+        let address = address::resolve(host.as_deref(), port)?;
+        Ok(Self { url: address::from_here(&format!("http://{address}")), key })
+    }
+
+    /// Sends a request and returns the answer. With a body, the method is POST.
+    fn request(&self, path: &str, body: Option<&Value>) -> Outcome<Value> {
+        let url = format!("{}{path}", self.url);
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .timeout_global(Some(PATIENCE))
+            .http_status_as_error(false)
+            .build()
+            .into();
+        let key = self.key.map(|key| format!("Bearer {key}"));
+        let unreachable = |error: ureq::Error| {
+            Failure::new(format!("no server answers at {}: {error}", self.url))
+                .hint("start one with `paguro serve`, or set its address with --url or --port")
+        };
+        let answer = match body {
+            Some(body) => {
+                let mut request = agent.post(&url).header("Content-Type", "application/json");
+                if let Some(key) = key {
+                    request = request.header("Authorization", key);
+                }
+                request.send(body.to_string())
+            }
+            None => {
+                let mut request = agent.get(&url);
+                if let Some(key) = key {
+                    request = request.header("Authorization", key);
+                }
+                request.call()
+            }
+        };
+        let mut answer = answer.map_err(unreachable)?;
+        let text = answer.body_mut().read_to_string().map_err(unreachable)?;
+        let json: Value = serde_json::from_str(&text).map_err(|_| self.strange())?;
+        if !answer.status().is_success() {
+            let error = &json["error"];
+            let message = error["message"].as_str().or_else(|| error.as_str());
+            let message = message.ok_or_else(|| self.strange())?;
+            return Err(Failure::new(format!("the server refuses: {message}")));
+        }
+        Ok(json)
+    }
+
+    /// Returns the state of the loaded models, and the whole answer.
+    fn status(&self) -> Outcome<(Status, Value)> {
+        let json = self.request("/status", None)?;
+        let status = Status::deserialize(&json).map_err(|_| self.strange())?;
+        Ok((status, json))
+    }
+
+    /// Unloads a model, and returns the result for the user.
+    fn unload(&self, name: &str) -> Outcome<String> {
+        // The name may be an alias, or a part of the model's name.
+        let model = self.request(&format!("/v1/models/{}", encoded(name)), None)?;
+        let id = model["id"].as_str().ok_or_else(|| self.strange())?;
+        let loaded = || -> Outcome<Option<Model>> {
+            Ok(self.status()?.0.models.into_iter().find(|model| model.name == id))
+        };
+        if loaded()?.is_none() {
+            return Ok(format!("{id} is not loaded"));
+        }
+        let body = json!({"model": id, "keep_alive": 0, "stream": false});
+        self.request("/api/generate", Some(&body))?;
+        let start = Instant::now();
+        loop {
+            match loaded()? {
+                None => return Ok(format!("{id} is unloaded")),
+                Some(model) if model.running + model.waiting > 0 => {
+                    let requests = units::plural(model.running + model.waiting, "request");
+                    return Ok(format!("{id} is unloaded after {requests}"));
+                }
+                Some(_) if start.elapsed() > PATIENCE => {
+                    return Err(Failure::new(format!("{id} is still loaded")));
+                }
+                Some(_) => sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Returns the error for a server that is another program.
+    fn strange(&self) -> Failure {
+        Failure::new(format!("the server at {} is not `paguro serve`", self.url))
+    }
+}
+
+/// Returns a model's name as a part of a path.
+fn encoded(name: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._~-:/@".contains(&byte);
+    let encode =
+        |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    name.bytes().map(encode).collect()
 }
 
 /// Runs `paguro unload`.
 ///
 /// # Errors
-/// No server answers, or it has no model of a name. The models before it are unloaded then.
-pub fn unload(args: &UnloadArgs, terminal: Terminal) -> Outcome<()> {
+/// No server answers, or it has no model of a name. The models of the other names are unloaded.
+pub fn unload(args: &UnloadArgs, settings: &Settings) -> Outcome<()> {
+    let server = Server::find(&args.server, settings)?;
+    let mut failed = None;
     for name in &args.names {
-        let body = json!({"model": name, "keep_alive": 0, "stream": false});
-        request(&args.server, "/api/generate", Some(&body))?;
+        match server.unload(name) {
+            Ok(note) => settings.terminal.status(&note),
+            Err(failure) if failed.is_none() => failed = Some(failure),
+            Err(failure) => settings.terminal.note(failure.message()),
+        }
     }
-    // A model in use is unloaded when its requests have ended.
-    let json = request(&args.server, "/status", None)?;
-    let status = Status::deserialize(json).map_err(|_| strange(&args.server))?;
-    for name in &args.names {
-        let in_use = status.models.iter().find(|model| model.name == *name).map(|model| model.running);
-        terminal.status(&match in_use {
-            Some(running @ 1..) => {
-                format!("{name} is unloaded after {}", units::plural(running, "running request"))
-            }
-            _ => format!("{name} is not loaded"),
-        });
-    }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 /// Runs `paguro ps`.
 ///
 /// # Errors
 /// No server answers, or the answer is not that of `paguro serve`.
-pub fn ps(args: &PsArgs, terminal: Terminal) -> Outcome<()> {
-    let json = request(&args.server, "/status", None)?;
+pub fn ps(args: &PsArgs, settings: &Settings) -> Outcome<()> {
+    let (status, json) = Server::find(&args.server, settings)?.status()?;
     let mut out = Output::new();
     if args.json {
         return out.json(&json);
     }
-    let status = Status::deserialize(json).map_err(|_| strange(&args.server))?;
     if status.models.is_empty() {
         return out.line("no model is loaded");
     }
-    let rows = status.models.iter().map(Model::cells);
-    let rows: Vec<[String; 7]> = std::iter::once(HEADINGS.map(str::to_owned)).chain(rows).collect();
-    let widths: [usize; 7] =
-        std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0));
-    for (index, row) in rows.iter().enumerate() {
-        let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        let line = cells.join("  ");
-        out.line(if index == 0 { terminal.bold(line.trim_end()) } else { line.trim_end().to_owned() })?;
-    }
-    Ok(())
+    let titles = ["name", "device", "memory", "context", "requests", "pages", "unloads"];
+    let mut table = Table::new(titles, &[3], &[5, 1, 4, 3]);
+    status.models.iter().for_each(|model| table.push(model.cells(), ""));
+    table.write(&mut out, settings.terminal)
 }
-
-/// Headings of the table, one for each of a model's cells.
-const HEADINGS: [&str; 7] = ["name", "device", "memory", "context", "requests", "pages", "unloads"];
 
 impl Model {
     fn cells(&self) -> [String; 7] {
@@ -143,17 +203,11 @@ impl Model {
             Some(seconds) => format!("in {} s", seconds.round()),
             None => "never".into(),
         };
-        let memory = match (self.weight_bytes, self.kv_bytes) {
-            // K and V fill with use. On a CPU, the system allocates their memory then.
-            (Some(weights), Some(kv)) => {
-                format!("{} + up to {} KV", units::bytes(weights), units::bytes(kv))
-            }
-            _ => units::bytes(self.bytes),
-        };
         [
             self.name.clone(),
             self.device.clone(),
-            memory,
+            // K and V fill with use. On a CPU, the system allocates their memory then.
+            format!("{} + up to {} KV", units::bytes(self.weights), units::bytes(self.kv)),
             self.context.to_string(),
             format!("{} running, {} waiting", self.running, self.waiting),
             format!("{} of {} ({} cached)", self.pages_used, self.pages, self.pages_cached),

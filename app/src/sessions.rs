@@ -15,6 +15,7 @@ use crate::{
     output::Output,
     run::saved,
     settings::{LibrarySettings, Terminal},
+    table::Table,
     units,
 };
 
@@ -111,7 +112,7 @@ fn list(settings: &LibrarySettings, terminal: Terminal, as_json: bool) -> Outcom
         terminal.status("there are no sessions; `paguro run --session NAME` begins one");
         return Ok(());
     }
-    let mut rows = Vec::new();
+    let mut table = Table::new(["name", "model", "messages", "cache"], &[2, 3], &[]);
     for (name, folder) in all {
         let path = messages(&folder);
         let (model, count) = match saved::load_with_model(&path) {
@@ -129,22 +130,13 @@ fn list(settings: &LibrarySettings, terminal: Terminal, as_json: bool) -> Outcom
             }))?;
         } else {
             let count = count.map_or_else(|| "damaged".to_owned(), |count| count.to_string());
-            rows.push([name, model, count, units::bytes(bytes)]);
+            table.push([name, model, count, units::bytes(bytes)], "");
         }
     }
     if as_json {
         return Ok(());
     }
-    let title = ["name", "model", "messages", "cache"].map(str::to_owned);
-    let width =
-        |column: usize| rows.iter().chain([&title]).map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let [name, model, count, bytes] = [0, 1, 2, 3].map(width);
-    let line = |row: &[String; 4]| {
-        let [a, b, c, d] = row;
-        format!("{a:name$}  {b:model$}  {c:>count$}  {d:>bytes$}")
-    };
-    out.line(terminal.bold(&line(&title)))?;
-    rows.iter().try_for_each(|row| out.line(line(row)))
+    table.write(&mut out, terminal)
 }
 
 fn remove(settings: &LibrarySettings, name: &str) -> Outcome<()> {

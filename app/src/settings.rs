@@ -96,6 +96,7 @@ impl Settings {
             quiet: cli.quiet,
             verbose: cli.verbose,
         };
+        let uses_server = matches!(cli.command, Command::Serve(_) | Command::Ps(_) | Command::Unload(_));
         let text = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let data = data_folder();
         let library = LibrarySettings {
@@ -116,7 +117,7 @@ impl Settings {
             serve_config: config_folder().map(|folder| folder.join("serve.toml")),
             data,
             tool_environment: mcp::inherited(env::vars_os()),
-            warnings: unknown_variables(env::vars_os().filter_map(|(name, _)| name.into_string().ok())),
+            warnings: warnings(uses_server),
         }
     }
 
@@ -164,7 +165,7 @@ const MORE_VARIABLES: [&str; 15] = [
     "PAGURO_WGSL_TEXT",
     "PAGURO_SAMPLE",
     "PAGURO_FUZZ_CASE",
-    "PAGURO_FUZZ_SECONDS",
+    "PAGURO_FUZZ_CASES",
     "PAGURO_FUZZ_SEED",
     "PAGURO_KILLS",
 ];
@@ -174,6 +175,39 @@ const REPLACED: [(&str, &str); 2] = [
     ("PAGURO_COOPERATIVE", "--numerics or PAGURO_NUMERICS"),
     ("PAGURO_HAND_OVER", "a check of the GPU when it is opened"),
 ];
+
+/// Variables of Ollama's server, and their counterparts.
+const OLLAMA: [(&str, &str); 8] = [
+    ("OLLAMA_HOST", "PAGURO_HOST and PAGURO_PORT"),
+    ("OLLAMA_KEEP_ALIVE", "PAGURO_KEEP_ALIVE"),
+    ("OLLAMA_CONTEXT_LENGTH", "PAGURO_CTX"),
+    ("OLLAMA_NUM_PARALLEL", "PAGURO_PARALLEL"),
+    ("OLLAMA_MAX_QUEUE", "PAGURO_MAX_QUEUE"),
+    ("OLLAMA_KV_CACHE_TYPE", "PAGURO_KV_DTYPE"),
+    ("OLLAMA_ORIGINS", "PAGURO_CORS_ORIGIN"),
+    ("OLLAMA_MAX_LOADED_MODELS", "PAGURO_MEMORY, which bounds the memory of all loaded models"),
+];
+
+/// Returns the warnings about variables.
+fn warnings(uses_server: bool) -> Vec<String> {
+    let names = || env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut all = unknown_variables(names());
+    if uses_server {
+        all.extend(variables_of_ollama(&names().collect::<Vec<_>>()));
+    }
+    all
+}
+
+/// Returns a note for each variable of Ollama without its counterpart.
+fn variables_of_ollama(names: &[String]) -> Vec<String> {
+    let is_set = |name: &str| names.iter().any(|other| other == name);
+    let lacks = |ours: &str| {
+        let mut ours = ours.split([' ', ',']).filter(|word| word.starts_with("PAGURO_"));
+        !ours.any(is_set)
+    };
+    let unread = OLLAMA.iter().filter(|(theirs, ours)| is_set(theirs) && lacks(ours));
+    unread.map(|(theirs, ours)| format!("{theirs} is Ollama's and is not read; here it is {ours}")).collect()
+}
 
 /// Returns a warning for each variable with our prefix that is not read.
 fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
@@ -289,6 +323,23 @@ mod tests {
         for (old, by) in REPLACED {
             let warnings = unknown_variables([old.to_owned()].into_iter());
             assert!(warnings[0].contains(old) && warnings[0].contains(by), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn variables_of_ollama_have_a_counterpart() {
+        let notes = |names: &[&str]| {
+            variables_of_ollama(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(
+            notes(&["OLLAMA_HOST", "HOME"]),
+            ["OLLAMA_HOST is Ollama's and is not read; here it is PAGURO_HOST and PAGURO_PORT"]
+        );
+        assert!(notes(&["OLLAMA_HOST", "PAGURO_PORT", "OLLAMA_MODELS"]).is_empty());
+        let known = known_variables();
+        for (_, ours) in OLLAMA {
+            let words = ours.split([' ', ',']).filter(|word| word.starts_with("PAGURO_"));
+            assert!(words.clone().count() > 0 && words.clone().all(|word| known.contains(&word.to_owned())));
         }
     }
 

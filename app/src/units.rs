@@ -44,6 +44,11 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// Appends blanks up to `width` characters.
+pub fn pad(text: &str, width: usize) -> String {
+    format!("{text:width$}")
+}
+
 /// Returns the words of [`wrapped`].
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text.trim();

@@ -52,6 +52,11 @@ const STEPS: [Step; 14] = [
     Step { name: "packaging", group: Group::Waiting, run: |root, _| packaging::run(root) },
 ];
 
+/// Tests of the step `requests`: their program, and their name.
+pub const RANDOM_REQUESTS: (&str, &str) = ("paguro::requests", "random_requests_are_answered_or_refused");
+pub const RANDOM_PEERS: (&str, &str) =
+    ("paguro-server", "kv_events::tests::fuzz::random_peers_cost_a_subscriber_no_batch");
+
 /// Steps that a run without names and without `--all` may leave out: their package, and the number of which one run has them.
 const DRAWN: [(&str, &str, u64); 1] = [("aarch64", "paguro-backend-cpu", 4)];
 
@@ -149,14 +154,20 @@ fn clippy(root: &Path) -> Result<Outcome> {
 
 /// Sends random requests, and random peers to the sockets of KV events. The output has the seeds.
 fn requests(root: &Path, sample: &Sample) -> Result<Outcome> {
-    let [seconds, of_events] = if *sample == Sample::All { ["60", "20"] } else { ["30", "10"] };
-    let fuzz = |seconds: &str, tests: &[&str]| {
+    let [requests, peers] = if *sample == Sample::All { ["20000", "20000"] } else { ["4000", "4000"] };
+    let fuzz = |cases: &str, target: &[&str], test: &str| {
         let mut command = cargo(root);
-        command.args(["test", "--workspace", "--locked"]).args(tests).env("PAGURO_FUZZ_SECONDS", seconds);
+        command.args(["test", "--workspace", "--locked"]).args(target).args([
+            "--",
+            test,
+            "--exact",
+            "--nocapture",
+        ]);
+        command.envs(sample.seeds()).env("PAGURO_FUZZ_CASES", cases);
         succeed(&mut command)
     };
-    match fuzz(seconds, &["--test", "requests", "--", "--nocapture"])? {
-        Outcome::Passed(_) => fuzz(of_events, &["--lib", "kv_events::tests::fuzz", "--", "--nocapture"]),
+    match fuzz(requests, &["--test", "requests"], RANDOM_REQUESTS.1)? {
+        Outcome::Passed(_) => fuzz(peers, &["--lib"], RANDOM_PEERS.1),
         failed => Ok(failed),
     }
 }

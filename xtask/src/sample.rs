@@ -16,6 +16,9 @@ use without_pages::WITHOUT_PAGES;
 #[path = "../../crates/backend-conformance/src/without_pages.rs"]
 mod without_pages;
 
+/// The package that depends on all others.
+const WHOLE: &str = "paguro";
+
 /// The choice of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sample {
@@ -348,6 +351,16 @@ impl Sample {
             Self::All => "all".to_owned(),
             Self::Drawn(seeds) => seeds.get(package).to_string(),
         }
+    }
+
+    /// Returns the variables with the seeds of random tests: of proptest, and of the random requests and peers. They follow from
+    /// the files of all crates.
+    pub fn seeds(&self) -> [(&'static str, String); 2] {
+        let seed = match self {
+            Self::All => 0,
+            Self::Drawn(seeds) => seeds.get(WHOLE),
+        };
+        ["PROPTEST_RNG_SEED", "PAGURO_FUZZ_SEED"].map(|name| (name, seed.to_string()))
     }
 
     /// Returns true if one of `one_in` packages of this content draws this.

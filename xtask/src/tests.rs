@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     aarch64,
-    ci::{cargo, quiet},
+    ci::{RANDOM_PEERS, RANDOM_REQUESTS, cargo, quiet},
     clients, junit,
     listing::Listing,
     output::Digest,
@@ -79,8 +79,14 @@ pub fn run_on_gpu(root: &Path, sample: &Sample) -> Result<Outcome> {
 fn check_names(listing: &Listing) -> Result<()> {
     let conformance = format!("{GPU}::conformance");
     let widths = WIDTH_CASES.iter().filter(|case| !listing.has(&conformance, case));
-    let missing: Vec<String> =
-        widths.map(|case| format!("{conformance}: `{case}`")).chain(aarch64::missing(listing)).collect();
+    let random =
+        [RANDOM_REQUESTS, RANDOM_PEERS].into_iter().filter(|(program, test)| !listing.has(program, test));
+    let random = random.map(|(program, test)| format!("{program}: `{test}`"));
+    let missing: Vec<String> = widths
+        .map(|case| format!("{conformance}: `{case}`"))
+        .chain(aarch64::missing(listing))
+        .chain(random)
+        .collect();
     if missing.is_empty() {
         Ok(())
     } else {
@@ -97,6 +103,8 @@ struct Tests {
     left_out: Vec<LeftOut>,
     /// Value of [`DRAW`].
     draw: String,
+    /// Variables with the seeds of random tests.
+    seeds: [(&'static str, String); 2],
     digest: Digest,
     statuses: Vec<ExitStatus>,
 }
@@ -112,7 +120,8 @@ impl Tests {
             );
         }
         let draw = sample.of_cases(package);
-        Ok(Self { left_out, draw, digest: Digest::default(), statuses: Vec::new() })
+        let seeds = sample.seeds();
+        Ok(Self { left_out, draw, seeds, digest: Digest::default(), statuses: Vec::new() })
     }
 
     /// Prints the skipped tests and the slowest ones, and writes the times of all to a file.
@@ -146,7 +155,11 @@ impl Tests {
         let _ = fs::remove_file(&results);
         let mut command = cargo(root);
         command.args(["nextest", "run", "--workspace", "--locked", "--profile", "ci", "--color", "never"]);
-        command.args(["-E", &filter]).env("RUST_BACKTRACE", "0").env(DRAW, &self.draw);
+        command
+            .args(["-E", &filter])
+            .env("RUST_BACKTRACE", "0")
+            .env(DRAW, &self.draw)
+            .envs(self.seeds.clone());
         let status = command.stdout(Stdio::null()).status().context("cargo does not start")?;
         let text =
             fs::read_to_string(&results).with_context(|| format!("nextest: {status}, without results"))?;
@@ -158,7 +171,7 @@ impl Tests {
     fn libtest(&mut self, root: &Path, build: &[&str]) -> Result<()> {
         let mut command = cargo(root);
         command.args(["test", "--locked", "--no-fail-fast"]).args(build);
-        command.args(["--", "--show-output"]).env(DRAW, &self.draw);
+        command.args(["--", "--show-output"]).env(DRAW, &self.draw).envs(self.seeds.clone());
         self.statuses.push(process(&mut command, |line| {
             if self.digest.line(line) {
                 println!("{line}");
@@ -204,6 +217,7 @@ impl Tests {
             let command = |name: String| {
                 let mut command = Command::new(&binary);
                 command.current_dir(root.join("crates/backend-wgpu")).env(DRAW, &self.draw);
+                command.envs(self.seeds.clone());
                 command.args(["--show-output", "--exact", "-Zunstable-options", "--report-time"]);
                 // Times are an option that is not stable; this lets the test's own harness have it.
                 command.env("RUSTC_BOOTSTRAP", "1");

@@ -70,6 +70,8 @@ pub struct Measured {
     pub drafted: u64,
     /// Drafted tokens that were accepted.
     pub accepted: u64,
+    /// Answers that differ from those without drafts, if these are known.
+    pub changed: u64,
 }
 
 /// Runs the case once with its prefixes.
@@ -109,6 +111,7 @@ fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -
     // Sequences that are admitted a few steps earlier decode for longer.
     let most = if test == Test::Prefill { 1 } else { tokens + case.slack() };
     let drafts = drafts(handle, case, &prompts, most)?;
+    let known: Vec<Option<Replay>> = drafts.iter().map(|drafts| drafts.replay.clone()).collect();
     let before = handle.stats();
     let start = Instant::now();
     let submitted =
@@ -119,10 +122,15 @@ fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -
         Test::Decode => decode_rate(&lines, tokens)?,
     };
     let after = handle.stats();
+    let is_changed = |(line, known): &(&Timeline, &Option<Replay>)| {
+        known.as_ref().is_some_and(|known| *known.tokens != *line.answer)
+    };
+    let changed = lines.iter().zip(&known).filter(is_changed).count() as u64;
     Ok(rate.map(|tokens_per_second| Measured {
         tokens_per_second,
         drafted: after.draft_tokens - before.draft_tokens,
         accepted: after.accepted_tokens - before.accepted_tokens,
+        changed,
     }))
 }
 

@@ -57,13 +57,22 @@ impl Row {
         samples.fold((0, 0), |(drafted, accepted), it| (drafted + it.drafted, accepted + it.accepted))
     }
 
+    /// Returns the number of answers that differ from those without drafts.
+    fn changed(&self) -> u64 {
+        self.samples.iter().map(|sample| sample.measured.changed).sum()
+    }
+
     /// Returns a column about drafts.
     fn drafts(&self) -> String {
-        match self.drafted() {
+        let text = match self.drafted() {
             (0, _) => self.case.drafts.to_string(),
             (drafted, accepted) => {
                 format!("{} {:.0}%", self.case.drafts, 100.0 * accepted as f64 / drafted as f64)
             }
+        };
+        match self.changed() {
+            0 => text,
+            changed => format!("{text}, {changed} changed"),
         }
     }
 
@@ -96,6 +105,7 @@ impl Row {
             "speculate": drafts.to_string(),
             "drafted_tokens": drafted,
             "accepted_tokens": accepted,
+            "changed_answers": self.changed(),
             "tokens_per_second": self.speeds(),
             "bytes_per_token": self.bytes_per_token.round(),
             "read_bandwidth": self.samples.iter().map(|sample| sample.bandwidth.round()).collect::<Vec<_>>(),

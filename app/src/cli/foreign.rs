@@ -132,12 +132,13 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     ),
     (Run, &["--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro"], Refused(CACHE)),
     (Run, &["-co", "--no-perf", "--nowordwrap", "--multiline-input", "-mli"], Nothing),
-    (Run, &["--keepalive"], NothingWithValue),
+    (Run, &["--keepalive", "--ttl"], NothingWithValue),
+    (Run, &["--insecure", "-y", "--yes"], Nothing),
     (
         Run,
-        &["--think", "--hidethinking"],
+        &["--hidethinking"],
         Refused(
-            "`run` shows all that the model writes; models have their own words for this, such as /no_think in a message to Qwen 3",
+            "`run` shows all that the model writes; --think=false lets many models answer without thinking",
         ),
     ),
     (Both, &["-mm"], Ours("--mmproj")),
@@ -176,7 +177,7 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Both, &["--chat-template", "--chat-template-file"], Refused(TEMPLATE)),
     (Both, &["--jinja", "--no-jinja"], Nothing),
     // Memory and devices.
-    (Both, &["--ctx-size", "--num-ctx", "--n-ctx", "--max-model-len"], Ours("--ctx")),
+    (Both, &["--ctx-size", "--num-ctx", "--n-ctx", "--max-model-len", "--context-length"], Ours("--ctx")),
     (Both, &["-b", "--batch-size", "--num-batch"], Ours("--batch-tokens")),
     (Both, &["-ub", "--ubatch-size", "-tb", "--threads-batch", "--threads-http"], NothingWithValue),
     (Both, &["-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu"], GpuLayers),
@@ -216,7 +217,16 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Both, &["--numa", "-lv", "--log-verbosity", "--verbosity"], NothingWithValue),
     (Both, &["--log-disable", "--log-colors", "--log-prefix", "--log-timestamps"], Nothing),
     // The server.
-    (Serve, &["-a", "--served-model-name"], Ours("--alias")),
+    (Serve, &["-a", "--served-model-name", "--identifier"], Ours("--alias")),
+    // LM Studio's `lms server start`.
+    (Serve, &["-p"], Ours("--port")),
+    (
+        Serve,
+        &["--cors"],
+        Refused("--cors-origin ORIGIN names a page that may use the server, and `*` stands for all"),
+    ),
+    (Serve, &["--ttl"], Ours("--keep-alive")),
+    (Both, &["--gpu"], Refused("--device selects the device: cpu, gpu or gpu:N")),
     (Serve, &["-np", "--max-num-seqs"], Ours("--parallel")),
     (
         Serve,
@@ -281,6 +291,15 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (
         &["push", "signin", "signout", "login", "logout", "whoami"],
         "`paguro pull` only reads from Hugging Face; HF_TOKEN, or what `hf auth login` has stored, opens private models",
+    ),
+    (&["load"], "a server loads a model at its first request; `paguro run MODEL` runs one without a server"),
+    (
+        &["log", "logs"],
+        "the log of `paguro serve` is its standard error; docs/service.md has that of a service",
+    ),
+    (
+        &["ollama", "lms"],
+        "`paguro list --found` shows the models of Ollama and LM Studio, `paguro import` takes them over",
     ),
     (&["launch"], "start `paguro serve` and point the program at http://127.0.0.1:11434/v1"),
     (&["update", "upgrade"], "`paguro pull NAME` updates a model; update the program as you installed it"),
@@ -460,6 +479,8 @@ mod tests {
             ("paguro run -no-cnv hi", "paguro run --raw hi"),
             ("paguro run --mlock -tb 4 hi", "paguro run hi"),
             ("paguro serve -np 4 -a x", "paguro serve --parallel 4 --alias x"),
+            ("paguro serve -p 1234 --context-length 4096", "paguro serve --port 1234 --ctx 4096"),
+            ("paguro run --insecure --ttl 300 hi", "paguro run hi"),
             ("paguro serve -hf a/b:Q8_0", "paguro serve --model a/b:Q8_0"),
             ("paguro bench -ngl 0 -p 5 -b 1,8", "paguro bench --device=cpu -p 5 -b 1,8"),
             // Other commands have their own flags, and words after `--` are not flags.
@@ -473,9 +494,15 @@ mod tests {
         }
         assert_eq!(translate(words("paguro run -ngl 99 hi")).unwrap().notes.len(), 1);
         assert!(translate(words("paguro serve --temp 0.2")).is_err());
-        for refused in
-            ["--control-vector x", "-md x", "-ctk iq4_nl", "--mirostat 2", "-ngl", "--rope-scaling=yarn"]
-        {
+        for refused in [
+            "--control-vector x",
+            "-md x",
+            "--gpu max",
+            "-ctk iq4_nl",
+            "--mirostat 2",
+            "-ngl",
+            "--rope-scaling=yarn",
+        ] {
             assert!(translate(words(&format!("paguro run {refused}"))).is_err(), "{refused}");
         }
     }

@@ -3,16 +3,34 @@
 use clap::{Args, Subcommand, ValueEnum};
 use paguro_server::Scope;
 
+use super::{choices, serve::Given};
+
 /// A running server.
 #[derive(Args, Debug)]
 pub struct ServerArgs {
-    /// The server's address
-    #[arg(long, env = "PAGURO_URL", value_name = "URL", default_value = "http://127.0.0.1:11434")]
-    pub url: String,
+    /// The server's address [default: that of --host and --port]
+    #[arg(long, env = "PAGURO_URL", value_name = "URL")]
+    pub url: Option<String>,
+
+    /// See [`ServerPlace`].
+    #[command(flatten)]
+    pub place: Given<ServerPlace>,
 
     /// The key, where the server needs one
     #[arg(long, env = "PAGURO_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub key: Option<String>,
+}
+
+/// Address of a server, as `paguro serve` has it. The settings file has both as well.
+#[derive(Args, Clone, Debug)]
+pub struct ServerPlace {
+    /// The server's host [default: that of serve.toml, or 127.0.0.1]
+    #[arg(long, env = "PAGURO_HOST", value_name = "ADDRESS")]
+    pub host: Option<String>,
+
+    /// The server's port [default: that of serve.toml, or 11434]
+    #[arg(long, env = "PAGURO_PORT", value_name = "PORT", value_parser = choices::port)]
+    pub port: Option<u16>,
 }
 
 /// `paguro unload`.

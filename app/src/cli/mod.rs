@@ -42,7 +42,7 @@ pub use quantities::Time;
 pub use quantize::{ConvertArgs, ImatrixArgs, QuantizeArgs, WriteArgs};
 pub use run::RunArgs;
 pub use sampling::{GrammarArgs, Limit, SamplingArgs};
-pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions, SharePrefixes};
+pub use serve::{Given, LogFormat, ServeArgs, ServeOptions, SharePrefixes};
 pub use sessions::{SessionsArgs, SessionsCommand};
 
 /// Paguro runs language models on this machine.

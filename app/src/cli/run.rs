@@ -77,6 +77,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
+    /// Let the model think before it answers, or not, if its chat template has such a switch [default: the template's]
+    #[arg(
+        long,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true,
+        value_name = "BOOL",
+        conflicts_with = "raw"
+    )]
+    pub think: Option<bool>,
+
     /// Continue or begin the conversation of this name; its messages and cache are kept (`paguro sessions`)
     #[arg(long, value_name = "NAME", conflicts_with_all = ["raw", "branches"])]
     pub session: Option<String>,

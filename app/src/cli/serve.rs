@@ -54,19 +54,19 @@ pub struct ServeArgs {
 
     /// All other settings.
     #[command(flatten)]
-    pub given: GivenOptions,
+    pub given: Given<ServeOptions>,
 }
 
 /// Options by origin.
 #[derive(Clone, Debug)]
-pub struct GivenOptions {
+pub struct Given<T> {
     /// Options of the command line.
-    pub flags: ServeOptions,
+    pub flags: T,
     /// Options of the environment that no flag sets.
-    pub environment: ServeOptions,
+    pub environment: T,
 }
 
-impl FromArgMatches for GivenOptions {
+impl<T: FromArgMatches> FromArgMatches for Given<T> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let set_in = |environment: bool| {
             let mut some = matches.clone();
@@ -76,7 +76,7 @@ impl FromArgMatches for GivenOptions {
                     let _ = some.try_clear_id(id);
                 }
             }
-            ServeOptions::from_arg_matches(&some)
+            T::from_arg_matches(&some)
         };
         Ok(Self { flags: set_in(false)?, environment: set_in(true)? })
     }
@@ -87,13 +87,13 @@ impl FromArgMatches for GivenOptions {
     }
 }
 
-impl Args for GivenOptions {
+impl<T: Args> Args for Given<T> {
     fn augment_args(command: Command) -> Command {
-        ServeOptions::augment_args(command)
+        T::augment_args(command)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
-        ServeOptions::augment_args_for_update(command)
+        T::augment_args_for_update(command)
     }
 }
 

@@ -6,7 +6,7 @@ use paguro_backend::{Backend, InputSquares};
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 use serde_json::json;
 
-use super::{Chosen, Driver, Listed, PROBE_ROUNDS};
+use super::{Chosen, Driver, Kind, Listed, PROBE_ROUNDS};
 use crate::{
     cli::{DevicesArgs, Numerics, RunOnArgs},
     failure::{Failure, Outcome},
@@ -21,6 +21,10 @@ const NUMERICS: &str = "exact: a token's logits are the same bits whatever else 
 pub struct Cpus;
 
 impl Driver for Cpus {
+    fn kind(&self) -> Kind {
+        Kind::Cpu
+    }
+
     fn summary(&self) -> String {
         let cpu = Cpu::new(CpuOptions::default());
         let kernels = cpu.capacity().features.first().map_or_else(String::new, |isa| format!(" {isa}"));

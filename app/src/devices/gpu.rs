@@ -2,21 +2,20 @@
 
 use std::{
     fs,
-    hash::{DefaultHasher, Hash, Hasher},
     io::Write,
     path::{Path, PathBuf},
 };
 
 use paguro_backend::{
-    Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, PacedRunner, Program, Runner,
-    Weights, excerpt,
+    Backend, Capacity, DeviceLayout, Digest, KvDtype, Limits, LoadError, Matrix, PacedRunner, Program,
+    Runner, Weights, excerpt,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_backend_wgpu::{Gpu, GpuInfo, GpuOptions, NUMERICS, Progress, gpus};
 use serde_json::json;
 
 use super::{
-    Chosen, Driver, Listed, PROBE_ROUNDS,
+    Chosen, Driver, Kind, Listed, PROBE_ROUNDS,
     known_answer::{self, Problem},
     suite,
 };
@@ -53,6 +52,10 @@ impl Gpus {
 }
 
 impl Driver for Gpus {
+    fn kind(&self) -> Kind {
+        Kind::Gpu
+    }
+
     fn summary(&self) -> String {
         let names: Vec<_> = gpus().into_iter().map(|gpu| gpu.name).collect();
         if names.is_empty() { "no GPU".to_owned() } else { names.join(", ") }
@@ -160,11 +163,12 @@ impl Checked {
 
 /// Returns the key of a check: device, driver, version, and the model's shapes.
 fn key(device: &str, numerics: &str, program: &Program, weights: &Weights, limits: &Limits) -> String {
-    let mut hasher = DefaultHasher::new();
-    let version = (env!("CARGO_PKG_VERSION"), option_env!("PAGURO_COMMIT"), NUMERICS);
-    (device, numerics, version, program.digest()).hash(&mut hasher);
+    let mut digest = Digest::default();
+    let version = (env!("CARGO_PKG_VERSION"), option_env!("PAGURO_COMMIT").unwrap_or_default());
+    digest.bytes(format!("{device}\n{numerics}\n{} {} {NUMERICS}\n", version.0, version.1).as_bytes());
+    digest.bytes(&program.digest());
     for matrix in &weights.matrices {
-        (matrix.rows, matrix.cols, matrix.format.to_string()).hash(&mut hasher);
+        digest.bytes(format!("{} {} {}\n", matrix.rows, matrix.cols, matrix.format).as_bytes());
     }
     let Limits {
         block_size,
@@ -177,8 +181,9 @@ fn key(device: &str, numerics: &str, program: &Program, weights: &Weights, limit
         kv_dtype,
         attention,
     } = limits;
-    format!("{block_size} {max_rows} {kv_dtype:?} {attention:?}").hash(&mut hasher);
-    format!("{:016x}", hasher.finish())
+    let (kv, attention) = (kv_dtype.name(), attention.name());
+    digest.bytes(format!("{block_size} {max_rows} {kv} {attention}").as_bytes());
+    digest.finish()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn has(file: &Path, key: &str) -> bool {

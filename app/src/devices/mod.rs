@@ -63,8 +63,18 @@ struct Listed {
     extra: Value,
 }
 
-/// One kind of device.
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Cpu,
+    Gpu,
+}
+
+/// All devices of one kind.
 trait Driver: Send + Sync {
+    /// Returns the kind.
+    fn kind(&self) -> Kind;
+
     /// Returns a description for `paguro version`.
     fn summary(&self) -> String;
 
@@ -90,9 +100,8 @@ trait Driver: Send + Sync {
 /// The devices of this machine, and everything that their drivers share. `main` creates it.
 #[derive(Clone)]
 pub struct Devices {
-    cpu: Arc<Cpus>,
-    /// `None` in a binary without GPU kernels.
-    gpu: Option<Arc<dyn Driver>>,
+    /// Drivers in the order in which `auto` tries their devices. Only a binary with GPU kernels has one of GPUs.
+    drivers: Vec<Arc<dyn Driver>>,
     /// Done after the notice that a device has no matrix units.
     told_not_fast: Arc<Once>,
 }
@@ -108,37 +117,51 @@ type Opener<'a> = Box<dyn Fn() -> Outcome<Chosen> + 'a>;
 
 impl Devices {
     /// Returns the devices. GPUs store their passed checks in this file.
-    pub fn new(checks_file: Option<PathBuf>) -> Self {
-        #[cfg(any(feature = "gpu", target_os = "macos"))]
-        let gpu: Option<Arc<dyn Driver>> = Some(Arc::new(gpu::Gpus::new(checks_file)));
-        #[cfg(not(any(feature = "gpu", target_os = "macos")))]
-        let gpu = {
-            // Only GPUs are checked.
-            drop(checks_file);
-            None
-        };
-        Self { cpu: Arc::new(Cpus), gpu, told_not_fast: Arc::new(Once::new()) }
+    pub fn new(
+        #[cfg_attr(not(any(feature = "gpu", target_os = "macos")), expect(unused))] checks_file: Option<
+            PathBuf,
+        >,
+    ) -> Self {
+        let drivers: Vec<Arc<dyn Driver>> = vec![
+            #[cfg(any(feature = "gpu", target_os = "macos"))]
+            Arc::new(gpu::Gpus::new(checks_file)),
+            Arc::new(Cpus),
+        ];
+        Self { drivers, told_not_fast: Arc::new(Once::new()) }
     }
 
-    /// Returns the driver of GPUs.
+    /// Returns the driver of a kind of device.
     ///
     /// # Errors
     /// The binary has none.
-    fn gpu(&self) -> Outcome<&dyn Driver> {
-        self.gpu.as_deref().ok_or_else(|| {
+    fn driver(&self, kind: Kind) -> Outcome<&dyn Driver> {
+        let driver = self.drivers.iter().find(|driver| driver.kind() == kind);
+        driver.map(Arc::as_ref).ok_or_else(|| {
             Failure::usage("this binary was built without GPU kernels")
                 .hint("build it with its default features, or use --device cpu")
         })
     }
 
-    /// Returns the first GPU that `auto` may choose.
-    fn automatic(&self) -> Option<usize> {
-        self.gpu.as_ref()?.automatic()
+    /// Returns the devices that `auto` tries, in order.
+    fn automatic(&self) -> impl Iterator<Item = (&dyn Driver, usize)> {
+        self.drivers.iter().filter_map(|driver| Some((driver.as_ref(), driver.automatic()?)))
+    }
+
+    /// Returns the devices that a flag names, in the order in which they are tried.
+    ///
+    /// # Errors
+    /// The binary has no driver for it.
+    fn named(&self, device: Device) -> Outcome<Vec<(&dyn Driver, usize)>> {
+        Ok(match device {
+            Device::Auto => self.automatic().collect(),
+            Device::Cpu => vec![(self.driver(Kind::Cpu)?, 0)],
+            Device::Gpu(index) => vec![(self.driver(Kind::Gpu)?, index)],
+        })
     }
 
     /// Returns the progress of compiling kernels, if a load waits for it.
     pub fn compiling(&self) -> Option<String> {
-        self.gpu.as_ref()?.compiling()
+        self.drivers.iter().find_map(|driver| driver.compiling())
     }
 
     /// Calls `start` with the device of the flags. With `auto`, a failure on the GPU leads to a start on the CPU, and
@@ -160,13 +183,14 @@ impl Devices {
             }
             start(chosen)
         };
-        let on_cpu: Opener<'_> = Box::new(|| self.cpu.open(0, on, threads));
-        let on_gpu = |index: usize| -> Opener<'_> { Box::new(move || self.gpu()?.open(index, on, threads)) };
-        let openers = match (on.device, &on.isa) {
-            (Device::Cpu, _) | (Device::Auto, Some(_)) => vec![on_cpu],
-            (Device::Auto, None) => self.automatic().map(on_gpu).into_iter().chain([on_cpu]).collect(),
-            (Device::Gpu(index), _) => vec![on_gpu(index)],
+        let device = match (on.device, &on.isa) {
+            (Device::Auto, Some(_)) => Device::Cpu,
+            (device, _) => device,
         };
+        let opener = |(driver, index): (&'_ dyn Driver, usize)| -> Opener<'_> {
+            Box::new(move || driver.open(index, on, threads))
+        };
+        let openers: Vec<_> = self.named(device)?.into_iter().map(opener).collect();
         first_of(&openers, notice, start)
     }
 
@@ -188,21 +212,17 @@ impl Devices {
     /// # Errors
     /// The probe cannot allocate memory or start threads.
     pub fn read_bandwidth(&self, on: &RunOnArgs, device: &str, threads: Option<usize>) -> Outcome<f64> {
-        let gpu = match on.device {
-            Device::Gpu(index) => Some(index),
-            Device::Auto if device != "cpu" => self.automatic(),
-            Device::Auto | Device::Cpu => None,
-        };
-        match gpu {
-            Some(index) => self.gpu()?.read_bandwidth(index, on, threads),
-            None => self.cpu.read_bandwidth(0, on, threads),
+        let named = if device == "cpu" { Device::Cpu } else { on.device };
+        match self.named(named)?.first() {
+            Some((driver, index)) => driver.read_bandwidth(*index, on, threads),
+            None => Err(Failure::new("there is no device")),
         }
     }
 
     /// Returns the CPU's instruction set and the names of the GPUs, for `paguro version`.
     pub fn summary(&self) -> Vec<String> {
-        let gpu = self.gpu.as_ref().map_or_else(|| "no GPU kernels".to_owned(), |gpu| gpu.summary());
-        vec![self.cpu.summary(), gpu]
+        let summary = |kind| self.driver(kind).map_or_else(|_| "no GPU kernels".to_owned(), Driver::summary);
+        [Kind::Cpu, Kind::Gpu].map(summary).into()
     }
 
     /// Runs `paguro devices`.
@@ -211,44 +231,40 @@ impl Devices {
     /// The error of standard output, an unknown device, or failed cases of the suite.
     pub fn devices(&self, args: &DevicesArgs, terminal: Terminal) -> Outcome<()> {
         let mut out = Output::new();
-        let only = match args.device {
-            Some(Device::Auto) if args.test => None,
-            Some(Device::Auto) => Some(self.automatic().map_or(Device::Cpu, Device::Gpu)),
-            named => named,
-        };
         if args.test {
-            let index = match only {
-                Some(Device::Gpu(index)) => Some(index),
-                Some(Device::Cpu) => None,
-                Some(Device::Auto) | None => Some(self.automatic().ok_or_else(|| {
-                    let gpus = self.gpu.as_ref().and_then(|gpu| gpu.list(None, args.numerics).ok());
-                    match gpus.unwrap_or_default().first() {
-                        None => Failure::new(
-                            "there is no GPU on this machine, or it has no driver for Vulkan or Metal",
-                        )
-                        .hint(
-                            "docs/gpu.md lists drivers; `paguro devices --test --device cpu` tests the CPU",
-                        ),
-                        Some(gpu) => Failure::new("there is no GPU that --device auto would choose")
-                            .hint(format!("name one: --device {}", gpu.name)),
-                    }
-                })?),
-            };
-            return match index {
-                Some(index) => self.gpu()?.test(index, args, &mut out, terminal),
-                None => self.cpu.test(0, args, &mut out, terminal),
-            };
+            let named = self.named(args.device.unwrap_or(Device::Auto))?;
+            // The suite is a test of GPUs' drivers; the CPU is tested if it is named.
+            let tested = named
+                .into_iter()
+                .find(|(driver, _)| driver.kind() == Kind::Gpu || args.device == Some(Device::Cpu));
+            let (driver, index) = tested.ok_or_else(|| self.no_gpu(args.numerics))?;
+            return driver.test(index, args, &mut out, terminal);
         }
         let mut all = Vec::new();
-        if matches!(only, None | Some(Device::Cpu)) {
-            all.extend(self.cpu.list(None, args.numerics)?);
-        }
-        match (only, &self.gpu) {
-            (Some(Device::Gpu(index)), _) => all.extend(self.gpu()?.list(Some(index), args.numerics)?),
-            (None, Some(gpu)) => all.extend(gpu.list(None, args.numerics)?),
-            (None, None) | (Some(Device::Cpu | Device::Auto), _) => {}
+        match args.device {
+            Some(device) => {
+                let (driver, index) =
+                    *self.named(device)?.first().ok_or_else(|| Failure::new("there is no device"))?;
+                all.extend(driver.list(Some(index), args.numerics)?);
+            }
+            None => {
+                for driver in self.drivers.iter().rev() {
+                    all.extend(driver.list(None, args.numerics)?);
+                }
+            }
         }
         all.iter().try_for_each(|listed| listed.print(&mut out, args.json, terminal))
+    }
+
+    /// Returns the error if `auto` would choose no GPU.
+    fn no_gpu(&self, numerics: Option<Numerics>) -> Failure {
+        let gpus = self.driver(Kind::Gpu).and_then(|gpus| gpus.list(None, numerics)).unwrap_or_default();
+        match gpus.first() {
+            None => Failure::new("there is no GPU on this machine, or it has no driver for Vulkan or Metal")
+                .hint("docs/gpu.md lists drivers; `paguro devices --test --device cpu` tests the CPU"),
+            Some(gpu) => Failure::new("there is no GPU that --device auto would choose")
+                .hint(format!("name one: --device {}", gpu.name)),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use paguro_library::{Library, LibraryError, ModelRecord, plain_name};
 
-use super::{empty, failure, failure_of, usable};
+use super::{empty, failure, failure_of, find, usable};
 use crate::{
     cache,
     cli::{CpArgs, PruneArgs, RmArgs},
@@ -53,7 +53,10 @@ fn check(library: &Library, args: &RmArgs) -> Outcome<()> {
         record.aliases().any(|alias| plain_name(alias).eq_ignore_ascii_case(plain_name(name)))
     };
     for name in &args.names {
-        match library.find(name) {
+        if args.force && matches!(library.find(name), Err(LibraryError::NotFound { .. })) {
+            continue;
+        }
+        match find(library, name) {
             Ok(record) if aliases(&record, name) => {
                 let model = record.name.short();
                 let failure = Failure::usage(format!("`{name}` is an alias of the model {model}"))
@@ -61,8 +64,7 @@ fn check(library: &Library, args: &RmArgs) -> Outcome<()> {
                     .hint(format!("to remove the model: paguro rm {model}"));
                 return Err(stays(failure));
             }
-            Err(LibraryError::NotFound { .. }) if args.force => {}
-            found => drop(found.map_err(|error| stays(failure_of(name, error)))?),
+            found => drop(found.map_err(stays)?),
         }
     }
     Ok(())
@@ -75,7 +77,8 @@ fn check(library: &Library, args: &RmArgs) -> Outcome<()> {
 pub fn cp(args: &CpArgs, settings: &LibrarySettings) -> Outcome<()> {
     usable(&args.to)?;
     let library = settings.open()?;
-    let record = library.copy(&args.from, &args.to, args.replace);
+    let from = find(&library, &args.from)?.name.to_string();
+    let record = library.copy(&from, &args.to, args.replace);
     let record = record.map_err(|error| failure_of(&args.from, error))?;
     Output::new().line(record.name.short())
 }

@@ -11,7 +11,7 @@ use crate::{
     cli::PullArgs,
     failure::{Failure, Outcome},
     interrupt::Interrupt,
-    models::{EMBEDDED, is_embedded},
+    models::{EMBEDDED, elsewhere, is_embedded},
     output::Output,
     settings::{LibrarySettings, Terminal},
     units,
@@ -40,8 +40,12 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     })?;
     args.name.as_ref().map(usable).transpose()?;
     let name = args.name.clone().or(name);
-    let record = download(&reference, name, settings, terminal, &Interrupt::install()?)?;
-    print_summary(&record, terminal)?;
+    if let Some(reference) = elsewhere(text, settings) {
+        terminal
+            .status(&format!("it is on this machine as well; to use its file: paguro import {reference}"));
+    }
+    let (record, chat) = download(&reference, name, settings, terminal, &Interrupt::install()?)?;
+    print_summary(&record, &chat, terminal)?;
     match cannot_run(&record) {
         None => Ok(()),
         Some(text) if args.force => {
@@ -72,7 +76,7 @@ pub fn download(
     settings: &LibrarySettings,
     terminal: Terminal,
     interrupt: &Interrupt,
-) -> Outcome<ModelRecord> {
+) -> Outcome<(ModelRecord, ChatCheck)> {
     let hub = settings.hub()?;
     let library = settings.open()?;
     let cancel = Cancel::default();
@@ -89,7 +93,7 @@ pub fn download(
     }
     let record = result.map_err(failure)?;
     chat.warn(&record, terminal);
-    Ok(record)
+    Ok((record, chat))
 }
 
 /// Inspector of a model. It also compiles the chat template, and stores the result.
@@ -104,9 +108,23 @@ impl ChatCheck {
         Ok(details)
     }
 
-    /// Returns true if the inspected model has no chat template.
+    /// Returns true if the inspected model writes text and has no chat template.
     pub fn lacks_template(&self) -> bool {
         *self.0.borrow() == Chat::None
+    }
+
+    /// Returns true if the inspected model writes no text.
+    pub fn is_encoder(&self) -> bool {
+        matches!(*self.0.borrow(), Chat::Encoder(_))
+    }
+
+    /// Returns the command that uses the inspected model, with its purpose.
+    fn command(&self, name: &str) -> String {
+        match *self.0.borrow() {
+            Chat::Encoder(false) => format!("compute vectors with it: paguro embed {name} FILE"),
+            Chat::Encoder(true) => format!("score texts with it: paguro rerank {name} QUERY FILE"),
+            _ => format!("run it: paguro run {name}"),
+        }
     }
 
     /// Prints a warning if the chat template of the model does not compile.
@@ -120,15 +138,15 @@ impl ChatCheck {
     }
 }
 
-/// Prints the name, size and quantization of the model.
+/// Prints the name, size and quantization of the model, and the command that uses it.
 ///
 /// # Errors
 /// The error of standard output.
-pub fn print_summary(record: &ModelRecord, terminal: Terminal) -> Outcome<()> {
+pub fn print_summary(record: &ModelRecord, chat: &ChatCheck, terminal: Terminal) -> Outcome<()> {
     let (name, size) = (record.name.short(), units::bytes(record.size()));
     Output::new().line(format_args!("{name} ({size}, {})", record.details.quantization))?;
     if record.details.problem.is_none() {
-        terminal.status(&format!("run it: paguro run {name}"));
+        terminal.status(&chat.command(&name));
     }
     Ok(())
 }

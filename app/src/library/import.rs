@@ -1,10 +1,11 @@
 //! `paguro import`: files and folders of this machine, and models of other programs.
 
-use std::path::Path;
+use std::{io::ErrorKind, path::Path};
 
 use paguro_library::{
     Cancel, ImportOptions, Library, LibraryError, ModelRecord, Taken,
     found::{self, FoundModel, Listing, Program},
+    known,
 };
 
 use super::{
@@ -18,9 +19,10 @@ use crate::{
     cli::{ImportArgs, Placement},
     failure::{Failure, Outcome},
     interrupt::Interrupt,
-    models::EMBEDDED,
+    models::{EMBEDDED, elsewhere, is_path},
     output::Output,
     settings::{LibrarySettings, Terminal},
+    table::Table,
     units,
 };
 
@@ -57,12 +59,34 @@ fn models(path: &Path, settings: &LibrarySettings, terminal: Terminal) -> Outcom
         problems.iter().for_each(|problem| terminal.status(problem));
         return Ok(Some(models));
     }
+    if path.metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        return Err(missing(path, settings));
+    }
     if !path.is_dir() || path.join("config.json").is_file() {
         return Ok(None);
     }
     let Listing { models, problems } = found::in_folder(path).map_err(failure)?;
     problems.iter().for_each(|problem| terminal.status(problem));
     Ok(Some(models).filter(|models| !models.is_empty()))
+}
+
+/// Returns the error for a path that does not exist: a program without its colon, the name of a model of another
+/// program, or one to pull.
+fn missing(path: &Path, settings: &LibrarySettings) -> Failure {
+    let text = path.display().to_string();
+    let failure = Failure::usage(format!("there is no file or folder `{text}`"));
+    let program = Program::ALL.into_iter().find(|program| program.prefix().trim_end_matches(':') == text);
+    if let Some(program) = program {
+        let prefix = program.prefix();
+        return failure.hint(format!("all models of {program}: paguro import {prefix}"));
+    }
+    if let Some(reference) = elsewhere(&text, settings) {
+        return failure.hint(format!("the model of this name: paguro import {reference}"));
+    }
+    match known::wanted(&text) {
+        Ok(_) if !is_path(&text) => failure.hint(format!("to download a model: paguro pull {text}")),
+        _ => failure,
+    }
 }
 
 /// The library and the choices of one run.
@@ -97,10 +121,17 @@ impl Importer<'_> {
         let options = self.options(Placement::InPlace);
         let (bars, chat) = (self.bars(&options), ChatCheck::default());
         let progress = |progress: paguro_library::Progress<'_>| bars.show(progress);
-        let result = self.library.import(&self.args.path, &options, &|path| chat.inspect(path), &progress);
+        let inspect = |path: &Path| chat.inspect(path);
+        let result = self.library.import_again(&self.args.path, &options, &inspect, &progress);
         drop(bars);
-        let record = result.map_err(taken)?;
-        print_summary(&record, self.terminal)?;
+        let record = match result.map_err(taken)? {
+            Taken::New(record) => record,
+            Taken::Same(record) => {
+                self.say_same(&record);
+                return Ok(());
+            }
+        };
+        print_summary(&record, &chat, self.terminal)?;
         if let Some(text) = cannot_run(&record) {
             self.terminal.status(&text);
         }
@@ -160,19 +191,17 @@ impl Importer<'_> {
         let taken = self.library.import_found(model, &options, &|path| chat.inspect(path), &progress)?;
         drop(bars);
         match taken {
-            Taken::Same(record) => {
-                self.terminal.status(&format!("{} is in the library already", record.name.short()));
-            }
+            Taken::Same(record) => self.say_same(&record),
             Taken::New(record) => {
                 // A closed standard output does not end the import of the others.
-                let _ = print_summary(&record, self.terminal);
+                let _ = print_summary(&record, &chat, self.terminal);
                 self.say_place(model, &record, &options);
                 if let Some(text) = cannot_run(&record) {
                     self.terminal.status(&text);
                 }
                 chat.warn(&record, self.terminal);
                 settings.notes.iter().for_each(|note| self.terminal.status(note));
-                if model.settings.template.is_some() {
+                if model.settings.template.is_some() && !chat.is_encoder() {
                     let name = record.name.short();
                     self.terminal.status(&match chat.lacks_template() {
                         false => "its template in Go's language is not used; the file has a chat template".to_owned(),
@@ -183,11 +212,15 @@ impl Importer<'_> {
                     });
                 }
                 if model.projector().is_some() {
-                    self.terminal.status("its projector for images is kept beside it");
+                    self.terminal.status("its projector for images is beside it");
                 }
             }
         }
         Ok(())
+    }
+
+    fn say_same(&self, record: &ModelRecord) {
+        self.terminal.status(&format!("{} is in the library already", record.name.short()));
     }
 
     /// States where the files of an imported model are.
@@ -264,20 +297,21 @@ pub fn list_found(json: bool, settings: &LibrarySettings, terminal: Terminal) ->
             }))
         });
     }
-    let width = rows.iter().map(|(model, _)| model.reference().len()).max().unwrap_or(0).max("name".len());
-    if !rows.is_empty() {
-        out.line(terminal.bold(&format!("{:width$}  {:>10}  import", "name", "size")))?;
-    }
+    let mut table = Table::new(["name", "size"], &[1], &[]);
+    table.text = "import";
     for (model, same) in &rows {
         let name = model.reference();
         // Several models may have the same files.
-        let own = same.iter().find(|name| name.to_string().eq_ignore_ascii_case(&model.name));
+        let own = same.iter().find(|name| model.is_named(name));
         let last = match (model.problem(), own.or(same.first())) {
             (Some(problem), _) => format!("cannot: {problem}"),
             (None, Some(same)) => format!("in the library as {}", same.short()),
             (None, None) => format!("paguro import {name}"),
         };
-        out.line(format_args!("{name:width$}  {:>10}  {last}", units::bytes(model.bytes)))?;
+        table.push([name, units::bytes(model.bytes)], last);
+    }
+    if !rows.is_empty() {
+        table.write(&mut out, terminal)?;
     }
     problems.iter().for_each(|problem| terminal.note(problem));
     if rows.is_empty() {

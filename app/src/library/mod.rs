@@ -18,7 +18,7 @@ use std::{
 };
 
 use paguro_library::{
-    Details, Library, LibraryError, ModelName,
+    Details, Library, LibraryError, ModelName, ModelRecord,
     found::Program,
     hub::{Hub, HubOptions},
 };
@@ -113,6 +113,8 @@ enum Chat {
     /// The file has none, or cannot run.
     #[default]
     None,
+    /// The model is an encoder, which computes vectors, or scores if `true`.
+    Encoder(bool),
     /// It compiles.
     Works,
     /// It fails with this error.
@@ -127,9 +129,11 @@ fn inspect_with_chat(path: &Path) -> Result<(Details, Chat), Box<dyn Error + Sen
     // As `run` and `serve` would load it.
     let max_context = Some(load::default_context(&file));
     // Everything except the weights is read: architecture, tensors and their formats, tokenizer.
+    let of_encoder = || Chat::Encoder(matches!(file.has_scores(), Ok(true)));
     let (problem, chat) = match file.load(&LoadOptions { max_context }) {
         Ok(model) => {
             let chat = match (model.chat_problem(), &model.chat_template) {
+                _ if model.is_encoder() => of_encoder(),
                 (Some(problem), _) => Chat::Broken(problem),
                 (None, Some(_)) => Chat::Works,
                 (None, None) => Chat::None,
@@ -210,11 +214,23 @@ fn or_embedded(failure: Failure, name: &str) -> Failure {
     ))
 }
 
+/// Returns the library's model of this name. The name of the embedded model stands for no other one.
+fn find(library: &Library, name: &str) -> Outcome<ModelRecord> {
+    match library.find(name) {
+        Ok(record) if is_embedded(name) == is_embedded(&record.name.short()) => Ok(record),
+        Ok(_) | Err(LibraryError::Ambiguous { .. }) if is_embedded(name) => {
+            Err(or_embedded(Failure::usage(format!("there is no model `{name}` in the library")), name))
+        }
+        Ok(record) => Ok(record),
+        Err(error) => Err(failure_of(name, error)),
+    }
+}
+
 /// Refuses the name of the embedded model, which would hide a model of the library.
 fn usable(name: &ModelName) -> Outcome<()> {
     if is_embedded(&name.short()) {
         return Err(Failure::usage(format!("`{EMBEDDED}` is the model inside this binary"))
-            .hint("give another name with --name"));
+            .hint("choose another name"));
     }
     Ok(())
 }

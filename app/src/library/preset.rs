@@ -3,7 +3,7 @@
 use paguro_library::{Library, ModelName, ModelRecord};
 use serde_json::{Value, json};
 
-use super::{empty, failure, failure_of};
+use super::{empty, failure, find};
 use crate::{
     cli::PresetArgs,
     failure::{Failure, Outcome},
@@ -21,7 +21,7 @@ pub fn preset(args: &PresetArgs, settings: &LibrarySettings, terminal: Terminal)
     let Some(library) = settings.open_existing()? else {
         return Err(empty(&args.name));
     };
-    let mut record = library.find(&args.name).map_err(|error| failure_of(&args.name, error))?;
+    let mut record = find(&library, &args.name)?;
     if args.clear || args.changes() {
         // Without --clear, a preset that cannot be read is not replaced.
         let old = if args.clear { Preset::default() } else { Preset::of(&record).map_err(Failure::new)? };

@@ -13,6 +13,7 @@ use crate::{
     failure::{Failure, Outcome},
     output::Output,
     settings::{LibrarySettings, Terminal},
+    table::Table,
     units,
 };
 
@@ -53,28 +54,25 @@ pub fn search(args: &SearchArgs, settings: &LibrarySettings, terminal: Terminal)
 }
 
 fn table(out: &mut Output, models: &[&KnownModel], terminal: Terminal) -> Outcome<()> {
-    let width = models.iter().map(|model| model.name.len()).max().unwrap_or(0);
-    out.line(terminal.bold(&format!("{:width$}  {:>10}  {:>8}  good for", "name", "parameters", "size")))?;
+    let mut table = Table::new(["name", "parameters", "size"], &[1, 2], &[1]);
+    table.text = "good for";
     for model in models {
-        let KnownModel { name, parameters, good_for, .. } = model;
-        let size = units::bytes(model.bytes());
-        out.line(format_args!("{name:width$}  {parameters:>10}  {size:>8}  {good_for}"))?;
+        let cells = [model.name.clone(), model.parameters.clone(), units::bytes(model.bytes())];
+        table.push(cells, &*model.good_for);
     }
-    Ok(())
+    table.write(out, terminal)
 }
 
 fn hub(out: &mut Output, found: &[Found], terminal: Terminal) -> Outcome<()> {
     if found.is_empty() {
         return Ok(());
     }
-    let width = found.iter().map(|found| found.repo.len() + "hf:".len()).max().unwrap_or(0);
-    out.line(terminal.bold(&format!("{:width$}  {:>9}", "on the hub", "downloads")))?;
+    let mut table = Table::new(["on the hub", "downloads"], &[1], &[]);
     for Found { repo, downloads, gated } in found {
-        let gated = if *gated { "  gated: HF_TOKEN opens it" } else { "" };
-        let name = format!("hf:{repo}");
-        out.line(format_args!("{name:width$}  {:>9}{gated}", units::count(*downloads)))?;
+        let gated = if *gated { "gated: HF_TOKEN opens it" } else { "" };
+        table.push([format!("hf:{repo}"), units::count(*downloads)], gated);
     }
-    Ok(())
+    table.write(out, terminal)
 }
 
 fn known_json(model: &KnownModel) -> serde_json::Value {

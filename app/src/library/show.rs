@@ -6,13 +6,14 @@ use humantime::format_rfc3339_millis;
 use paguro_library::{ModelRecord, Source, found::Program};
 use serde_json::{Value, json};
 
-use super::{VERSION, empty, failure, failure_of, import::list_found, inspect};
+use super::{VERSION, empty, failure, find, import::list_found, inspect};
 use crate::{
     cli::{ListArgs, ShowArgs},
     failure::Outcome,
     output::Output,
     presets::Preset,
     settings::{LibrarySettings, Terminal},
+    table::Table,
     units,
 };
 
@@ -47,68 +48,19 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         }
         return Ok(());
     }
-    let rows = models.iter().map(|(model, problem)| Row {
-        name: model.name.short(),
-        cells: [
+    let mut table =
+        Table::new(["name", "size", "parameters", "quantization", "changed"], &[1, 2], &[4, 2, 3]);
+    for (model, problem) in &models {
+        let cells = [
+            model.name.short(),
             units::bytes(model.size()),
             units::count(model.details.parameters),
             model.details.quantization.clone(),
             ago(model.modified_at),
-        ],
-        problem: problem.clone(),
-    });
-    let rows: Vec<Row> = rows.collect();
-    let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max("name".len());
-    let columns = terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| width.0.into());
-    let shown = shown_cells(width, columns);
-    let title = Row { name: "name".into(), cells: TITLES.map(str::to_owned), problem: None };
-    out.line(terminal.bold(&title.line(width, shown)))?;
-    rows.iter().try_for_each(|row| out.line(row.line(width, shown)))
-}
-
-/// Titles of the cells after the name.
-const TITLES: [&str; 4] = ["size", "parameters", "quantization", "changed"];
-
-/// Widths of the cells, without the blanks between them.
-const WIDTHS: [usize; 4] = [10, 10, 12, 14];
-
-/// A line of the list.
-struct Row {
-    name: String,
-    cells: [String; 4],
-    problem: Option<String>,
-}
-
-impl Row {
-    /// Returns the line with these cells. The problem is the last one, because it may be long.
-    fn line(&self, width: usize, shown: [bool; 4]) -> String {
-        let mut line = format!("{:width$}", self.name);
-        for (index, cell) in self.cells.iter().enumerate().filter(|(index, _)| shown[*index]) {
-            let width = WIDTHS[index];
-            // Numbers end below each other.
-            line += &if index < 2 { format!("  {cell:>width$}") } else { format!("  {cell:width$}") };
-        }
-        line.truncate(line.trim_end().len());
-        match &self.problem {
-            None => line,
-            Some(problem) => format!("{line}  cannot run: {problem}"),
-        }
+        ];
+        table.push(cells, problem.as_ref().map_or_else(String::new, |it| format!("cannot run: {it}")));
     }
-}
-
-/// Returns the cells that fit beside names of `width` in a terminal of `columns`; all without a terminal.
-fn shown_cells(width: usize, columns: Option<usize>) -> [bool; 4] {
-    let mut shown = [true; 4];
-    let Some(columns) = columns else { return shown };
-    // The first of these that does not fit is left out.
-    for index in [3, 1, 2] {
-        let cells = WIDTHS.iter().zip(shown).filter(|(_, shown)| *shown).map(|(width, _)| width + 2);
-        if width + cells.sum::<usize>() <= columns {
-            break;
-        }
-        shown[index] = false;
-    }
-    shown
+    table.write(&mut out, terminal)
 }
 
 /// Runs `paguro show`. Missing files are no error: the row `problem` reports them.
@@ -119,7 +71,7 @@ pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     let Some(library) = settings.open_existing()? else {
         return Err(empty(&args.name));
     };
-    let model = library.find(&args.name).map_err(|error| failure_of(&args.name, error))?;
+    let model = find(&library, &args.name)?;
     let path = library.path(&model).map_err(|error| error.to_string());
     let unusable = model.details.problem.as_ref().map(|problem| format!("cannot run: {problem}"));
     let mut out = Output::new();
@@ -202,29 +154,4 @@ fn as_json(model: &ModelRecord) -> Value {
 fn ago(time: SystemTime) -> String {
     // The age is 0 if `time` is in the future, because the clock was set back.
     units::ago(SystemTime::now().duration_since(time).unwrap_or_default())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_narrow_terminal_has_fewer_columns() {
-        for (width, columns, expected) in [
-            (20, None, [true; 4]),
-            (20, Some(80), [true; 4]),
-            (20, Some(70), [true, true, true, false]),
-            (20, Some(50), [true, false, true, false]),
-            (20, Some(40), [true, false, false, false]),
-            (60, Some(40), [true, false, false, false]),
-        ] {
-            assert_eq!(shown_cells(width, columns), expected, "{width} {columns:?}");
-        }
-        let row = Row {
-            name: "m".into(),
-            cells: ["1 B", "2", "Q4_0", "just now"].map(str::to_owned),
-            problem: Some("it is old".into()),
-        };
-        assert_eq!(row.line(4, [true, false, true, false]), "m            1 B  Q4_0  cannot run: it is old");
-    }
 }

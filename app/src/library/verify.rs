@@ -3,7 +3,7 @@
 use paguro_library::{Cancel, Finding, Library, Repair, Restored, Verified, VerifyOptions};
 use serde_json::{Value, json};
 
-use super::{empty, failure, failure_of, inspect, progress::Bars};
+use super::{empty, failure, failure_of, find, inspect, progress::Bars};
 use crate::{
     cli::{RebuildArgs, VerifyArgs},
     failure::{Failure, Outcome},
@@ -23,6 +23,7 @@ pub fn verify(args: &VerifyArgs, settings: &LibrarySettings, terminal: Terminal)
         (None, Some(name)) => return Err(empty(name)),
         (None, None) => return report(args, &Verified::default(), terminal),
     };
+    args.name.as_ref().map(|name| find(&library, name)).transpose()?;
     let hub = args.repair.then(|| settings.hub()).transpose()?;
     let (cancel, interrupt) = (Cancel::default(), Interrupt::install()?);
     let stop = cancel.clone();

@@ -90,8 +90,8 @@ pub fn follow(
                 show(Piece { branch, token: None, text: &text })?;
             }
             Event::Failed(error) => return Err(Failure::from_error(&error)),
-            // Scores are not requested; other events do not concern the answer.
-            _ => {}
+            // Requests of `run` never enable these events.
+            Event::Prefilled { .. } | Event::PromptScores { .. } | Event::Embedding { .. } => {}
         }
     }
     if answer.branches.iter().any(|branch| branch.reason.is_none()) {
@@ -242,7 +242,7 @@ fn reason_name(reason: &FinishReason) -> &'static str {
         FinishReason::Length => "length",
         FinishReason::ContextFull => "context_full",
         FinishReason::Cancelled => "cancelled",
-        _ => "other",
+        FinishReason::DeadlineExceeded => "deadline_exceeded",
     }
 }
 
@@ -252,6 +252,7 @@ fn remark(reason: &FinishReason) -> Option<&'static str> {
         FinishReason::Length => Some("stopped by --max-tokens"),
         FinishReason::ContextFull => Some("stopped: the context is full (-c makes it larger)"),
         FinishReason::Cancelled => Some("stopped"),
-        _ => None,
+        FinishReason::DeadlineExceeded => Some("stopped: its time is over"),
+        FinishReason::Stop(_) | FinishReason::StopString(_) | FinishReason::Complete => None,
     }
 }

@@ -13,7 +13,7 @@ use super::{
     editor::ChatEditor,
     images::{self, Attachment},
     progress,
-    prompt::{Conversation, Role, Style},
+    prompt::{self, Conversation, Role, Style},
     refused, sampling, saved,
 };
 use crate::{
@@ -77,7 +77,7 @@ impl<'a> Chat<'a> {
             self.attach(image);
         }
         let values = self.values().into_iter().map(|(name, _)| name);
-        let values = values.chain(["system", "verbose"].map(str::to_owned)).collect();
+        let values = values.chain(["system", "think", "verbose"].map(str::to_owned)).collect();
         let mut editor = ChatEditor::new(history, values, self.model_names())?;
         self.greet();
         while let Some(typed) = editor.read(self.invocation.terminal)? {
@@ -126,8 +126,19 @@ impl<'a> Chat<'a> {
                         units::plural(self.conversation.len(), "message")
                     )
                 });
-                self.report(loaded);
+                self.report(loaded.map_err(|failure| failure.hint("`/model NAME` switches to a model")));
             }
+            Entry::Think(think) => match self.running.style {
+                Style::Chat(_) if prompt::has_switch(&self.running.loaded.model) => {
+                    self.running.style = Style::Chat(Some(think));
+                    self.note(if think {
+                        "The model thinks first."
+                    } else {
+                        "The model answers without thinking."
+                    });
+                }
+                _ => self.note(&format!("{}.", super::NO_SWITCH)),
+            },
             Entry::Image(path) => self.attach(&path),
             Entry::Model(None) => self.note(&format!("The model is {}.", self.running.name)),
             Entry::Model(Some(name)) => {
@@ -153,7 +164,7 @@ impl<'a> Chat<'a> {
 
     fn greet(&self) {
         let what = match self.running.style {
-            Style::Chat => "",
+            Style::Chat(_) => "",
             Style::Raw(_) => " · no chat template: each text is continued on its own",
         };
         if self.conversation.len() > 0 {

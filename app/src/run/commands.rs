@@ -15,6 +15,8 @@ pub enum Entry {
     Save(String),
     /// `/load FILE`
     Load(String),
+    /// `/set think`, `/set think off`
+    Think(bool),
     /// `/image FILE`
     Image(String),
     /// `/model NAME`, or no name to show the model.
@@ -77,7 +79,7 @@ const COMMANDS: [Command; 12] = [
         names: &["set"],
         arguments: "[NAME [VALUE]]",
         help: "change a sampling value, named as its flag: /set temperature 0.5; without VALUE, show it; /set verbose \
-               shows speeds after each answer, /set verbose off does not",
+               shows speeds after each answer, /set think lets the model think first; with `off`, they do not",
     },
     Command {
         names: &["show", "info"],
@@ -166,6 +168,17 @@ fn command(given: &str) -> Result<&'static str, String> {
     }
 }
 
+/// Names that Ollama's `/set` knows and that are no sampling values here, with a hint.
+const NOT_VALUES: [(&[&str], &str); 4] = [
+    (&["num-ctx", "ctx"], "The context is set at the start: paguro run MODEL -c TOKENS"),
+    (
+        &["format", "noformat"],
+        "The format of answers is set at the start: paguro run MODEL --format json, or --json-schema FILE",
+    ),
+    (&["history", "nohistory"], "The conversation is kept until /clear; --session NAME keeps it on disk."),
+    (&["wordwrap", "nowordwrap"], "Answers are printed as they are; the terminal breaks their lines."),
+];
+
 impl Entry {
     /// Parses a complete entry.
     pub fn parse(typed: &Typed) -> Self {
@@ -217,8 +230,14 @@ impl Entry {
             ("system", text) => Self::System(text.map(|text| text.trim_matches('"').to_owned())),
             ("verbose", None | Some("on" | "true" | "1")) => Self::Verbose(true),
             ("verbose", Some("off" | "false" | "0")) | ("quiet", None) => Self::Verbose(false),
+            ("think", None | Some("on" | "true" | "1")) => Self::Think(true),
+            ("think", Some("off" | "false" | "0")) | ("nothink", None) => Self::Think(false),
+            ("think", Some(_)) => Self::Wrong("`/set think` is on or off".into()),
             ("verbose", Some(_)) => Self::Wrong("`/set verbose` is on or off".into()),
-            _ => Self::Set { name, value: value.map(str::to_owned) },
+            _ => match NOT_VALUES.iter().find(|(names, _)| names.contains(&&*name)) {
+                Some((_, hint)) => Self::Wrong((*hint).to_owned()),
+                None => Self::Set { name, value: value.map(str::to_owned) },
+            },
         }
     }
 }
@@ -334,6 +353,11 @@ mod tests {
             ("/undo", Entry::Undo),
             ("/save a b.json", Entry::Save("a b.json".into())),
             ("/load x", Entry::Load("x".into())),
+            ("/set parameter num_ctx 4096", Entry::Wrong(NOT_VALUES[0].1.into())),
+            ("/set think", Entry::Think(true)),
+            ("/set nothink", Entry::Think(false)),
+            ("/set think off", Entry::Think(false)),
+            ("/set nohistory", Entry::Wrong(NOT_VALUES[2].1.into())),
             ("/model", Entry::Model(None)),
             ("/m qwen3:4b", Entry::Model(Some("qwen3:4b".into()))),
             ("/system Be brief. ", Entry::System(Some("Be brief.".into()))),

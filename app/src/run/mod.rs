@@ -47,6 +47,9 @@ use preset::Recorded;
 use prompt::{Conversation, Style};
 use session::{DigestThread, Session};
 
+/// Note for a model whose template has no switch for thinking.
+const NO_SWITCH: &str = "the model's chat template has no switch for thinking";
+
 /// Arguments, settings and terminal of a run.
 #[derive(Clone, Copy)]
 pub struct Invocation<'a> {
@@ -106,7 +109,7 @@ pub fn run(
         images::check(&opened.model, &source.short_name())?;
     }
     let has_begun = session.as_ref().is_some_and(|session| session.conversation != Conversation::default());
-    if matches!(opened.style, Style::Chat) && !has_begun {
+    if matches!(opened.style, Style::Chat(_)) && !has_begun {
         completed.system = completed.system.or(recorded.system);
     }
     if !recorded.unused.is_empty() {
@@ -212,7 +215,10 @@ impl Invocation<'_> {
         let weights = self.session.and_then(|session| session.weights(source));
         let file = self.args.projector.choice().open(source, |line| self.terminal.note(line))?;
         let model = load::writer_of(&file, source, context)?;
-        let style = Style::new(&model, self.args.raw, self.args.system.as_deref())?;
+        let style = Style::new(&model, self.args.raw, self.args.system.as_deref(), self.args.think)?;
+        if self.args.think.is_some() && !prompt::has_switch(&model) {
+            self.terminal.status(NO_SWITCH);
+        }
         if self.session.is_some() && matches!(style, Style::Raw(_)) {
             let failure = Failure::usage("the model has no chat template, so it has no conversations");
             return Err(failure.hint("leave out --session"));

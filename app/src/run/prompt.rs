@@ -17,10 +17,21 @@ const WITHOUT_TEMPLATE: &str = "--raw uses the prompt without the chat template"
 /// Style of prompts.
 #[derive(Clone, Copy, Debug)]
 pub enum Style {
-    /// Messages through the model's template.
-    Chat,
+    /// Messages through the model's template, with its switch for thinking if one is set.
+    Chat(Option<bool>),
     /// Plain text, with or without special tokens.
     Raw(SpecialTokens),
+}
+
+/// Names that templates have for the switch.
+const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
+
+/// Returns true if a template has a switch for thinking.
+pub fn has_switch(model: &Model) -> bool {
+    // `message.thinking` is a field of messages.
+    let source =
+        model.chat_template.as_ref().map(|template| template.source().replace("message.thinking", ""));
+    source.is_some_and(|source| THINKING.iter().any(|name| source.contains(name)))
 }
 
 impl Style {
@@ -29,10 +40,10 @@ impl Style {
     ///
     /// # Errors
     /// The template cannot be used, or a system message cannot be expressed.
-    pub fn new(model: &Model, raw: bool, system: Option<&str>) -> Outcome<Self> {
+    pub fn new(model: &Model, raw: bool, system: Option<&str>, think: Option<bool>) -> Outcome<Self> {
         match (&model.chat_template, &model.template_problem) {
             _ if raw => Ok(Self::Raw(SpecialTokens::Parse)),
-            (Some(_), _) => Ok(Self::Chat),
+            (Some(_), _) => Ok(Self::Chat(think)),
             (None, Some(problem)) => Err(Failure::from_error(problem).hint(WITHOUT_TEMPLATE)),
             (None, None) if system.is_some() => {
                 Err(Failure::usage("the model has no chat template, so it cannot take a system message")
@@ -148,12 +159,15 @@ impl Conversation {
         self.system.as_deref()
     }
 
-    fn input(&self) -> ChatInput {
+    fn input(&self, think: Option<bool>) -> ChatInput {
         let message = |role: &str, content: Value| json!({"role": role, "content": content});
         let system = self.system.iter().map(|text| message("system", text.as_str().into()));
         let turns = self.turns.iter();
         let turns = turns.map(|turn| message(turn.role.name(), images::content(&turn.text, &turn.images)));
-        ChatInput::new(system.chain(turns).collect())
+        let mut input = ChatInput::new(system.chain(turns).collect());
+        input.extra =
+            think.iter().flat_map(|&think| THINKING.map(|name| (name.to_owned(), think.into()))).collect();
+        input
     }
 
     fn images(&self, model: &Model) -> Outcome<Option<Images<'_>>> {
@@ -163,10 +177,9 @@ impl Conversation {
     /// Returns how many of the conversation's `tokens` tokens stay a prefix of its next turns, if the model has states;
     /// see [`Request::lasting_tokens`](paguro_engine::Request::lasting_tokens).
     pub fn lasting_tokens(&self, model: &Model, style: Style, tokens: usize) -> Option<usize> {
-        let template = model.chat_template.as_ref();
-        let template =
-            template.filter(|_| matches!(style, Style::Chat) && !model.program.state.is_empty())?;
-        let prompt = self.render(model, |input| {
+        let Style::Chat(think) = style else { return None };
+        let template = model.chat_template.as_ref().filter(|_| !model.program.state.is_empty())?;
+        let prompt = self.render(model, think, |input| {
             template.prompt(input, &model.tokenizer).map_err(|error| Failure::from_error(&error))
         });
         let (input, prompt) = prompt.ok()?;
@@ -185,9 +198,10 @@ impl Conversation {
     fn render(
         &self,
         model: &Model,
+        think: Option<bool>,
         render: impl Fn(&ChatInput) -> Outcome<ChatPrompt>,
     ) -> Outcome<(ChatInput, ChatPrompt)> {
-        let input = self.input();
+        let input = self.input(think);
         match self.images(model)? {
             Some(images) => images.render(&input, render),
             None => {
@@ -203,8 +217,8 @@ impl Conversation {
     /// The template refuses the conversation, with its message.
     pub fn tokens(&self, model: &Model, style: Style) -> Outcome<Vec<u32>> {
         match (style, &model.chat_template) {
-            (Style::Chat, Some(template)) => {
-                let (_, prompt) = self.render(model, |input| {
+            (Style::Chat(think), Some(template)) => {
+                let (_, prompt) = self.render(model, think, |input| {
                     let prompt = template.prompt(input, &model.tokenizer);
                     prompt.map_err(|error| Failure::from_error(&error).hint(WITHOUT_TEMPLATE))
                 })?;

@@ -1,6 +1,6 @@
 //! `paguro serve`: creates a server from the settings.
 
-mod address;
+pub mod address;
 pub mod disk;
 mod memory;
 mod models;
@@ -37,7 +37,7 @@ use crate::{
 use models::{ServedModels, Tiers};
 
 /// Ollama's port, which its clients use by default.
-const PORT: u16 = 11434;
+pub const PORT: u16 = 11434;
 
 /// Default memory of the host for K and V, at most.
 const MOST_HOST_BYTES: u64 = 16_000_000_000;
@@ -246,7 +246,10 @@ fn open_library(settings: &LibrarySettings) -> Outcome<Option<LibraryService>> {
 }
 
 /// Reads the settings file, if there is one.
-fn read_config(given: Option<&Path>, default: Option<&Path>) -> Outcome<ServeOptions> {
+///
+/// # Errors
+/// The file cannot be read, or is invalid.
+pub fn read_config(given: Option<&Path>, default: Option<&Path>) -> Outcome<ServeOptions> {
     let Some(path) = given.or(default.filter(|path| path.is_file())) else {
         return Ok(ServeOptions::default());
     };

@@ -3,7 +3,7 @@
 use paguro_server::{Listen, ServerSettings, Setting};
 
 use crate::{
-    cli::{GivenOptions, ServeOptions},
+    cli::{Given, ServeOptions},
     devices::Chosen,
     units,
 };
@@ -20,7 +20,7 @@ type Row = (&'static str, String, fn(&ServeOptions) -> bool);
 
 /// Returns all settings with their origins. `options` combines `given` and `config`.
 pub fn settings(
-    given: &GivenOptions,
+    given: &Given<ServeOptions>,
     config: &ServeOptions,
     options: &ServeOptions,
     settings: &ServerSettings,

@@ -66,7 +66,9 @@ fn encoders_and_gpt_2_are_imported_pulled_and_run() {
         let path = folder.to_str().unwrap();
         let own = embed(path);
         assert_eq!(own.lines().count(), 2, "{own}");
-        f.run(&["import", path]).ok();
+        let imported = f.run(&["import", path]);
+        let command = format!("compute vectors with it: paguro embed {name} FILE");
+        assert!(imported.code == Some(0) && imported.err.contains(&command), "{imported:?}");
         assert_eq!(f.run(&["show", name, "--json"]).json()["path"], path);
         assert_eq!(embed(name), own, "{name}");
         f.run(&["import", path, "--copy", "--name", "copied", "--replace"]).ok();
@@ -128,6 +130,10 @@ fn models_of_ollama_are_found_and_imported_without_a_copy() {
     assert!(line("ollama:fox:1b ").ends_with("22.4 MB  paguro import ollama:fox:1b"), "{found:?}");
     assert!(line("ollama:half").contains("cannot: the blob"), "{found:?}");
     assert!(found.err.contains("all models of a program: paguro import ollama:"), "{found:?}");
+    for (path, command) in [("ollama", "ollama:"), ("fox:1b", "ollama:fox:1b"), ("qwen3:4b", "qwen3:4b")] {
+        let missing = f.words(&["import", path]);
+        assert!(missing.contains(": paguro ") && missing.contains(command), "{missing}");
+    }
     // A model that is here is not downloaded.
     expect![[r#"
         error: there is no model `fox:1b` in the library
@@ -141,7 +147,7 @@ fn models_of_ollama_are_found_and_imported_without_a_copy() {
         its files are shared with Ollama by hard links, which take no space
         its parameter `mirostat` is not used: `options.mirostat` is not supported: the samplers are `top_k`, `top_p` and `min_p`; omit it, or set it to 0
         its template in Go's language is not used; the file has a chat template
-        its projector for images is kept beside it
+        its projector for images is beside it
         exit 0"#]]
     .assert_eq(&f.words(&["import", "ollama:fox:1b"]));
     let names = f.files("fox:1b").iter().map(|file| file["name"].clone()).collect::<Vec<_>>();
@@ -272,6 +278,12 @@ fn folders_of_models_are_imported_by_file() {
     assert!(err.contains("broken.gguf") && err.contains("1 of 3 models were not imported"), "{err}");
     let again = f.run(&["import", "models"]);
     assert!(again.err.contains("one is in the library already"), "{again:?}");
+    // The same content elsewhere, of which the library has no link.
+    fs::copy(tales(), at("other/one.gguf")).unwrap();
+    let again = f.run(&["import", "other/one.gguf"]);
+    assert!(again.code == Some(0) && again.err.contains("one is in the library already"), "{again:?}");
+    fs::write(at("other/one.gguf"), gguf("gpt2")).unwrap();
+    assert_eq!(f.run(&["import", "other/one.gguf"]).code, Some(2));
     expect![[r#"
         error: --name x is for one model, and there are 3
         hint: `paguro list --found` lists them by name
@@ -302,6 +314,27 @@ fn names_are_checked_before_anything_is_removed() {
     assert_eq!(f.run(&["list", "--json"]).json_lines().len(), 2);
     f.run(&["preset", "one", "--remove-alias", "coder"]).ok();
     assert_eq!(f.run(&["show", "coder"]).code, Some(2));
+    // The name of the embedded model stands for no other one.
+    f.run(&["import", tales, "--name", "me/tales"]).ok();
+    for command in [
+        &["rm", "tales"][..],
+        &["show", "tales"],
+        &["preset", "Tales:latest"],
+        &["cp", "tales", "x"],
+        &["verify", "tales"],
+    ] {
+        let ran = f.run(command);
+        assert!(
+            ran.code == Some(2) && ran.err.contains("is the model inside this binary"),
+            "{command:?}: {ran:?}"
+        );
+    }
+    f.run(&["rm", "me/tales"]).ok();
+    expect![[r#"
+        error: `tales` is the model inside this binary
+        hint: choose another name
+        exit 2"#]]
+    .assert_eq(&f.words(&["cp", "one", "tales"]));
     expect![[r#"
         error: `one` is the model; the file with the text is missing
         hint: name it after the model: one text.txt

@@ -288,8 +288,8 @@ fn what_goes_wrong_is_one_clear_line() {
         (
             &["import", "nothing.gguf"][..],
             expect![[r#"
-                error: cannot open `nothing.gguf`: No such file or directory (os error 2)
-                exit 1"#]],
+                error: there is no file or folder `nothing.gguf`
+                exit 2"#]],
         ),
         (
             &["run", "hf:o/m", "Hello"][..],

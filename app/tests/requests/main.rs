@@ -1,7 +1,7 @@
 //! Random requests of all APIs to a server in this process, generated from its own OpenAPI document. No request may
-//! panic, take more than five seconds, return an undocumented status, or an error in another format than its API's.
+//! panic, hang, return an undocumented status, or an error in another format than its API's.
 //!
-//! `PAGURO_FUZZ_SECONDS` sets the duration (5), `PAGURO_FUZZ_SEED` the seed (printed); `PAGURO_FUZZ_CASE` runs one case
+//! `PAGURO_FUZZ_CASES` sets their number (100), `PAGURO_FUZZ_SEED` the seed (1); `PAGURO_FUZZ_CASE` runs one case
 //! of a seed alone.
 
 mod generator;
@@ -12,7 +12,7 @@ use std::{
     net::Ipv4Addr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -37,11 +37,7 @@ use paguro_server::{
 use serde_json::{Map, Value};
 use tower::ServiceExt;
 
-/// Longest time of a request, and of reading its answer. On a busy machine it may take longer, if this process has computed for
-/// less.
-const LIMIT: Duration = Duration::from_secs(5);
-
-/// Longest time of a request on a busy machine.
+/// Time after which a request without a whole answer hangs.
 const HANGS: Duration = Duration::from_secs(60);
 
 /// The model in the repository, on the CPU.
@@ -333,15 +329,6 @@ async fn read(response: Response<Body>) -> (u16, bool, Vec<u8>) {
     (status, json, bytes)
 }
 
-/// The time for which this process has computed; `None` where the system does not say.
-fn computed() -> Option<Duration> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // After the name, which may have blanks: the 12th and 13th fields, in hundredths of a second.
-    let fields: Vec<u64> =
-        stat.rsplit(')').next()?.split(' ').skip(12).take(2).map_while(|ticks| ticks.parse().ok()).collect();
-    Some(Duration::from_millis(10 * fields.iter().sum::<u64>()))
-}
-
 fn number(name: &str) -> Option<u64> {
     env::var(name).ok()?.parse().ok()
 }
@@ -357,9 +344,8 @@ fn random_requests_are_answered_or_refused() {
             panics().push(panic.to_string());
         }
     }));
-    let seconds = number("PAGURO_FUZZ_SECONDS").unwrap_or(5);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
-    let seed = number("PAGURO_FUZZ_SEED").unwrap_or(now);
+    let count = number("PAGURO_FUZZ_CASES").unwrap_or(100);
+    let seed = number("PAGURO_FUZZ_SEED").unwrap_or(1);
     let only = number("PAGURO_FUZZ_CASE");
     println!("PAGURO_FUZZ_SEED={seed}");
     let home = tempfile::tempdir().unwrap();
@@ -375,13 +361,13 @@ fn random_requests_are_answered_or_refused() {
         let document = router.clone().oneshot(get("/openapi.json").request().unwrap()).await.unwrap();
         let document: Value = serde_json::from_slice(&read(document).await.2).unwrap();
         let operations = operations(&document);
-        // The model is loaded before the time counts.
+        // The model is loaded before the first case.
         let load = Case { method: "POST".into(), body: br#"{"model": "tales"}"#.into(), ..get("/api/generate") };
         assert_eq!(read(router.clone().oneshot(load.request().unwrap()).await.unwrap()).await.0, 200);
         let begin = Instant::now();
         let (mut cases, mut fine, mut slowest) = (0u64, 0u64, (Duration::ZERO, 0));
         let mut last_word = Instant::now();
-        while begin.elapsed() < Duration::from_secs(seconds) || cases < 20 {
+        while cases < count {
             let index = only.unwrap_or(cases);
             let mut mixed = Random(seed ^ index.wrapping_mul(0x2545_f491_4f6c_dd1d));
             let case = Case::new(&operations, &document, mixed.next());
@@ -389,13 +375,10 @@ fn random_requests_are_answered_or_refused() {
             let Some(request) = case.request() else { continue };
             let started = Instant::now();
             let answer = async { read(router.clone().oneshot(request).await.unwrap()).await };
-            let before = computed();
             let answered = tokio::time::timeout(HANGS, answer).await;
             let took = started.elapsed();
-            let busy = computed().zip(before).is_none_or(|(after, before)| after - before > LIMIT);
             let outcome = match &answered {
                 Err(_) => Err(format!("no answer within {HANGS:?}")),
-                Ok(_) if took > LIMIT && busy => Err(format!("it took {took:?}")),
                 Ok((status, json, body)) => {
                     fine += u64::from(*status < 300);
                     case.check(*status, *json, body)

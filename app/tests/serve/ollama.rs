@@ -3,7 +3,10 @@
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-use super::http::{Answer, Server};
+use super::{
+    http::{Answer, Server},
+    retrieval::write_folder,
+};
 
 /// A question to the embedded model, with a small answer.
 fn ask(more: Value) -> Value {
@@ -53,6 +56,36 @@ fn a_chat_is_answered_whole_or_in_lines() {
     let chat = server.post("/v1/chat/completions", &chat).ok();
     assert_eq!(chat["choices"][0]["message"]["content"], text.as_str(), "one model, one answer");
     assert_eq!(chat["usage"]["prompt_tokens"], whole["prompt_eval_count"]);
+}
+
+#[test]
+fn a_model_without_a_template_continues_the_prompt() {
+    let home = tempfile::tempdir().unwrap();
+    let bases = ["gpt2", "bert"].map(|case| write_folder(home.path(), case, case, |_, _| ()));
+    let server = Server::start(&bases.each_ref().map(|folder| folder.to_str().unwrap()));
+    let generate = |more: Value| {
+        let mut body = json!({
+            "model": "gpt2", "prompt": "a fox", "stream": false, "options": {"temperature": 0, "num_predict": 4},
+        });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/api/generate", &body)
+    };
+    let raw = generate(json!({"raw": true})).ok();
+    let plain = generate(json!({})).ok();
+    assert_eq!((&plain["response"], plain["eval_count"].as_u64()), (&raw["response"], Some(4)));
+    // There is no place for a system prompt.
+    let system = generate(json!({"system": "Be brief"}));
+    assert_eq!(system.header("x-paguro-ignored"), Some("system"), "{system:?}");
+    assert_eq!(system.ok()["response"], plain["response"]);
+    let chat = server.post("/api/chat", &ask(json!({"model": "gpt2"})));
+    assert!(chat.status == 400 && chat.body.contains("no chat template"), "{chat:?}");
+    // Lists state what a model is for.
+    let models = server.get("/v1/models").ok();
+    let capabilities = |name: &str| {
+        let model = models["data"].as_array().unwrap().iter().find(|model| model["id"] == name).unwrap();
+        model["capabilities"].clone()
+    };
+    assert_eq!((capabilities("gpt2"), capabilities("bert")), (json!(["completion"]), json!(["embedding"])));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::{fs, io::BufRead, process::Command};
 
+use paguro_library::Digest;
 use serde_json::json;
 
 use super::{
@@ -165,6 +166,7 @@ fn ps_shows_what_is_loaded() {
     server.post("/v1/chat/completions", &ask(json!({}))).ok();
     let table = ps(&[]);
     assert!(table.starts_with("name ") && table.contains("\ntales  "), "{table}");
+    assert!(table.contains(" MB + up to ") && table.contains(" KV  2048  "), "{table}");
     let json: serde_json::Value = serde_json::from_str(&ps(&["--json"])).unwrap();
     assert_eq!((&json["models"][0]["name"], &json["models"][0]["running"]), (&json!("tales"), &json!(0)));
 }
@@ -173,15 +175,21 @@ fn ps_shows_what_is_loaded() {
 fn a_model_is_unloaded_by_name() {
     let server = Server::start(&[]);
     server.post("/v1/chat/completions", &ask(json!({}))).ok();
-    let url = format!("http://{}", server.address);
-    let unload = |name: &str| {
-        let output = paguro(server.home(), &["unload", "--url", &url, name]).output().unwrap();
+    let (_, port) = server.address.rsplit_once(':').unwrap();
+    let unload = |names: &[&str]| {
+        // The address is that of the server's variables.
+        let mut command = paguro(server.home(), &[&["unload"], names].concat());
+        let output = command.env("PAGURO_PORT", port).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
-    assert_eq!(unload("tales"), (Some(0), "tales is not loaded\n".to_owned()));
-    server.wait_for("paguro_model_unloads_total", 1.0);
-    let (code, error) = unload("tails");
-    assert!(code == Some(1) && error.starts_with("error: the server refuses: "), "{error}");
+    assert_eq!(unload(&["Tales:latest"]), (Some(0), "tales is unloaded\n".to_owned()));
+    assert_eq!(server.metric("paguro_model_unloads_total"), Some(1.0));
+    assert_eq!(unload(&["tales"]), (Some(0), "tales is not loaded\n".to_owned()));
+    // A wrong name does not keep the others loaded.
+    server.post("/v1/chat/completions", &ask(json!({}))).ok();
+    let (code, error) = unload(&["tails", "tales"]);
+    assert!(code == Some(1) && error.starts_with("tales is unloaded\nerror: "), "{error}");
+    assert!(error.contains("there is no model `tails`"), "{error}");
 }
 
 #[test]
@@ -214,6 +222,17 @@ fn the_models_of_folders_are_served_by_file_name() {
     }
     let server = Server::start(&[a.to_str().unwrap()]);
     server.post("/v1/chat/completions", &ask(json!({"model": "one"}))).ok();
+    // A store of Ollama, whose name `tales:latest` is that of the embedded model.
+    let digest = Digest::of(&fs::read(file).unwrap());
+    let size = fs::copy(file, at(&format!("o/blobs/sha256-{}", digest.hex()))).unwrap();
+    let layer = json!({"mediaType": "application/vnd.ollama.image.model", "digest": digest.to_string(), "size": size});
+    for name in ["library/tales", "me/tales"] {
+        let manifest = at(&format!("o/manifests/registry.ollama.ai/{name}/latest"));
+        fs::write(manifest, json!({"layers": [&layer]}).to_string()).unwrap();
+    }
+    let list = Server::start(&[at("o").to_str().unwrap()]).get("/v1/models").ok();
+    let names: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!(names, ["tales", "me/tales:latest"]);
 }
 
 #[test]

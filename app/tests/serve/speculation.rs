@@ -96,6 +96,59 @@ fn fields_of_drafts_have_their_effect_or_are_named() {
     assert_eq!(send(json!({"speculate": "fast"})).status, 400);
 }
 
+/// Texts of all of OpenAI's APIs, in one piece and as streams, with the counts of their drafts.
+#[test]
+fn all_answers_of_openai_count_their_drafts() {
+    let server = Server::start(&["--ctx", "1024"]);
+    let prompt = "One fox, two foxes, three foxes. ".repeat(12);
+    let counts = |details: &Value| {
+        ["accepted_prediction_tokens", "rejected_prediction_tokens"]
+            .map(|name| details[name].as_u64().unwrap())
+    };
+    let total = |name: &str| server.metric(&format!("vllm:spec_decode_num_{name}_total")).unwrap() as u64;
+    let mut last = [0, 0];
+    for (path, field, details, tokens) in [
+        ("/v1/chat/completions", "messages", "/usage/completion_tokens_details", "max_tokens"),
+        ("/v1/completions", "prompt", "/usage/completion_tokens_details", "max_tokens"),
+        ("/v1/responses", "input", "/usage/output_tokens_details", "max_output_tokens"),
+    ] {
+        let input = match field {
+            "messages" => json!([{"role": "user", "content": prompt}]),
+            "prompt" => json!([prompt, prompt]),
+            _ => json!(prompt),
+        };
+        let body = |stream: bool| {
+            let mut body = json!({"model": "tales", "temperature": 0, "stream": stream});
+            body[field] = input.clone();
+            body[tokens] = json!(120);
+            if stream && field != "input" {
+                body["stream_options"] = json!({"include_usage": true});
+            }
+            body
+        };
+        for stream in [false, true] {
+            let details = match stream {
+                false => server.post(path, &body(false)).ok().pointer(details).unwrap().clone(),
+                true => {
+                    let events = server.post(path, &body(true)).events();
+                    let all: Vec<_> = events.iter().filter(|event| event.is_object()).collect();
+                    let end = all.last().unwrap();
+                    end.get("response").unwrap_or(end).pointer(details).unwrap().clone()
+                }
+            };
+            let [accepted, rejected] = counts(&details);
+            // The usage of each answer is what the engine has counted meanwhile.
+            let now = [total("accepted_tokens"), total("draft_tokens")];
+            assert_eq!(
+                [accepted, accepted + rejected],
+                [now[0] - last[0], now[1] - last[1]],
+                "{path} {stream}"
+            );
+            last = now;
+        }
+    }
+}
+
 /// A server without drafts counts none.
 #[test]
 fn speculation_can_be_off_for_all() {

@@ -25,6 +25,7 @@ fn models_are_imported_by_their_paths() {
     for (body, status, problem) in [
         (json!({"path": "tales.gguf"}), 400, "must be a whole path"),
         (json!({"path": ""}), 400, "must be a whole path"),
+        (json!({"path": "ollama:qwen3:4b"}), 400, "`paguro import ollama:qwen3:4b`"),
         (json!({"path": "/no/such/file.gguf"}), 400, "No such file"),
         (json!({"path": "/dev/null"}), 400, "/dev/null"),
         (json!({"path": copy, "name": "tales"}), 400, "`tales` is served from elsewhere"),

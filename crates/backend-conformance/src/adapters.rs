@@ -119,7 +119,7 @@ fn shapes() -> [ModelShape; 7] {
 
 /// Adapters agree with the reference.
 pub(super) fn adapters(subject: &Subject) -> Verdict {
-    unless_refused(&["adapters"], || {
+    unless_refused(subject, || {
         for shape in subject.draw.some("shapes with adapters", &shapes(), 1) {
             let formats =
                 drawn(subject, "formats with adapters", &[WeightFormat::F16, WeightFormat::Q8_0], 1);
@@ -156,7 +156,7 @@ fn filled(mut logits: Logits) -> Logits {
 
 /// Bits of a row depend neither on the other rows nor on their adapters.
 pub(super) fn exact(subject: &Subject) -> Verdict {
-    unless_refused(&["adapters"], || {
+    unless_refused(subject, || {
         for format in
             drawn(subject, "exact adapters", &[WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_K], 1)
         {
@@ -198,7 +198,7 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
 
 /// Pairs that do not fit are refused with their names, and so are steps with adapters that do not exist.
 pub(super) fn refusals(subject: &Subject) -> Verdict {
-    unless_refused(&["adapters"], || {
+    unless_refused(subject, || {
         let experts = Some(ExpertsShape::default());
         let model = ModelShape { experts, ..ModelShape::default() }.build(4);
         let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.options())?;

@@ -21,6 +21,7 @@
 //!         kv_dtype: KvDtype::F16,
 //!         kv: KvRounding::F32,
 //!         unsupported: &[],
+//!         refused: &[],
 //!         kernel_formats: &WeightFormat::ALL,
 //!         draw: Draw::All,
 //!     }
@@ -85,6 +86,9 @@ pub struct Subject {
     pub kv: KvRounding,
     /// Formats that it refuses to load.
     pub unsupported: &'static [WeightFormat],
+    /// Words of its refusals of programs and steps whose rows are not those of a text. Cases of such rows pass if it refuses them by
+    /// one of these names.
+    pub refused: &'static [&'static str],
     /// Formats that together use all of its matmul kernels: bit-exactness for these implies it for all others.
     pub kernel_formats: &'static [WeightFormat],
     /// Selection of variants of a case that differ in formats or shapes only. Every case runs with at least one.

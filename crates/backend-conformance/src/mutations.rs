@@ -103,6 +103,7 @@ fn subject(defect: Defect) -> Subject {
         kv_dtype: defect.kv_dtype,
         kv: KvRounding::F16,
         unsupported: &[],
+        refused: &[],
         kernel_formats: &WeightFormat::ALL,
         draw: Draw::All,
     }

@@ -118,20 +118,16 @@ fn alone(
     texts.iter().map(whole).collect()
 }
 
-/// Passes if the check does, or if the backend refuses one of these by name, at load or in a step.
-pub(super) fn unless_refused(names: &[&str], check: impl FnOnce() -> Verdict) -> Verdict {
+/// Passes if the check does, or if the backend may refuse this and does, at load or in a step.
+pub(super) fn unless_refused(subject: &Subject, check: impl FnOnce() -> Verdict) -> Verdict {
     check().or_else(|problem| {
         let refuses = problem.contains("does not support") || problem.contains("cannot run");
-        match refuses && names.iter().any(|name| problem.contains(name)) {
+        match refuses && subject.refused.iter().any(|name| problem.contains(name)) {
             true => Ok(()),
             false => Err(problem),
         }
     })
 }
-
-/// Names of everything that a backend may refuse here.
-const NAMES: [&str; 5] =
-    ["given rows", "coordinates of rows", "spans of rows", "residual stream", "both directions"];
 
 /// Texts on a model of this shape agree with the reference.
 fn agrees_on(
@@ -140,7 +136,7 @@ fn agrees_on(
     (texts, steps): &Texts,
     options: &DriveOptions,
 ) -> Verdict {
-    unless_refused(&NAMES, || {
+    unless_refused(subject, || {
         let model = shape.build(1);
         let ours = run(&mut Driver::new(&*(subject.backend)(2), &model, options)?, texts, steps)?;
         let reference = Reference { kv: subject.kv, poison: Some(3) };
@@ -183,7 +179,7 @@ pub(super) fn rope_axes(subject: &Subject) -> Verdict {
     let text = Text::new(&ModelShape::default(), 30, &[], 5);
     let mut explicit = text.clone();
     explicit.content.coordinates = coordinates(30, &[]);
-    unless_refused(&NAMES, || {
+    unless_refused(subject, || {
         let run = |text: &Text| {
             alone(&*(subject.backend)(2), &model, &subject.options(), std::slice::from_ref(text))
         };
@@ -247,7 +243,7 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
             biases: Biases::Qkv,
             ..ModelShape::of_format(format)
         };
-        unless_refused(&NAMES, || exact_shape(subject, &shape))?;
+        unless_refused(subject, || exact_shape(subject, &shape))?;
     }
     Ok(())
 }
@@ -287,7 +283,7 @@ pub(super) fn residuals(subject: &Subject) -> Verdict {
     let shape = ModelShape { output_scale: 0.7, norms: NormKind::Layer, ..ModelShape::default() };
     let model = shape.build(1);
     let options = DriveOptions { output: OutputKind::Residual, ..subject.options() };
-    unless_refused(&NAMES, || {
+    unless_refused(subject, || {
         let schedule = Schedule::mixed(16, shape.vocab);
         let ours = schedule.load_and_run(&*(subject.backend)(2), &model, &options)?;
         near(subject, shape.format, &ours, &schedule.reference(subject, &model, &options)?)?;
@@ -320,9 +316,7 @@ pub(super) fn stages(subject: &Subject) -> Verdict {
     };
     for format in drawn(subject, "stages", &[WeightFormat::F32, WeightFormat::Q8_0], 1) {
         for shape in [of(format), ModelShape { tied: true, norms: NormKind::Layer, ..of(format) }] {
-            unless_refused(&["begin with rows", "end with rows"], || {
-                (1..4).try_for_each(|cut| stages_of(subject, &shape, cut))
-            })?;
+            unless_refused(subject, || (1..4).try_for_each(|cut| stages_of(subject, &shape, cut)))?;
         }
     }
     Ok(())

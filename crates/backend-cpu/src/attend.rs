@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use paguro_backend::{
-    Attention, AttentionMode, KvSlot, Linear, Norm, Program, QkNorm, QkNormKind, RopeStyle, VectorId,
-    reference,
+    Attention, AttentionMode, KvSlot, Linear, Norm, Program, QkNormKind, RopeStyle, VectorId, reference,
 };
 
 use crate::{
@@ -62,7 +61,7 @@ impl Pass<'_> {
             (Some(k), None, Some(gate)) => self.multiply(rows, [q, k, gate]),
             (None, _, None) => self.multiply(rows, [q]),
         }
-        if let Some(norm @ QkNorm { kind: QkNormKind::Row, .. }) = op.qk_norm {
+        if let Some(norm) = op.qk_norm.filter(|norm| norm.kind == QkNormKind::Row) {
             self.phase(Kernel::QkNorm, rows, Chunking::Guided(1), |worker, range| {
                 for row in range {
                     // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.

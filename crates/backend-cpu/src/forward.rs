@@ -429,7 +429,9 @@ impl Pass<'_> {
                                 put(&answers[output], OutputValue::Embedding(embedding));
                             }
                             OutputKind::Residual => put(&answers[output], worker.residual(rows[at])),
-                            OutputKind::Sample(_) | OutputKind::Score { .. } | OutputKind::Logits => {}
+                            OutputKind::Sample(_)
+                            | OutputKind::Score { token: _, top: _ }
+                            | OutputKind::Logits => {}
                         }
                     }
                     if at < logit_rows {

@@ -1,8 +1,6 @@
 //! Name of a page's format: of all properties besides the model and the tokens that determine the bits of a page.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
-use paguro_backend::{Limits, PageFormat};
+use paguro_backend::{Digest, Limits, PageFormat, Visitor};
 
 use crate::{NUMERICS, isa::Isa};
 
@@ -19,24 +17,25 @@ pub fn of(isa: Isa, limits: &Limits, page_bytes: usize) -> PageFormat {
         kv_dtype,
         attention,
     } = limits;
-    let math = math();
-    let name = format!("cpu {NUMERICS} {isa} {kv_dtype:?} {block_size} {attention:?} {math:016x}");
+    let (kv, attention, math) = (kv_dtype.name(), attention.name(), math());
+    let name = format!("cpu {NUMERICS} {isa} {kv} {block_size} {attention} {math:016x}");
     PageFormat { name, page_bytes }
 }
 
 /// Returns a hash of functions of the system's mathematical library. Another version of it, or another processor, may round
 /// them differently.
 fn math() -> u64 {
-    let mut hash = DefaultHasher::new();
+    let mut digest = Digest::default();
     for step in 1..512_u32 {
         let x = step as f32 * 0.37;
         for y in [x.sin(), x.cos(), (-x).exp(), x.ln(), x.tanh(), x.powf(0.73), x.ln_1p(), (-x).exp_m1()] {
-            y.to_bits().hash(&mut hash);
+            digest.number(y.to_bits().into());
         }
         let x = f64::from(x);
         for y in [x.sin(), x.cos(), (-x).exp(), x.ln(), x.powf(0.73)] {
-            y.to_bits().hash(&mut hash);
+            digest.number(y.to_bits());
         }
     }
-    hash.finish()
+    let digest = digest.finish();
+    digest[..8].iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte))
 }

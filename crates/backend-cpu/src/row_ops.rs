@@ -58,9 +58,14 @@ impl RowOpSizes {
         self.widest = self.widest.max(width);
         self.block = self.block.max(rows * width);
         for op in ops {
-            if matches!(op, RowOp::Linear { .. }) {
-                self.input_rows = self.input_rows.max(rows);
-            }
+            self.input_rows = match op {
+                RowOp::Linear { linear: _, width: _, activation: _ } => self.input_rows.max(rows),
+                RowOp::Norm(_)
+                | RowOp::Add
+                | RowOp::Join(_)
+                | RowOp::Mean { rows: _, scale: _ }
+                | RowOp::Affine { scale: _, bias: _ } => self.input_rows,
+            };
             (rows, width) = op.shape(rows, width);
             self.widest = self.widest.max(width);
             self.block = self.block.max(rows * width);

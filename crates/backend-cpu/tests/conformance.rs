@@ -24,6 +24,7 @@ fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
         kv_dtype,
         kv: KvRounding::F16,
         unsupported: &[],
+        refused: &[],
         kernel_formats: &WeightFormat::ALL,
         // The other suites repeat the cases, on slower code or with the same matmuls.
         draw: match (isa == Isa::detect(), kv_dtype) {

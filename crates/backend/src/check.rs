@@ -297,7 +297,7 @@ impl Program {
         let embeds = self.layer_embeds().filter(|embeds| op.index < embeds.count);
         let embeds = embeds
             .ok_or_else(|| LoadError::BadProgram(format!("there is no embedding {} for layers", op.index)))?;
-        require(!matches!(op.activation, Activation::ClampedSwiglu { .. }), || {
+        require(!matches!(op.activation, Activation::ClampedSwiglu { alpha: _, limit: _ }), || {
             "clamped SwiGLU of an embedding for layers".to_owned()
         })?;
         weights.linear(&op.gate, embeds.width, self.hidden)?;
@@ -317,7 +317,22 @@ impl Program {
     }
 
     fn check_delta(&self, op: &DeltaRule, weights: &Checker<'_>) -> Result<(), LoadError> {
-        let DeltaRule { norm, shape, qkv, gate, alpha, beta, convolution, .. } = op;
+        let DeltaRule {
+            norm,
+            shape,
+            sharing: _,
+            qkv,
+            gate,
+            alpha,
+            beta,
+            convolution,
+            decay,
+            dt,
+            out_norm,
+            out,
+            post_norm,
+            state,
+        } = op;
         let (heads, hidden) = (shape.value_heads, self.hidden);
         let dimensions = [shape.key_heads, heads, shape.key_dim, shape.value_dim];
         nonzero("a dimension of a delta rule", &dimensions)?;
@@ -330,22 +345,39 @@ impl Program {
         weights.linear(alpha, heads, hidden)?;
         weights.linear(beta, heads, hidden)?;
         let rows = weights.convolution(convolution, shape.channels())?;
-        weights.vector(op.decay, heads)?;
-        let decays = weights.weights.vector(op.decay);
+        weights.vector(*decay, heads)?;
+        let decays = weights.weights.vector(*decay);
         require(decays.iter().all(|decay| decay.is_finite() && *decay <= 0.0), || {
             "a decay of a delta rule that grows".to_owned()
         })?;
-        weights.vector(op.dt, heads)?;
-        weights.norm(&op.out_norm, shape.value_dim)?;
-        let is_rms = op.out_norm.kind == NormKind::Rms && op.out_norm.bias.is_none();
+        weights.vector(*dt, heads)?;
+        weights.norm(out_norm, shape.value_dim)?;
+        let is_rms = out_norm.kind == NormKind::Rms && out_norm.bias.is_none();
         require(is_rms, || "the output norm of a delta rule is not RMS".to_owned())?;
-        weights.linear(&op.out, hidden, shape.value_width())?;
-        weights.optional_norm(op.post_norm, hidden)?;
-        self.check_state(op.state, StateShape { rows, channels: shape.channels(), delta: Some(*shape) })
+        weights.linear(out, hidden, shape.value_width())?;
+        weights.optional_norm(*post_norm, hidden)?;
+        self.check_state(*state, StateShape { rows, channels: shape.channels(), delta: Some(*shape) })
     }
 
     fn check_ssd(&self, op: &Ssd, weights: &Checker<'_>) -> Result<(), LoadError> {
-        let Ssd { norm, shape, cbv, gate, gate_scale, dt, dt_scale, dt_bias, dt_limits, .. } = op;
+        let Ssd {
+            norm,
+            shape,
+            cbv,
+            gate,
+            gate_scale,
+            dt,
+            dt_scale,
+            dt_bias,
+            dt_limits,
+            convolution,
+            decay,
+            skip,
+            out_norm,
+            out,
+            post_norm,
+            state,
+        } = op;
         let (heads, hidden, width) = (shape.value_heads, self.hidden, shape.value_width());
         nonzero("a dimension of a scan", &[shape.key_heads, heads, shape.key_dim, shape.value_dim])?;
         require(heads.is_multiple_of(shape.key_heads), || {
@@ -361,22 +393,22 @@ impl Program {
         require(0.0 <= dt_limits.0 && dt_limits.0 <= dt_limits.1, || {
             format!("steps of a scan between {} and {}", dt_limits.0, dt_limits.1)
         })?;
-        let rows = weights.convolution(&op.convolution, shape.channels())?;
-        weights.vector(op.decay, heads)?;
-        let decays = weights.weights.vector(op.decay);
+        let rows = weights.convolution(convolution, shape.channels())?;
+        weights.vector(*decay, heads)?;
+        let decays = weights.weights.vector(*decay);
         require(decays.iter().all(|decay| decay.is_finite() && *decay <= 0.0), || {
             "a decay of a scan that grows".to_owned()
         })?;
-        weights.vector(op.skip, heads)?;
-        if let Some(norm) = op.out_norm.norm() {
+        weights.vector(*skip, heads)?;
+        if let Some(norm) = out_norm.norm() {
             require(norm.groups > 0 && width.is_multiple_of(norm.groups), || {
                 format!("norms of {} groups of {width} elements", norm.groups)
             })?;
             weights.vector(norm.weight, width)?;
         }
-        weights.linear(&op.out, hidden, width)?;
-        weights.optional_norm(op.post_norm, hidden)?;
-        self.check_state(op.state, StateShape { rows, channels: shape.channels(), delta: Some(*shape) })
+        weights.linear(out, hidden, width)?;
+        weights.optional_norm(*post_norm, hidden)?;
+        self.check_state(*state, StateShape { rows, channels: shape.channels(), delta: Some(*shape) })
     }
 
     fn check_state(&self, index: usize, needed: StateShape) -> Result<(), LoadError> {
@@ -451,13 +483,14 @@ impl Checker<'_> {
                 RowOp::Linear { linear, width: out, activation } => {
                     nonzero("the width of rows", &[*out])?;
                     self.linear(linear, *out, width)?;
-                    let clamped = matches!(activation, Some(Activation::ClampedSwiglu { .. }));
+                    let clamped =
+                        matches!(activation, Some(Activation::ClampedSwiglu { alpha: _, limit: _ }));
                     require(!clamped, || "clamped SwiGLU of rows".to_owned())?;
                 }
                 RowOp::Add => require(is_beginning && width == self.hidden, || {
                     format!("something is added to rows of {width} elements")
                 })?,
-                RowOp::Join(joined) | RowOp::Mean { rows: joined, .. } => {
+                RowOp::Join(joined) | RowOp::Mean { rows: joined, scale: _ } => {
                     let fits = *joined > 0 && rows.is_multiple_of(*joined);
                     require(fits && !is_beginning, || format!("{joined} of {rows} rows become one"))?;
                 }
@@ -466,7 +499,7 @@ impl Checker<'_> {
                     self.vector(*bias, width)?;
                 }
             }
-            if let RowOp::Mean { scale, .. } = op {
+            if let RowOp::Mean { rows: _, scale } = op {
                 finite("the scale of a mean", *scale)?;
             }
             (rows, width) = op.shape(rows, width);
@@ -477,7 +510,7 @@ impl Checker<'_> {
     fn dense(&self, dense: &Dense) -> Result<(), LoadError> {
         let Dense { norm, width, gate, up, activation, down, post_norm } = dense;
         nonzero("the width of a feed-forward network", &[*width])?;
-        let clamped = matches!(activation, Activation::ClampedSwiglu { .. });
+        let clamped = matches!(activation, Activation::ClampedSwiglu { alpha: _, limit: _ });
         require(gate.is_some() || !clamped, || "clamped SwiGLU without a gate".to_owned())?;
         self.optional_norm(*norm, self.hidden)?;
         gate.iter().try_for_each(|gate| self.linear(gate, *width, self.hidden))?;
@@ -487,10 +520,22 @@ impl Checker<'_> {
     }
 
     fn experts(&self, experts: &Experts) -> Result<(), LoadError> {
-        let Experts { norm, router, count, width, latent, gate, up, down, shared, beside, post_norm, .. } =
-            experts;
+        let Experts {
+            norm,
+            router,
+            count,
+            width,
+            latent,
+            gate,
+            up,
+            activation,
+            down,
+            shared,
+            beside,
+            post_norm,
+        } = experts;
         let (count, width, hidden) = (*count, *width, self.hidden);
-        let clamped = matches!(experts.activation, Activation::ClampedSwiglu { .. });
+        let clamped = matches!(activation, Activation::ClampedSwiglu { alpha: _, limit: _ });
         require(gate.is_some() || !clamped, || "clamped SwiGLU without a gate".to_owned())?;
         nonzero("a dimension of a mixture of experts", &[count, width, router.used])?;
         require(router.used <= count, || format!("{} of {count} experts for each row", router.used))?;

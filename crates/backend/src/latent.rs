@@ -99,7 +99,7 @@ impl LatentQuery {
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let (first, second) = match self {
             Self::Direct(linear) => (linear, None),
-            Self::Down { down, up, .. } => (down, Some(up)),
+            Self::Down { down, rank: _, norm: _, up } => (down, Some(up)),
         };
         [first].into_iter().chain(second)
     }

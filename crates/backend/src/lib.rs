@@ -58,3 +58,12 @@ pub use step::{
     Score, Step, StepOutput, StepSequence, TokenMask,
 };
 pub use weights::{ByteSource, Bytes, Matrix, Weights};
+
+/// Lists the fields of contract types that a backend computes, or refuses at load. If a type gets a field, the backend does not
+/// compile until the field is in its list.
+#[macro_export]
+macro_rules! known_fields {
+    ($($type:ident { $($field:ident),* $(,)? })*) => {
+        $(const _: fn(&$crate::$type) = |$crate::$type { $($field: _),* }| {};)*
+    };
+}

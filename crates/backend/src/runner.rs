@@ -215,6 +215,16 @@ pub enum AttentionMode {
     Gather,
 }
 
+impl AttentionMode {
+    /// Returns the name in formats of pages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Paged => "paged",
+            Self::Gather => "gather",
+        }
+    }
+}
+
 /// A submitted step. At most one is in flight, or two if the second one uses [tokens of the first](Step::carried). They
 /// are collected in order.
 #[derive(Debug, PartialEq, Eq)]

@@ -170,7 +170,7 @@ impl OutputKind<'_> {
     /// Returns true if the output needs the row's logits.
     pub fn needs_logits(&self) -> bool {
         match self {
-            Self::Sample(_) | Self::Score { .. } | Self::Logits => true,
+            Self::Sample(_) | Self::Score { token: _, top: _ } | Self::Logits => true,
             Self::Embedding | Self::Residual => false,
         }
     }

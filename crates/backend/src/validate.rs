@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use crate::{
-    AdapterId, AdapterUse, GivenRows, Input, KvGroup, KvLayout, Limits, OutputKind, PageId, Program,
-    SampleRequest, StateId, StateUse, Step, StepError, StepSequence, TokenMask,
+    AdapterId, AdapterUse, GivenRows, Input, KvLayout, Limits, OutputKind, PageId, Program, SampleRequest,
+    StateId, StateUse, Step, StepError, StepSequence, TokenMask,
 };
 
 /// Fails with [`StepError::Invalid`] and a message unless the rule holds.
@@ -79,7 +79,7 @@ impl Step<'_> {
             rule!(has_head, "output {index}: it needs a head, but the model ends with rows");
             match output.kind {
                 OutputKind::Sample(request) => validate_request(index, &request, program.vocab)?,
-                OutputKind::Score { token, .. } => {
+                OutputKind::Score { token, top: _ } => {
                     let vocab = program.vocab;
                     rule!(
                         (token as usize) < vocab,
@@ -232,7 +232,7 @@ impl Step<'_> {
             "sequence {index}: {pages} pages, not {groups} groups of {blocks} for {} tokens",
             sequence.len()
         );
-        for (group, KvGroup { window, .. }) in kv.groups.iter().enumerate() {
+        for (group, window) in kv.groups.iter().map(|group| group.window).enumerate() {
             // The first row attends to positions from here on; later rows do not attend to earlier ones.
             let seen_from = window.map_or(0, |window| (sequence.start + 1).saturating_sub(window as usize));
             for (block, &page) in sequence.table(self.pages, group, groups).iter().enumerate() {
@@ -303,7 +303,9 @@ impl Step<'_> {
             rule!(pair[0].0 != pair[1].0, "sequence {index}: state {id} is written twice");
         }
         for (index, sequence) in self.sequences.iter().enumerate() {
-            let Some(StateUse { read, .. }) = sequence.state.filter(|_| sequence.start > 0) else { continue };
+            let Some(StateUse { read, write: _ }) = sequence.state.filter(|_| sequence.start > 0) else {
+                continue;
+            };
             if let Ok(found) = users.binary_search_by_key(&read, |(state, _)| *state) {
                 let StateId(id) = read;
                 let own = users[found].1 == index;

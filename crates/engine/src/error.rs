@@ -44,7 +44,6 @@ pub enum EngineError {
 
 /// Reason for which a request was refused. No part of it has run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
 pub enum SubmitError {
     /// The queue is full. Retry later.
     #[error("{capacity} requests are waiting already; try again later")]
@@ -106,7 +105,6 @@ pub enum SubmitError {
 
 /// Reason for which a running request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum RequestError {
     /// The step that it was part of failed.
     #[error("the device failed: {0}")]

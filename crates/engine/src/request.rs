@@ -117,7 +117,6 @@ impl Request {
 /// Events of a request, in order. On the engine thread their texts are empty; [`Generation`](crate::Generation) decodes
 /// tokens.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub enum Event {
     /// The request left the queue.
     Started {
@@ -183,7 +182,6 @@ pub enum Event {
 
 /// Reason for the end of a branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum FinishReason {
     /// The model sampled this stop token.
     Stop(u32),

@@ -99,20 +99,27 @@ impl Library {
         inspect: &Inspect<'_>,
         progress: &OnProgress<'_>,
     ) -> Result<ModelRecord, LibraryError> {
-        self.writable()?;
-        let found = import::find(path)?;
-        let what = path.display().to_string();
-        match self.take(
-            &found,
-            &what,
-            &|details| import::name(&found, details),
-            options,
-            inspect,
-            progress,
-        )? {
+        match self.import_again(path, options, inspect, progress)? {
             Taken::New(record) => Ok(record),
             Taken::Same(record) => Err(LibraryError::NameTaken { name: record.name.to_string() }),
         }
+    }
+
+    /// As [`Library::import`]. If the library has the same content under this name already, nothing is changed.
+    ///
+    /// # Errors
+    /// As for [`Library::import`].
+    pub fn import_again(
+        &self,
+        path: &Path,
+        options: &ImportOptions,
+        inspect: &Inspect<'_>,
+        progress: &OnProgress<'_>,
+    ) -> Result<Taken, LibraryError> {
+        self.writable()?;
+        let found = import::find(path)?;
+        let name = |details: &Details| import::name(&found, details);
+        self.take(&found, &path.display().to_string(), &name, options, inspect, progress)
     }
 
     /// Imports a model of another program. If the library has it under its name already, nothing is read.
@@ -138,7 +145,13 @@ impl Library {
     pub fn same_as(&self, model: &FoundModel) -> Result<Vec<ModelName>, LibraryError> {
         let Ok(found) = model.files() else { return Ok(Vec::new()) };
         let records = self.list()?.into_iter();
-        let same = records.filter(|record| import::is_same_model(&self.store, record, found));
+        // A library that had the content before has no link to this file.
+        let is_from = |record: &ModelRecord| {
+            matches!(&record.source, Source::Import { path } if *path == found.open)
+                && import::has_sizes_of(record, found)
+        };
+        let same =
+            records.filter(|record| import::is_same_model(&self.store, record, found) || is_from(record));
         Ok(same.map(|record| record.name).collect())
     }
 
@@ -171,7 +184,13 @@ impl Library {
             Some(old) if !options.replace && import::is_same_model(&self.store, &old, found) => {
                 return Ok(Taken::Same(old));
             }
-            Some(_) if !options.replace => return Err(LibraryError::NameTaken { name: name.to_string() }),
+            // The library may have had the content before, so that it has no link to these files.
+            Some(old) if !options.replace => {
+                return match import::has_content_of(&old, found, options, progress)? {
+                    true => Ok(Taken::Same(old)),
+                    false => Err(LibraryError::NameTaken { name: name.to_string() }),
+                };
+            }
             _ => {}
         }
         let writing = self.writing()?;

@@ -318,6 +318,14 @@ pub(crate) fn name(found: &Found, details: &Details) -> Result<ModelName, Librar
     ModelName::new(&ModelName::part_from(base), tag)
 }
 
+fn transfers(found: &Found) -> Result<Vec<Transfer>, LibraryError> {
+    let transfer = |FoundFile { name, path, digest }: &FoundFile| {
+        let size = fs::metadata(path).map_err(LibraryError::io("read", path))?.len();
+        Ok(Transfer { name: name.clone(), size, digest: *digest })
+    };
+    found.files.iter().map(transfer).collect()
+}
+
 /// Copies or links the files into the library, or only computes their digests.
 pub(crate) fn store_files(
     store: &Store,
@@ -325,12 +333,7 @@ pub(crate) fn store_files(
     options: &ImportOptions,
     progress: &OnProgress<'_>,
 ) -> Result<Vec<FileRecord>, LibraryError> {
-    let mut transfers = Vec::with_capacity(found.files.len());
-    for FoundFile { name, path, digest } in &found.files {
-        let size = fs::metadata(path).map_err(LibraryError::io("read", path))?.len();
-        transfers.push(Transfer { name: name.clone(), size, digest: *digest });
-    }
-    progress(Progress::Files(&transfers));
+    progress(Progress::Files(&transfers(found)?));
     // All files of a model are in the library, or none.
     let links = !options.copy && options.link && found.files.iter().all(|file| store.can_link(&file.path));
     let mut records = Vec::with_capacity(found.files.len());
@@ -374,6 +377,40 @@ pub(crate) fn is_same_model(store: &Store, record: &ModelRecord, found: &Found) 
         has_size && (found.digest == Some(file.digest) || is_same(&in_library, &found.path))
     };
     record.files.len() == found.files.len() && record.files.iter().zip(&found.files).all(same)
+}
+
+/// Returns true if a model of the library has as many files as this one, of the same sizes.
+pub(crate) fn has_sizes_of(record: &ModelRecord, found: &Found) -> bool {
+    let same = |(file, found): (&FileRecord, &FoundFile)| {
+        fs::metadata(&found.path).is_ok_and(|on_disk| on_disk.len() == file.size)
+    };
+    record.files.len() == found.files.len() && record.files.iter().zip(&found.files).all(same)
+}
+
+/// Returns true if a model of the library has the content of these files, which are read.
+///
+/// # Errors
+/// A file cannot be read, or [`LibraryError::Cancelled`].
+pub(crate) fn has_content_of(
+    record: &ModelRecord,
+    found: &Found,
+    options: &ImportOptions,
+    progress: &OnProgress<'_>,
+) -> Result<bool, LibraryError> {
+    if !has_sizes_of(record, found) {
+        return Ok(false);
+    }
+    progress(Progress::Files(&transfers(found)?));
+    for (i, (file, found)) in record.files.iter().zip(&found.files).enumerate() {
+        let read =
+            || hash_file(&found.path, &options.cancel, |done| progress(Progress::Bytes { file: i, done }));
+        let digest = found.digest.map_or_else(|| read().map(|(digest, _)| digest), Ok)?;
+        if digest != file.digest {
+            return Ok(false);
+        }
+        progress(Progress::Finished { file: i });
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

@@ -179,11 +179,13 @@ impl ModelFile {
     /// Returns true if rows attend in both directions, so that the model writes no text.
     pub fn is_encoder(&self) -> bool {
         let name = self.architecture().unwrap_or_default();
-        let definition = match &self.source {
-            Source::Gguf(_) => Definition::from_gguf(name),
-            Source::Hf(_) => Definition::from_hf(name),
+        let (definition, is_causal) = match &self.source {
+            Source::Gguf(gguf) => {
+                (Definition::from_gguf(name), gguf.metadata.bool(&format!("{name}.attention.causal")))
+            }
+            Source::Hf(_) => (Definition::from_hf(name), None),
         };
-        definition.is_ok_and(Definition::is_encoder)
+        is_causal == Some(false) || definition.is_ok_and(Definition::is_encoder)
     }
 
     /// Returns the files with weights; none for a model in memory.

@@ -232,7 +232,6 @@ impl From<SubmitError> for ApiError {
             }
             SubmitError::Sampling(invalid) => Self::invalid(invalid.field, message),
             SubmitError::Stopped { .. } => Self::Unavailable(message),
-            _ => Self::Internal(message),
         }
     }
 }
@@ -246,7 +245,8 @@ impl From<RequestError> for ApiError {
             RequestError::Constraint(_) | RequestError::ConstraintTooSlow(_) => {
                 Self::invalid("response_format", message)
             }
-            _ => Self::Internal(message),
+            RequestError::Picture(_) => Self::invalid("messages", message),
+            RequestError::Step(_) | RequestError::NotFinite => Self::Internal(message),
         }
     }
 }

@@ -41,7 +41,11 @@ pub fn meant(path: &str) -> Option<String> {
         "/generate",
         "/tags",
     ];
-    let rest = path.strip_prefix("/api/v1").or_else(|| path.strip_prefix("/openai/v1"));
+    // LM Studio's own API is below `/api/v0` and `/api/v1`.
+    let rest = path
+        .strip_prefix("/api/v1")
+        .or_else(|| path.strip_prefix("/api/v0"))
+        .or_else(|| path.strip_prefix("/openai/v1"));
     let rest =
         rest.or_else(|| path.strip_prefix("/v1/v1")).or_else(|| path.strip_prefix("/v1")).unwrap_or(path);
     let known = BELOW_V1.iter().find(|known| **known == rest)?;
@@ -75,6 +79,7 @@ mod tests {
         for (path, expected) in [
             ("/chat/completions", Some("/v1/chat/completions")),
             ("/api/v1/chat/completions", Some("/v1/chat/completions")),
+            ("/api/v0/models", Some("/v1/models")),
             ("/v1/v1/models", Some("/v1/models")),
             ("/v1/chat", Some("/api/chat")),
             ("/tags", Some("/api/tags")),

@@ -161,6 +161,8 @@ pub struct Details {
     pub context: Option<usize>,
     /// Number of sequences that it would run concurrently.
     pub sequences: usize,
+    /// Use of an encoder, which writes no text: `embedding` or `rerank`; `None` for models that write.
+    pub encodes_for: Option<&'static str>,
     /// Kind of its vision tower, such as `qwen3vl_merger`; `None` if it reads text only.
     pub projector: Option<String>,
     /// Memory of a load.

@@ -185,7 +185,7 @@ export interface Usage {
   prompt_tokens: number;
   completion_tokens: number;
   prompt_tokens_details?: { cached_tokens: number };
-  completion_tokens_details?: { reasoning_tokens: number };
+  completion_tokens_details?: { reasoning_tokens: number; accepted_prediction_tokens?: number; rejected_prediction_tokens?: number };
 }
 
 /** First page and number of pages. */

@@ -307,6 +307,8 @@ function Stats({ stats, message }: { stats: AnswerStats; message: Message }) {
   const { usage } = stats;
   const { state } = message;
   const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
+  const accepted = usage?.completion_tokens_details?.accepted_prediction_tokens ?? 0;
+  const drafted = accepted + (usage?.completion_tokens_details?.rejected_prediction_tokens ?? 0);
   const parts = [
     message.edited ? "edited" : null,
     state === "length" ? "cut at the limit" : state === "stopped" ? "stopped" : null,
@@ -338,6 +340,14 @@ function Stats({ stats, message }: { stats: AnswerStats; message: Message }) {
               </dd>
               <dt>Answer</dt>
               <dd className="num">{usage.completion_tokens} tokens</dd>
+              {drafted > 0 && (
+                <>
+                  <dt title="Tokens that earlier text predicted. Several are checked in one step; those that the model writes itself are accepted.">Drafts</dt>
+                  <dd className="num">
+                    {accepted} of {drafted} tokens accepted
+                  </dd>
+                </>
+              )}
               {stats.context !== undefined && (
                 <>
                   <dt>Context</dt>

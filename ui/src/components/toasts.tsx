@@ -3,12 +3,15 @@
 import { X } from "lucide-react";
 import { create } from "zustand";
 
-import { describe } from "../api/client.ts";
+import { Unreachable, describe } from "../api/client.ts";
+import { useServer } from "../store/server.ts";
 
 interface Toast {
   id: number;
   text: string;
   bad: boolean;
+  /** True for a message that holds only while the server is away. */
+  away: boolean;
   action?: { name: string; run: () => void };
 }
 
@@ -22,9 +25,9 @@ function close(id: number): void {
   useToasts.setState(({ toasts }) => ({ toasts: toasts.filter((one) => one.id !== id) }));
 }
 
-export function toast(text: string, { bad = false, action }: { bad?: boolean; action?: Toast["action"] } = {}): void {
+export function toast(text: string, { bad = false, away = false, action }: { bad?: boolean; away?: boolean; action?: Toast["action"] } = {}): void {
   const id = next++;
-  const added: Toast = { id, text, bad, ...(action ? { action } : {}) };
+  const added: Toast = { id, text, bad, away, ...(action ? { action } : {}) };
   // The same message again replaces the one before.
   useToasts.setState(({ toasts }) => ({ toasts: [...toasts.filter((one) => one.text !== text || action), added].slice(-MOST) }));
   setTimeout(() => close(id), bad || action ? 8000 : 3000);
@@ -36,13 +39,14 @@ export async function attempt(work: () => Promise<unknown>): Promise<boolean> {
     await work();
     return true;
   } catch (error) {
-    toast(describe(error), { bad: true });
+    toast(describe(error), { bad: true, away: error instanceof Unreachable });
     return false;
   }
 }
 
 export function Toasts() {
-  const toasts = useToasts((state) => state.toasts);
+  const online = useServer((state) => state.online);
+  const toasts = useToasts((state) => state.toasts).filter((one) => !one.away || !online);
   return (
     <section className="toasts" role="status" aria-live="polite" aria-label="Messages of the page">
       {toasts.map(({ id, text, bad, action }) => (

@@ -187,6 +187,10 @@ function Import({ open, close }: { open: boolean; close: () => void }) {
           <input type="checkbox" name="copy" />
           Copy it into the library. Otherwise the file must stay where it is.
         </label>
+        <p className="muted small">
+          <code className="mono">paguro list --found</code> shows models of Ollama, LM Studio and the Hugging Face cache on the server's
+          machine, and how to import them.
+        </p>
         {problem && (
           <div className="note bad" role="alert">
             {problem}

@@ -10,7 +10,7 @@ export function cardOf(models: ModelCard[], name: string | null | undefined): Mo
 
 export const uses = (model: ModelCard | undefined, use: Use): boolean => model?.problem === null && (model.file?.uses.includes(use) ?? false);
 
-export type Use = "chat" | "text" | "embeddings" | "rerank" | "tools" | "thinking";
+export type Use = "chat" | "text" | "embeddings" | "rerank" | "tools" | "thinking" | "images";
 
 export const chats = (model: ModelCard | undefined): boolean => uses(model, "chat");
 

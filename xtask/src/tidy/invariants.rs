@@ -89,8 +89,10 @@ const MUTABLE: &[&str] = &[
 fn mutable_globals(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let words = words(text);
-    // Items of tests come last in a file.
-    let tests = words.windows(3).position(|words| matches!(words, [(_, "cfg"), (_, "test"), (_, "mod")]));
+    // Items of tests come last in a file. A module in a file of its own does not end this one.
+    let tests = words.windows(5).position(
+        |words| matches!(words, [(_, "cfg"), (_, "test"), (_, "mod"), _, (_, after)] if *after != ";"),
+    );
     let words = &words[..tests.unwrap_or(words.len())];
     for (at, &(line, word)) in words.iter().enumerate() {
         if word == "thread_local" {

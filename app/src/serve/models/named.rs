@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use paguro_library::found::{self, FoundModel, Listing};
+use paguro_library::{
+    found::{self, FoundModel, Listing, OllamaSettings, Program},
+    plain_name,
+};
 
 use crate::{
     failure::{Failure, Outcome},
@@ -62,7 +65,16 @@ impl Named {
             self.add_found(model);
         }
         let count = self.models.len() - before;
-        tracing::info!(folder = %folder.display(), models = count, "serving the models of a folder");
+        match count {
+            0 => tracing::warn!(folder = %folder.display(), "the folder has no models to serve"),
+            _ => tracing::info!(folder = %folder.display(), models = count, "serving the models of a folder"),
+        }
+        if models.iter().any(|model| model.settings != OllamaSettings::default()) {
+            tracing::info!(
+                "models of Ollama in a folder are served without its parameters and system prompts; `paguro import {}` keeps them",
+                Program::Ollama.prefix()
+            );
+        }
         Ok(())
     }
 
@@ -85,9 +97,13 @@ impl Named {
             if self.models.iter().any(|(_, other)| *other == source) {
                 return;
             }
-            let (one, two) = (other.name(), source.name());
+            let one = match other {
+                Source::Embedded => "the model inside this program".to_owned(),
+                other => other.name(),
+            };
+            let two = source.name();
             if self.find(&model.name).is_some() {
-                return warn(&format!("{one} has the same name as {two}; rename one of them"));
+                return warn(&format!("{one} has the name of {two}; rename one of them"));
             }
             tracing::warn!("{one} is served as `{short}`, so {two} is served as `{}`", model.name);
         }
@@ -97,7 +113,9 @@ impl Named {
     }
 
     fn find(&self, name: &str) -> Option<&Source> {
-        self.models.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, source)| source)
+        let plain = plain_name(name);
+        let same = |(other, _): &&(String, Source)| plain_name(other).eq_ignore_ascii_case(plain);
+        self.models.iter().find(same).map(|(_, source)| source)
     }
 }
 

@@ -118,6 +118,10 @@ impl ServedModels {
             quantization: description.quantization,
             context,
             sequences: self.parallel,
+            encodes_for: file.is_encoder().then(|| match file.has_scores() {
+                Ok(true) => "rerank",
+                _ => "embedding",
+            }),
             projector,
             plan,
             in_place: false,

@@ -79,18 +79,21 @@ impl RowOp {
     /// multiple of those that become one.
     pub fn shape(&self, rows: usize, width: usize) -> (usize, usize) {
         match *self {
-            Self::Norm(_) | Self::Add | Self::Affine { .. } => (rows, width),
-            Self::Linear { width, .. } => (rows, width),
+            Self::Norm(_) | Self::Add | Self::Affine { scale: _, bias: _ } => (rows, width),
+            Self::Linear { linear: _, width, activation: _ } => (rows, width),
             Self::Join(joined) => (rows / joined, width * joined),
-            Self::Mean { rows: mean, .. } => (rows / mean, width),
+            Self::Mean { rows: mean, scale: _ } => (rows / mean, width),
         }
     }
 
     /// Returns the number of rows that become one.
     pub fn joins(&self) -> usize {
         match *self {
-            Self::Join(rows) | Self::Mean { rows, .. } => rows,
-            Self::Norm(_) | Self::Linear { .. } | Self::Add | Self::Affine { .. } => 1,
+            Self::Join(rows) | Self::Mean { rows, scale: _ } => rows,
+            Self::Norm(_)
+            | Self::Linear { linear: _, width: _, activation: _ }
+            | Self::Add
+            | Self::Affine { scale: _, bias: _ } => 1,
         }
     }
 }

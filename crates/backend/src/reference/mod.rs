@@ -256,7 +256,7 @@ impl Runner for ReferenceRunner {
 
     fn page_format(&self) -> Option<PageFormat> {
         let (block_size, kv_dtype) = (self.limits.block_size, self.limits.kv_dtype);
-        let name = format!("reference {NUMERICS} {kv_dtype:?} {block_size}");
+        let name = format!("reference {NUMERICS} {} {block_size}", kv_dtype.name());
         Some(PageFormat { name, page_bytes: self.arena.page_numbers() * size_of::<f32>() })
     }
 

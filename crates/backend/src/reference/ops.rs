@@ -69,7 +69,7 @@ pub fn activate(gate: Option<f32>, up: f32, activation: Activation) -> f32 {
     };
     let Some(gate) = gate else { return of(up.into()) as f32 };
     let up = match activation {
-        Activation::ClampedSwiglu { limit, .. } => f64::from(up.clamp(-limit, limit)) + 1.0,
+        Activation::ClampedSwiglu { alpha: _, limit } => f64::from(up.clamp(-limit, limit)) + 1.0,
         Activation::Silu | Activation::GeluTanh | Activation::Gelu | Activation::Relu2 => f64::from(up),
     };
     (of(gate.into()) * up) as f32

@@ -53,7 +53,7 @@ impl LayerState {
         weight: &[f32],
         bias: Option<&[f32]>,
     ) -> Vec<f32> {
-        let StateShape { rows, channels, .. } = self.shape;
+        let StateShape { rows, channels, delta: _ } = self.shape;
         let first = position.saturating_sub(rows);
         let out = (0..channels).map(|channel| {
             let tap = |back: usize| f64::from(weight[(rows - back) * channels + channel]);
@@ -89,7 +89,7 @@ impl LayerState {
         decay: &[f32],
         beta: &[f32],
     ) -> Vec<f32> {
-        let DeltaShape { value_heads, key_dim, value_dim, .. } = op.shape;
+        let DeltaShape { key_heads: _, value_heads, key_dim, value_dim } = op.shape;
         let (key_width, value_width) = (op.shape.key_width(), op.shape.value_width());
         let row = self.begin_row(&op.shape, position, k, |head| op.key_head(head));
         let mut out = Vec::with_capacity(value_width);
@@ -149,7 +149,7 @@ impl LayerState {
         decay: &[f32],
         dt: &[f32],
     ) -> Vec<f32> {
-        let DeltaShape { value_heads, key_dim, value_dim, .. } = op.shape;
+        let DeltaShape { key_heads: _, value_heads, key_dim, value_dim } = op.shape;
         let (key_width, value_width) = (op.shape.key_width(), op.shape.value_width());
         let row = self.begin_row(&op.shape, position, b, |head| op.key_head(head));
         let mut out = Vec::with_capacity(value_width);
@@ -205,7 +205,7 @@ impl LayerState {
 
     /// Makes the rows of a full chunk part of the matrices.
     fn fold(&mut self, shape: &DeltaShape, key_head: impl Fn(usize) -> usize) {
-        let DeltaShape { value_heads, key_dim, value_dim, .. } = *shape;
+        let DeltaShape { key_heads: _, value_heads, key_dim, value_dim } = *shape;
         let (key_width, value_width) = (shape.key_width(), shape.value_width());
         for (index, x) in self.matrices.iter_mut().enumerate() {
             let (head, column) = (index / (key_dim * value_dim), index % value_dim);
@@ -323,8 +323,7 @@ impl ReferenceRunner {
     /// Returns the output of a scan, which is added to each row.
     pub(super) fn ssd(&mut self, op: &Ssd, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let mut added = Vec::with_capacity(x.len());
-        let DeltaShape { value_dim, .. } = op.shape;
-        let key_width = op.shape.key_width();
+        let (value_dim, key_width) = (op.shape.value_dim, op.shape.key_width());
         for sequence in step.sequences {
             let state = sequence.state.expect("validated");
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {

@@ -36,7 +36,7 @@ fn occurrences(
     counts: &mut Vec<u32>,
     mut each: impl FnMut(usize, f32),
 ) {
-    let SampleRequest { params, history, prompt_tokens, .. } = *request;
+    let SampleRequest { params, draw: _, history, prompt_tokens, mask: _, logprobs: _ } = *request;
     if !params.penalizes_tokens() {
         return;
     }

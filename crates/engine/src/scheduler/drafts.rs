@@ -136,7 +136,9 @@ impl Scheduler {
             return candidates.iter().map(|candidate| candidate.chances.len().min(each)).collect();
         }
         let seconds = |work| speculation.times.seconds(&self.cost, work);
-        choose(&candidates, planned.len(), work, most, seconds)
+        let credits = planned.iter().map(|&index| self.running[index].drafts.credit);
+        let credit = credits.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or_default();
+        choose(&candidates, planned.len(), work, most, credit, seconds)
     }
 
     /// Remembers what the step shows about times.
@@ -157,15 +159,27 @@ impl Scheduler {
         self.last_check = Some(Check { work, plain, sequences, tokens: self.stats.tokens });
     }
 
-    /// Records the time of a step in which all sequences decoded.
+    /// Records the time of the last step. If all sequences decoded, it shows the time of so many rows, and what the drafts
+    /// have saved or cost.
     pub(super) fn record_check(&mut self, duration: Duration) {
-        let (Some(check), Some(speculation)) = (self.last_check.take(), &mut self.speculation) else {
-            return;
-        };
+        let Some(speculation) = &mut self.speculation else { return };
+        let (check, duration) = (self.last_check.take(), duration.as_secs_f64());
+        // Without drafts, the step itself shows the time of a token.
+        let plain = check.as_ref().map_or(0.0, |check| check.plain.unwrap_or(duration));
+        for sequence in &mut self.running {
+            let new = sequence.tokens.generated() - sequence.drafts.counted;
+            sequence.drafts.counted += new;
+            if new > 0 && plain > 0.0 {
+                // Rows that are computed again take at most as much time again.
+                let again = if sequence.prefills() { duration - plain } else { 0.0 };
+                sequence.drafts.credit.count(new, plain, duration + again.max(0.0));
+            }
+        }
+        let Some(check) = check else { return };
         speculation.times.learn(check.work, duration);
-        if let Some(plain) = check.plain.filter(|&plain| plain > 0.0) {
+        if check.plain.is_some() && plain > 0.0 {
             let tokens = (self.stats.tokens - check.tokens) as f64;
-            let saved = plain * tokens / check.sequences as f64 - duration.as_secs_f64();
+            let saved = plain * tokens / check.sequences as f64 - duration;
             self.stats.draft_nanoseconds += (saved * 1e9) as i64;
         }
     }
@@ -180,6 +194,7 @@ impl Scheduler {
         failed: &mut Vec<(u64, RequestError)>,
     ) {
         let drafted = sequence.planned.drafted;
+        sequence.drafts.drafted += drafted;
         sequence.tokens.clear_draft();
         let draft = std::mem::take(&mut sequence.drafts.next.tokens);
         let mut new = Vec::new();
@@ -196,9 +211,9 @@ impl Scheduler {
                 break;
             }
             accepted += 1;
+            // Before the next token, which may end the answer and report its usage.
+            sequence.drafts.accepted += 1;
         }
-        sequence.drafts.drafted += drafted;
-        sequence.drafts.accepted += accepted;
         self.stats.drafts += 1;
         self.stats.draft_tokens += drafted as u64;
         self.stats.accepted_tokens += accepted as u64;

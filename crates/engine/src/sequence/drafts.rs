@@ -5,7 +5,7 @@ use paguro_backend::TokenMask;
 use super::{Sampler, Sequence};
 use crate::{
     constraint::{Drafted, Guide},
-    speculation::{Acceptance, Draft, Speculator},
+    speculation::{Acceptance, Credit, Draft, Speculator},
 };
 
 /// The drafter of a sequence, and its next draft.
@@ -21,6 +21,10 @@ pub(crate) struct Drafts {
     pub drafted: usize,
     /// Drafted tokens that were accepted so far.
     pub accepted: usize,
+    /// Time that drafts may cost.
+    pub credit: Credit,
+    /// Tokens of the answer whose time is counted in the credit.
+    pub counted: usize,
 }
 
 impl Drafts {

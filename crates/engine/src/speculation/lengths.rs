@@ -10,8 +10,20 @@ use crate::cost::Work;
 /// Least gain for which a sequence has a draft: the relative increase of the rate that is expected.
 const LEAST_GAIN: f64 = 0.03;
 
-/// Least rate of a sequence with the drafts of others, as a part of its rate without them.
+/// Least rate of a sequence, as a part of its rate without drafts.
 const LEAST_RATE: f64 = 0.97;
+
+/// Seconds by which drafts may delay a sequence: those that they have saved it so far, and the part of its time that it may
+/// lose. So a sequence has never lost more than that, even if all drafts fail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+pub(crate) struct Credit(pub f64);
+
+impl Credit {
+    /// Accounts for a step of `seconds` that gave `tokens` tokens, each of which would have taken `plain` seconds.
+    pub fn count(&mut self, tokens: usize, plain: f64, seconds: f64) {
+        self.0 += plain * tokens as f64 / LEAST_RATE - seconds;
+    }
+}
 
 /// A draft that a sequence could have.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,12 +37,13 @@ pub(crate) struct Candidate {
 }
 
 /// Returns the length of each candidate's draft, in a step that has `work` for `sequences` sequences without drafts. At most
-/// `most` rows are added. `seconds` estimates the time of a step, if it is known.
+/// `most` rows are added, which take at most the `credit`. `seconds` estimates the time of a step, if it is known.
 pub(crate) fn choose(
     candidates: &[Candidate],
     sequences: usize,
     work: Work,
     most: usize,
+    credit: Credit,
     seconds: impl Fn(Work) -> Option<f64>,
 ) -> Vec<usize> {
     let mut lengths = vec![0; candidates.len()];
@@ -53,9 +66,9 @@ pub(crate) fn choose(
         work = work.and(candidates[index].start + length, 1);
         let Some(mut time) = seconds(work) else { break };
         chosen[index] = length + 1;
-        for (candidate, &length) in
-            candidates.iter().zip(&chosen).filter(|(it, length)| it.repeats && **length > 0)
-        {
+        let repeated = || candidates.iter().zip(&chosen).filter(|(it, length)| it.repeats && **length > 0);
+        let at_risk = (time - alone) * (1 + repeated().count()) as f64;
+        for (candidate, &length) in repeated() {
             time += (1.0 - candidate.chances[length - 1]) * (time - alone).max(0.0);
         }
         gain += of_row;
@@ -64,7 +77,7 @@ pub(crate) fn choose(
         let net = gain - sequences as f64 * (time / alone).ln() - LEAST_GAIN * drafts as f64;
         let others = if candidates.len() < sequences { 1.0 } else { f64::INFINITY };
         let slowest = expected.iter().copied().fold(others, f64::min) * alone / time;
-        if net > best.0 && slowest >= LEAST_RATE {
+        if net > best.0 && slowest >= LEAST_RATE && at_risk <= credit.0.max(0.0) {
             best = (net, count + 1);
         }
     }
@@ -76,6 +89,8 @@ pub(crate) fn choose(
 mod tests {
     use super::*;
 
+    const RICH: Credit = Credit(f64::INFINITY);
+
     fn candidate(chance: f64, most: usize) -> Candidate {
         let chances = (1..=most).map(|length| chance.powi(length as i32)).collect();
         Candidate { start: 100, chances, repeats: false }
@@ -86,7 +101,7 @@ mod tests {
     fn chosen(chances: &[f64], sequences: usize, constant: f64, row: f64) -> Vec<usize> {
         let candidates: Vec<_> = chances.iter().map(|&chance| candidate(chance, 15)).collect();
         let work = (0..sequences).fold(Work::default(), |work, _| work.and(100, 1));
-        choose(&candidates, sequences, work, 64, |work| Some(constant + row * work.rows))
+        choose(&candidates, sequences, work, 64, RICH, |work| Some(constant + row * work.rows))
     }
 
     #[test]
@@ -140,7 +155,7 @@ mod tests {
             let seconds = |work: Work| Some(times[work.rows as usize]);
             let candidate = Candidate { start: 0, chances: chances.clone(), repeats: false };
             let work = Work::default().and(0, 1);
-            let length = choose(&[candidate], 1, work, 99, seconds)[0];
+            let length = choose(&[candidate], 1, work, 99, RICH, seconds)[0];
             let rate = |length: usize| (1.0 + chances[..length].iter().sum::<f64>()) / times[1 + length];
             let best = (0..=12).map(rate).fold(0.0, f64::max);
             let allowed = if length == 0 { LEAST_GAIN } else { 1e-9 };
@@ -152,15 +167,42 @@ mod tests {
     fn drafts_that_are_repeated_after_an_error_are_shorter() {
         let length = |repeats: bool| {
             let candidate = Candidate { repeats, ..candidate(0.9, 15) };
-            choose(&[candidate], 1, Work::default().and(100, 1), 64, |work| Some(0.9 + 0.1 * work.rows))[0]
+            let work = Work::default().and(100, 1);
+            choose(&[candidate], 1, work, 64, RICH, |work| Some(0.9 + 0.1 * work.rows))[0]
         };
         assert!(length(true) < length(false) && length(true) > 0, "{} {}", length(true), length(false));
     }
 
     #[test]
+    fn drafts_risk_no_more_than_the_credit() {
+        let length = |credit: f64| {
+            let work = Work::default().and(100, 1);
+            choose(&[candidate(0.99, 15)], 1, work, 64, Credit(credit), |work| Some(0.9 + 0.1 * work.rows))[0]
+        };
+        assert_eq!([-1.0, 0.0, 0.11, 0.51, 9.0].map(length), [0, 0, 1, 5, 15]);
+    }
+
+    /// Whatever is drafted and accepted, a sequence keeps its rate.
+    #[test]
+    fn a_sequence_loses_no_more_than_its_share_even_if_all_drafts_fail() {
+        let (mut credit, mut lost, mut steps) = (Credit::default(), 0.0, 0.0);
+        for _ in 0..1000 {
+            let candidate = candidate(0.9, 15);
+            let time = |work: Work| 0.9 + 0.1 * work.rows;
+            let length =
+                choose(&[candidate], 1, Work::default().and(100, 1), 64, credit, |work| Some(time(work)))[0];
+            let seconds = 1.0 + 0.1 * length as f64;
+            credit.count(1, 1.0, seconds);
+            (lost, steps) = (lost + seconds - 1.0, steps + 1.0);
+            assert!(steps / (steps + lost) >= LEAST_RATE, "{lost} after {steps}");
+        }
+        assert!(lost > 10.0, "{lost}");
+    }
+
+    #[test]
     fn nothing_is_drafted_while_times_are_unknown() {
         let work = Work::default().and(0, 1);
-        assert_eq!(choose(&[candidate(0.99, 5)], 1, work, 64, |_| None), [0]);
-        assert_eq!(choose(&[candidate(0.99, 5)], 1, work, 0, |_| Some(1.0)), [0]);
+        assert_eq!(choose(&[candidate(0.99, 5)], 1, work, 64, RICH, |_| None), [0]);
+        assert_eq!(choose(&[candidate(0.99, 5)], 1, work, 0, RICH, |_| Some(1.0)), [0]);
     }
 }

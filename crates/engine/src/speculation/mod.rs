@@ -26,7 +26,7 @@ pub use self::drafter::Replay;
 pub(crate) use self::{
     acceptance::Acceptance,
     drafter::{Drafter, History, Replayed},
-    lengths::{Candidate, choose},
+    lengths::{Candidate, Credit, choose},
     times::RowTimes,
 };
 

@@ -6,8 +6,6 @@
 //! line's time for a row is added. So a number of rows that was never tried is tried if it may be worth it, and its
 //! measured time decides from then on.
 
-use std::time::Duration;
-
 use crate::cost::{StepCost, Work};
 
 /// Most rows whose time is measured by their number.
@@ -56,12 +54,12 @@ fn are_alike(a: f64, b: f64) -> bool {
 
 impl RowTimes {
     /// Records the time of a step without a part of a prompt.
-    pub fn learn(&mut self, work: Work, measured: Duration) {
+    pub fn learn(&mut self, work: Work, seconds: f64) {
         let Some(entry) = self.entries.get_mut(work.rows as usize).filter(|_| work.rows >= 1.0) else {
             return;
         };
         self.measured += 1;
-        let (seconds, depth, at) = (measured.as_secs_f64(), mean_depth(work), self.measured);
+        let (depth, at) = (mean_depth(work), self.measured);
         match entry {
             Some(old) if at - old.at <= OLD && are_alike(old.depth, depth) => {
                 // Limits the effect of a step that was delayed by other causes.
@@ -103,8 +101,8 @@ impl RowTimes {
 mod tests {
     use super::*;
 
-    fn millis(ms: f64) -> Duration {
-        Duration::from_secs_f64(ms / 1000.0)
+    fn millis(ms: f64) -> f64 {
+        ms / 1000.0
     }
 
     fn rows(start: usize, rows: usize) -> Work {

@@ -140,7 +140,16 @@ impl FoundModel {
         self.found.as_ref().ok().map(|found| found.open.as_path())
     }
 
-    /// Returns the path of the file that encodes images, which Paguro stores and does not use yet.
+    /// Returns true if an import gives it this name in the library.
+    pub fn is_named(&self, name: &ModelName) -> bool {
+        match &self.library_name {
+            Naming::Name(own) => own == name,
+            Naming::Repository(base) => name.base().eq_ignore_ascii_case(base),
+            Naming::File => name.to_string().eq_ignore_ascii_case(&self.name),
+        }
+    }
+
+    /// Returns the path of the file that encodes images.
     pub fn projector(&self) -> Option<&Path> {
         let files = &self.found.as_ref().ok()?.files;
         files.iter().find(|file| import::is_projector(&file.name)).map(|file| file.path.as_path())

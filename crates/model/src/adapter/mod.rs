@@ -99,10 +99,7 @@ impl AdapterFile {
         let scales = Scales::read(&config)
             .map_err(|problem| ModelError::BadFile { path: folder.join("adapter_config.json"), problem })?;
         let ends = if is_mlx { [".lora_a", ".lora_b"] } else { [".lora_A.weight", ".lora_B.weight"] };
-        let target = |name: &str| {
-            let name = name.strip_prefix("base_model.model.").unwrap_or(name);
-            name.trim_end_matches(".base_layer").to_owned()
-        };
+        let target = |name: &str| name.strip_prefix("base_model.model.").unwrap_or(name).to_owned();
         let sides = sides(&tensors, ends, target).map_err(bad)?;
         let mut pairs = Vec::with_capacity(sides.len());
         for (target, [a, b]) in sides {
@@ -280,6 +277,10 @@ fn sides<'a>(
     let mut sides: BTreeMap<String, Sides<'a>> = BTreeMap::new();
     for tensor in tensors {
         let name = tensor.name.as_str();
+        if name.ends_with(".base_layer.weight") {
+            // A copy of the base's head, which PEFT stores and does not train. A resized one does not fit the base.
+            continue;
+        }
         let of = |end: &str| name.strip_suffix(end).map(&target);
         let (target, is_a) = match (of(ends[0]), of(ends[1])) {
             (Some(target), _) => (target, true),

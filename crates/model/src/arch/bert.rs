@@ -92,6 +92,8 @@ pub(super) const ROBERTA: Definition = Definition {
         "CamembertModel",
         "CamembertForSequenceClassification",
     ],
+    // The table of positions begins with the first that is used.
+    to_gguf: |config| config.definition = &BERT,
     hf_defaults: |_| Defaults { context_length: 514, ..DEFAULTS },
     from_hf: |fields, config| {
         if fields.list("lora_adaptations")?.is_some() {

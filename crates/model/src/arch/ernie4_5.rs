@@ -1,6 +1,7 @@
 //! ERNIE 4.5, dense and with experts.
 
 use super::{Definition, ExpertsConfig, INTERLEAVED, Part, hf::Defaults};
+use crate::gguf::Value;
 
 pub(super) const DEF: Definition = Definition {
     gguf: "ernie4_5",
@@ -26,6 +27,8 @@ pub(super) const MOE: Definition = Definition {
         }
         Ok(())
     },
+    // Files have experts in all layers after the dense ones.
+    further_gguf_keys: |_| vec![("interleave_moe_layer_step", Value::U32(1))],
     hf_names: &[(Part::SelectionBias, "mlp.moe_statics.e_score_correction_bias")],
     ..Definition::LLAMA
 };

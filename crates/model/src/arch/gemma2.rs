@@ -32,6 +32,7 @@ pub(super) const DEF: Definition = Definition {
         window: Some(4096),
         windows: Windows::Period(2),
         tied: true,
+        activation_keys: Defaults::GEMMA_ACTIVATION,
         ..Defaults::COMMON
     },
     from_hf: |fields, config| {

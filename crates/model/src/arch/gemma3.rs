@@ -70,6 +70,7 @@ pub(super) const DEF: Definition = Definition {
         windows: Windows::Period(6),
         local_base: Some(10_000.0),
         tied: true,
+        activation_keys: Defaults::GEMMA_ACTIVATION,
         ..Defaults::COMMON
     },
     from_hf: |fields, config| {

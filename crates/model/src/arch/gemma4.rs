@@ -37,6 +37,7 @@ pub(super) const DEF: Definition = Definition {
         head_dim: Some(256),
         context_length: 131_072,
         tied: true,
+        activation_keys: Defaults::GEMMA_ACTIVATION,
         ..Defaults::COMMON
     },
     from_hf,

@@ -3,6 +3,7 @@
 use paguro_backend::{Activation, NormKind, Residual};
 
 use super::{Block, Definition, HfMatrices, Part, hf::Defaults};
+use crate::gguf::Value;
 
 pub(super) const DEF: Definition = Definition {
     gguf: "gptneox",
@@ -21,6 +22,10 @@ pub(super) const DEF: Definition = Definition {
             _ => Residual::Parallel,
         };
         Ok(())
+    },
+    further_gguf_keys: |config| {
+        let is_parallel = config.block.residual == Residual::Parallel;
+        vec![("use_parallel_residual", Value::Bool(is_parallel))]
     },
     hf_defaults: |_| Defaults { norm_eps: 1e-5, partial_rotary_factor: 0.25, ..Defaults::COMMON },
     from_hf: |fields, config| {

@@ -5,7 +5,7 @@ use super::{
     gguf::Keys,
     hf::{Defaults, Fields},
 };
-use crate::error::ModelError;
+use crate::{error::ModelError, gguf::Value};
 
 pub(super) const DEF: Definition = Definition {
     gguf: "granite",
@@ -13,6 +13,7 @@ pub(super) const DEF: Definition = Definition {
     rope_styles: REORDERED,
     gguf_keys: KEYS,
     from_gguf,
+    further_gguf_keys: divisor,
     hf_defaults: |_| Defaults::COMMON,
     from_hf,
     ..Definition::LLAMA
@@ -25,6 +26,7 @@ pub(super) const MOE: Definition = Definition {
     experts: Some(ExpertsConfig::SOFTMAX),
     gguf_keys: KEYS,
     from_gguf,
+    further_gguf_keys: divisor,
     hf_defaults: |_| Defaults::COMMON,
     from_hf: |fields, config| {
         if let Some(experts) = &mut config.experts {
@@ -43,6 +45,11 @@ pub(super) const MOE: Definition = Definition {
 };
 
 const KEYS: &[&str] = &["logit_scale", "residual_scale", "embedding_scale", "attention.scale"];
+
+/// GGUF files have the divisor of logits.
+pub(super) fn divisor(config: &Config) -> Vec<(&'static str, Value)> {
+    vec![("logit_scale", Value::F32(1.0 / config.logit_scale))]
+}
 
 pub(super) fn from_gguf(keys: &mut Keys<'_, '_>, config: &mut Config) -> Result<(), ModelError> {
     let number = |key| Ok::<_, ModelError>(keys.number(key)?.filter(|&number| number != 0.0));

@@ -8,7 +8,7 @@ use super::{
     hf::{Defaults, Fields},
     mamba2,
 };
-use crate::error::ModelError;
+use crate::{error::ModelError, gguf::Value};
 
 pub(super) const DEF: Definition = Definition {
     gguf: "granitehybrid",
@@ -18,6 +18,20 @@ pub(super) const DEF: Definition = Definition {
     experts: Some(ExpertsConfig::SOFTMAX),
     gguf_keys: &["ssm.state_size", "logit_scale", "residual_scale", "embedding_scale", "attention.scale"],
     from_gguf,
+    to_gguf: |config| {
+        if !config.layers.iter().any(|layer| layer.recurrent) {
+            config.definition = if config.experts.is_some() { &granite::MOE } else { &granite::DEF };
+        }
+    },
+    further_gguf_keys: |config| {
+        let mut keys = granite::divisor(config);
+        if config.recurrent.is_some() {
+            // A switch, to llama.cpp.
+            let turns = config.layers.iter().any(|layer| layer.rope.is_some());
+            keys.push(("rope.scaling.finetuned", Value::Bool(turns)));
+        }
+        keys
+    },
     hf_defaults: |_| Defaults::COMMON,
     from_hf,
     hf_names: &[

@@ -35,7 +35,7 @@ pub(crate) fn config(
         _ => Fields(json),
     };
     let defaults = (definition.hf_defaults)(class);
-    check_activation(&fields, definition)?;
+    check_activation(&fields, &defaults, definition)?;
 
     // Nemotron-H's files may only list the types of layers.
     let listed = fields.list("layers_block_type")?.map(<[Value]>::len);
@@ -179,6 +179,8 @@ pub(super) struct Defaults {
     /// zero is that of the other layers.
     pub(super) local_base: Option<f64>,
     pub(super) tied: bool,
+    /// Names of the activation's field; the first one of the file applies.
+    pub(super) activation_keys: &'static [&'static str],
 }
 
 /// Layers with a window, if the file does not list them.
@@ -211,10 +213,17 @@ impl Defaults {
         window: None,
         local_base: None,
         tied: false,
+        activation_keys: &["hidden_activation", "hidden_act", "activation_function"],
     };
+    /// Gemma's name of the activation's field. Some of its files have the common one with another value.
+    pub(super) const GEMMA_ACTIVATION: &'static [&'static str] = &["hidden_activation"];
 }
 
-fn check_activation(fields: &Fields<'_>, definition: &Definition) -> Result<(), ModelError> {
+fn check_activation(
+    fields: &Fields<'_>,
+    defaults: &Defaults,
+    definition: &Definition,
+) -> Result<(), ModelError> {
     let expected: &[&str] = match definition.block.activation {
         // Named silu; its limits are fixed.
         Activation::Silu | Activation::ClampedSwiglu { .. } => &["silu", "swish", "swiglu"],
@@ -222,19 +231,15 @@ fn check_activation(fields: &Fields<'_>, definition: &Definition) -> Result<(), 
         Activation::Gelu => &["gelu"],
         Activation::Relu2 => &["relu2"],
     };
-    // Gemma's own key wins over the common one, which some of its files have wrong.
-    let is_gemma = definition.gguf.starts_with("gemma");
-    let name = match fields.text("hidden_activation")? {
-        Some(name) => Some(name),
-        None if is_gemma => None,
-        None => fields.text("hidden_act")?.or(fields.text("activation_function")?),
-    };
-    match name {
-        Some(name) if !expected.contains(&name) => {
-            Err(ModelError::unsupported_but(format!("activation `{name}`"), expected[0]))
+    for key in defaults.activation_keys {
+        if let Some(name) = fields.text(key)? {
+            return match expected.contains(&name) {
+                true => Ok(()),
+                false => Err(ModelError::unsupported_but(format!("activation `{name}`"), expected[0])),
+            };
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 /// Gives layers their windows.

@@ -74,7 +74,7 @@ use self::{
     hf::{Defaults, Fields},
     names::Part,
 };
-use crate::error::ModelError;
+use crate::{error::ModelError, gguf::Value};
 
 /// Every architecture that can be lowered.
 const ALL: &[&Definition] = &[
@@ -158,6 +158,11 @@ pub(crate) struct Definition {
     hf_defaults: fn(&str) -> Defaults,
     /// Reads the fields of `config.json` of this architecture besides the common ones.
     from_hf: fn(&Fields<'_>, &mut Config) -> Result<(), ModelError>,
+    /// Changes the configuration of a folder to that of its GGUF file: some classes of transformers are several architectures there,
+    /// and files lack some values.
+    to_gguf: fn(&mut Config),
+    /// Returns keys of GGUF files besides the common ones, or with other values than those.
+    further_gguf_keys: fn(&Config) -> Vec<(&'static str, Value)>,
     /// Tensors that GGUF files call otherwise than Llama's.
     gguf_names: &'static [(Part, &'static str)],
     /// Tensor names in Hugging Face's files that differ from Llama's; `{}` is an expert's number.
@@ -194,6 +199,8 @@ impl Definition {
         from_gguf: |_, _| Ok(()),
         hf_defaults: |_| Defaults::COMMON,
         from_hf: |_, _| Ok(()),
+        to_gguf: |_| {},
+        further_gguf_keys: |_| Vec::new(),
         gguf_names: &[],
         hf_names: &[],
         hf_layers: "layers",

@@ -9,7 +9,7 @@ use super::{
     hf::{Defaults, Fields},
     mamba2,
 };
-use crate::error::ModelError;
+use crate::{error::ModelError, gguf::Value};
 
 const BLOCK: Block = Block { activation: Activation::Relu2, gated: false, zeros: true, ..Block::LLAMA };
 
@@ -18,6 +18,7 @@ pub(super) const DENSE: Definition = Definition {
     block: BLOCK,
     gguf_keys: KEYS,
     from_gguf,
+    further_gguf_keys,
     gguf_names: &[(Part::FfnNorm, "attn_norm")],
     ..Definition::LLAMA
 };
@@ -30,6 +31,16 @@ pub(super) const MOE: Definition = Definition {
     experts: Some(ExpertsConfig::SIGMOID),
     gguf_keys: KEYS,
     from_gguf,
+    to_gguf: |config| {
+        if config.experts.is_none() {
+            config.definition = &DENSE;
+        }
+        if let Some(Recurrent::Ssd(scan)) = &mut config.recurrent {
+            // Files of llama.cpp do not have the least step, a thousandth.
+            scan.limits = (0.0, f32::INFINITY);
+        }
+    },
+    further_gguf_keys,
     hf_defaults: |_| Defaults {
         hidden: Some(4096),
         heads: Some(32),
@@ -100,6 +111,11 @@ fn set_kinds(config: &mut Config, kinds: impl Iterator<Item = Kind>) {
         layer.network = !layer.mixer;
         layer.experts = kind == Kind::Experts;
     }
+}
+
+/// llama.cpp reads the norms' epsilon also where LayerNorm has it.
+fn further_gguf_keys(config: &Config) -> Vec<(&'static str, Value)> {
+    vec![("attention.layer_norm_epsilon", Value::F32(config.norm_eps))]
 }
 
 fn from_gguf(keys: &mut Keys<'_, '_>, config: &mut Config) -> Result<(), ModelError> {

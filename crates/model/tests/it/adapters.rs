@@ -73,7 +73,8 @@ pub fn write_peft(folder: &Path, config: &Json, changes: &[Change]) {
         let name = |side: &str| format!("base_model.model.{}.lora_{side}.weight", change.name);
         [Tensor { name: name("A"), ..change.a.clone() }, Tensor { name: name("B"), ..change.b.clone() }]
     });
-    let tensors: Vec<_> = named.collect();
+    let mut tensors: Vec<_> = named.collect();
+    tensors.push(Tensor::new("base_model.model.lm_head.base_layer.weight", &[4, 4], || 9.0));
     fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
     fs::write(folder.join("adapter_model.safetensors"), safetensors::write(&tensors)).unwrap();
 }

@@ -316,7 +316,6 @@ impl Generating {
                     FinishReason::Cancelled => {
                         return Err(ApiError::Unavailable("the server is shutting down".into()));
                     }
-                    other => return Err(ApiError::Internal(format!("the answer ended: {other:?}"))),
                 };
                 let usage = Usage {
                     prompt: usage.prompt_tokens,
@@ -340,7 +339,7 @@ impl Generating {
                 return Err(error.into());
             }
             // Requests of this module never enable these events.
-            _ => {}
+            Event::PromptScores { .. } | Event::Embedding { .. } => {}
         }
         Ok(())
     }

@@ -160,6 +160,20 @@ impl Usage {
         self.drafted += choice.drafted;
         self.accepted += choice.accepted;
     }
+
+    /// Returns the sum of the usage of several prompts.
+    pub fn of_prompts(prompts: &[Self]) -> Self {
+        prompts.iter().fold(Self::default(), |sum, of| Self {
+            prompt: sum.prompt + of.prompt,
+            cached: sum.cached + of.cached,
+            from_host: sum.from_host + of.from_host,
+            from_disk: sum.from_disk + of.from_disk,
+            completion: sum.completion + of.completion,
+            reasoning: sum.reasoning + of.reasoning,
+            drafted: sum.drafted + of.drafted,
+            accepted: sum.accepted + of.accepted,
+        })
+    }
 }
 
 impl Timing {

@@ -47,6 +47,8 @@ pub struct ChatRequest {
     pub continue_last: bool,
     /// True if the oldest turns are dropped from a chat that exceeds the context.
     pub drops_turns: bool,
+    /// True if a model without a chat template continues the text of the last message.
+    pub continues_text: bool,
     /// True if arguments of calls are not streamed.
     pub whole_calls: bool,
     /// Sampling and limits.
@@ -210,6 +212,9 @@ impl ChatRequest {
             (_, None, Some(problem)) => {
                 return Err(ApiError::invalid("model", format!("the model cannot chat: {problem}")));
             }
+            (_, None, None) if self.continues_text && !model.is_encoder() => {
+                return self.tokenize_text(model, max_context);
+            }
             (_, None, None) => {
                 let message = match model.is_encoder() {
                     true => {
@@ -272,6 +277,25 @@ impl ChatRequest {
         let lasting_tokens = (has_states && input.add_generation_prompt)
             .then(|| template.lasting_tokens(&input, &prompt, tokens.len(), &model.tokenizer));
         Ok(TokenizedChat { tokens, lasting_tokens, reading, images })
+    }
+
+    /// Returns the tokens of the last message's text, for a model without a chat template.
+    fn tokenize_text(&self, model: &Model, max_context: usize) -> Result<TokenizedChat, ApiError> {
+        let Some(last) = self.messages.last() else {
+            return Err(ApiError::invalid("messages", "there is no message"));
+        };
+        if self.messages.len() > 1 {
+            self.tolerance.leave_out("system", "the model has no chat template, and so no place for it")?;
+        }
+        let format = OutputFormat::detect("");
+        let budget = self.reasoning.write(&format, "", &mut Map::new(), &self.tolerance)?;
+        let prompt = match last.images.is_empty() {
+            true => Prompt::Text(last.content.clone()),
+            false => Prompt::Images { text: last.content.clone(), images: last.images.clone() },
+        };
+        let (tokens, images) = prompt.tokens(model, max_context)?;
+        let reading = Reading::new(self, format, "", budget)?;
+        Ok(TokenizedChat { tokens, lasting_tokens: None, reading, images })
     }
 }
 

@@ -124,6 +124,7 @@ pub async fn generate(
             reasoning: reasoning.reasoning,
             hides_reasoning: reasoning.is_hidden,
             template_variables: reasoning.template_variables,
+            continues_text: true,
             options,
             ..ChatRequest::default()
         };

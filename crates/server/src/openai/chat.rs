@@ -289,6 +289,7 @@ impl ChatCompletionRequest {
             hides_reasoning: reasoning.is_hidden,
             drops_turns: false,
             template_variables: reasoning.template_variables,
+            continues_text: false,
             // Without streaming, calls are returned whole.
             whole_calls: self.stream != Some(true),
             options,

@@ -337,8 +337,8 @@ struct Answers {
     id: String,
     created: u64,
     model: String,
-    /// Usage of choices that have ended.
-    usage: generate::Usage,
+    /// Usage of each prompt's choices that have ended.
+    ended: Vec<generate::Usage>,
     /// Usage of each prompt's choices so far.
     used: Vec<generate::Usage>,
     /// Characters of each choice's tokens so far, for the offsets of the next ones.
@@ -375,7 +375,7 @@ impl Answers {
             started.push(generating);
         }
         let (tokenizer, model) = (started[0].tokenizer().clone(), started[0].model().to_owned());
-        let used = started.iter().map(Generating::usage_so_far).collect();
+        let used: Vec<_> = started.iter().map(Generating::usage_so_far).collect();
         let mut first = 0;
         let parts = started.into_iter().enumerate().map(|(of, generating)| {
             let choices = first..first + generating.choices();
@@ -401,7 +401,7 @@ impl Answers {
             id: ids::new("cmpl-"),
             created: ids::now(),
             model,
-            usage: generate::Usage::default(),
+            ended: vec![generate::Usage::default(); used.len()],
             used,
         };
         if !answers.wants_logprobs {
@@ -439,13 +439,7 @@ impl Answers {
             // Without tools and a template, an answer is only text.
             Ok(Piece::Delta { choice, logprobs, .. }) => (choice, String::new(), logprobs, None),
             Ok(Piece::Finished { choice, reason, mut logprobs, stop_token, usage }) => {
-                self.usage.completion += usage.completion;
-                if choice == 0 {
-                    self.usage.prompt += usage.prompt;
-                    self.usage.cached += usage.cached;
-                    self.usage.from_host += usage.from_host;
-                    self.usage.from_disk += usage.from_disk;
-                }
+                self.ended[of].add_choice(usage);
                 logprobs.extend(stop_token);
                 (choice, String::new(), logprobs, Some(FinishReason::from(&reason)))
             }
@@ -462,18 +456,6 @@ impl Answers {
         self.ready.pop_front().map(Ok)
     }
 
-    fn used_so_far(&self) -> generate::Usage {
-        let mut sum = generate::Usage::default();
-        for used in &self.used {
-            sum.prompt += used.prompt;
-            sum.cached += used.cached;
-            sum.from_host += used.from_host;
-            sum.from_disk += used.from_disk;
-            sum.completion += used.completion;
-        }
-        sum
-    }
-
     async fn collect(mut self) -> Result<Response, ApiError> {
         let choice = |index| CompletionChoice { index, ..CompletionChoice::default() };
         let mut choices: Vec<_> = (0..self.beginnings.len()).map(choice).collect();
@@ -486,7 +468,7 @@ impl Answers {
                 choice.logprobs.get_or_insert_default().append(logprobs);
             }
         }
-        let usage = Some(self.usage.into());
+        let usage = Some(generate::Usage::of_prompts(&self.ended).into());
         Ok(Json(Completion { usage, ..self.chunk(choices) }).into_response())
     }
 
@@ -496,7 +478,7 @@ impl Answers {
             while let Some(part) = self.next().await {
                 match part {
                     Ok(choice) => {
-                        let usage = chunks.every.then(|| self.used_so_far().into());
+                        let usage = chunks.every.then(|| generate::Usage::of_prompts(&self.used).into());
                         let prompt_progress = choice.progress;
                         let chunk = self.chunk(vec![choice]);
                         events.data(&Completion { usage, prompt_progress, ..chunk }).await;
@@ -506,7 +488,7 @@ impl Answers {
                 }
             }
             if chunks.last {
-                let usage = Some(self.usage.into());
+                let usage = Some(generate::Usage::of_prompts(&self.ended).into());
                 events.data(&Completion { usage, ..self.chunk(Vec::new()) }).await;
             }
             events.done().await;

@@ -38,7 +38,8 @@ pub struct ModelObject {
     max_model_len: Option<usize>,
     /// As `max_model_len`.
     context_length: Option<usize>,
-    /// `completion`, and `multimodal` for a model that reads images. (llama.cpp's name.)
+    /// `completion`, and `multimodal` for a model that reads images. For an encoder, `embedding` or `rerank`. (llama.cpp's
+    /// name.)
     capabilities: Vec<&'static str>,
     architecture: ModelModalities,
     /// Reason for which the model cannot be used.
@@ -74,7 +75,7 @@ impl ModelObject {
             owned_by: state.settings.owned_by.clone(),
             max_model_len: context,
             context_length: context,
-            capabilities: with("completion", "multimodal"),
+            capabilities: with(entry.details.encodes_for.unwrap_or("completion"), "multimodal"),
             architecture: ModelModalities {
                 input_modalities: with("text", "image"),
                 output_modalities: vec!["text"],

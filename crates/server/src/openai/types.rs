@@ -62,6 +62,16 @@ pub struct CompletionTokensDetails {
     pub rejected_prediction_tokens: usize,
 }
 
+impl From<generate::Usage> for CompletionTokensDetails {
+    fn from(usage: generate::Usage) -> Self {
+        Self {
+            reasoning_tokens: usage.reasoning,
+            accepted_prediction_tokens: usage.accepted,
+            rejected_prediction_tokens: usage.drafted - usage.accepted,
+        }
+    }
+}
+
 impl From<generate::Usage> for Usage {
     fn from(usage: generate::Usage) -> Self {
         Self {
@@ -69,11 +79,7 @@ impl From<generate::Usage> for Usage {
             completion_tokens: usage.completion,
             total_tokens: usage.prompt + usage.completion,
             prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached, tiers: usage.into() },
-            completion_tokens_details: CompletionTokensDetails {
-                reasoning_tokens: usage.reasoning,
-                accepted_prediction_tokens: usage.accepted,
-                rejected_prediction_tokens: usage.drafted - usage.accepted,
-            },
+            completion_tokens_details: usage.into(),
         }
     }
 }

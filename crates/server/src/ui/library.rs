@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use axum::extract::{RawQuery, State};
-use paguro_library::{Cancel, ImportOptions, ModelName, PullOptions, known};
+use paguro_library::{Cancel, ImportOptions, ModelName, PullOptions, found::Program, known};
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
@@ -151,6 +151,13 @@ pub async fn import(
     Json(NewImport { path, name, copy }): Json<NewImport>,
 ) -> Result<Json<Imported>, ApiError> {
     let service = state.library()?;
+    if let Some((program, _)) = Program::split(path.trim()) {
+        let message = format!(
+            "models of {program} are imported in a terminal of the server's machine: `paguro import {}`",
+            path.trim()
+        );
+        return Err(ApiError::invalid("path", message));
+    }
     let path = PathBuf::from(path.trim());
     if !path.is_absolute() {
         let message = format!(

@@ -103,7 +103,8 @@ pub struct FileCard {
     context: Option<u64>,
     /// `completion`, `tools`, `thinking`.
     capabilities: Vec<&'static str>,
-    /// Purposes of the model, for display: `chat`, `text` (it continues texts), `embeddings`, `rerank`, `tools`, `thinking`.
+    /// Purposes of the model, for display: `chat`, `text` (it continues texts), `embeddings`, `rerank`, `tools`, `thinking`,
+    /// `images`.
     /// Narrower than `capabilities`: a chat model also has embeddings, but is rarely used for them.
     uses: Vec<&'static str>,
     /// The chat template, in jinja; empty if there is none.
@@ -267,6 +268,7 @@ fn uses(file: &ModelFile, capabilities: &[&str], template: &str, tool_template: 
         // A template without a place for tools gets them as text, which few such models understand.
         ("tools", chats && can("tools") && tool_template.contains("tools")),
         ("thinking", chats && can("thinking")),
+        ("images", chats && can("vision")),
     ];
     all.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
 }

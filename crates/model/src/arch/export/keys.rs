@@ -1,6 +1,6 @@
 //! Keys of the metadata, except those of RoPE.
 
-use paguro_backend::{NormKind, Residual, Scores};
+use paguro_backend::{NormKind, Scores};
 
 use super::{Export, Original};
 use crate::{
@@ -26,17 +26,15 @@ impl Export<'_> {
             NormKind::Layer => "attention.layer_norm_epsilon",
         };
         self.number(eps, config.norm_eps.into());
-        self.required_elsewhere();
         self.windows();
         self.experts();
         self.rope(short, original)?;
         let known = |key: &str| config.definition.gguf_keys.contains(&key);
-        let divides = architecture.starts_with("granite");
         let scales = [
             ("embedding_scale", config.embed_scale),
             ("residual_scale", config.branch_scale),
             ("attention.scale", config.attention_scale),
-            ("logit_scale", if divides { 1.0 / config.logit_scale } else { config.logit_scale }),
+            ("logit_scale", config.logit_scale),
         ];
         for (key, scale) in scales.into_iter().filter(|scale| known(scale.0)) {
             self.number(key, scale.into());
@@ -53,6 +51,9 @@ impl Export<'_> {
         if config.block.bidirectional {
             self.set("attention.causal", Value::Bool(false));
         }
+        for (key, value) in (config.definition.further_gguf_keys)(config) {
+            self.set(key, value);
+        }
         if let Some(types) = self.program.embed().and_then(|embed| embed.types) {
             self.metadata.set("tokenizer.ggml.token_type_count", Value::U32(types.count as u32));
         }
@@ -67,23 +68,6 @@ impl Export<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Writes keys that llama.cpp requires, although they say nothing that other keys and tensors do not say.
-    fn required_elsewhere(&mut self) {
-        let config = self.config;
-        match config.definition.gguf {
-            "nemotron_h" | "nemotron_h_moe" => {
-                self.number("attention.layer_norm_epsilon", config.norm_eps.into());
-            }
-            "gptneox" => {
-                let is_parallel = config.block.residual == Residual::Parallel;
-                self.set("use_parallel_residual", Value::Bool(is_parallel));
-            }
-            // Files have experts in all layers after the dense ones.
-            "ernie4_5-moe" => self.size("interleave_moe_layer_step", 1),
-            _ => {}
-        }
     }
 
     /// Writes heads of attention, and widths of feed-forward networks. Layers without them have zeros where the architecture needs that.
@@ -155,10 +139,6 @@ impl Export<'_> {
         if matches!(config.recurrent, Some(Recurrent::Delta { .. })) {
             let recurrent = config.layers.iter().map(|layer| layer.recurrent).collect();
             self.set("attention.recurrent_layers", Value::Array(Array::Bool(recurrent)));
-        } else if config.definition.gguf == "granitehybrid" {
-            // A switch, to llama.cpp.
-            let turns = config.layers.iter().any(|layer| layer.rope.is_some());
-            self.set("rope.scaling.finetuned", Value::Bool(turns));
         }
     }
 

@@ -16,7 +16,7 @@ use paguro_backend::{Program, WeightFormat, Weights};
 
 pub(crate) use self::elsewhere::differences;
 use self::multipliers::Factors as Multiplied;
-use super::{Config, Names, Recurrent, Tensors, bert, config::Distances, granite, nemotron_h};
+use super::{Config, Names, Tensors, config::Distances};
 use crate::{
     error::ModelError,
     gguf::{Array, Contents, Metadata, Value},
@@ -86,24 +86,11 @@ pub(crate) fn target(config: &Config) -> Config {
     {
         experts.dense_layers = config.layers.iter().take_while(|layer| !layer.experts).count();
     }
-    config.definition = match (config.definition.gguf, config.experts) {
-        ("nemotron_h_moe", None) => &nemotron_h::DENSE,
-        ("granitehybrid", None) if !has_states => &granite::DEF,
-        ("granitehybrid", Some(_)) if !has_states => &granite::MOE,
-        // The table of positions begins with the first that is used.
-        ("xlm-roberta", _) => &bert::BERT,
-        _ => config.definition,
-    };
+    (config.definition.to_gguf)(&mut config);
     config.position_offset = 0;
     if !has_states {
         config.recurrent = None;
         config.block.zeros = config.definition.block.zeros;
-    }
-    if let Some(Recurrent::Ssd(scan)) = &mut config.recurrent
-        && config.definition.gguf.starts_with("nemotron_h")
-    {
-        // Files of llama.cpp do not have the least step, a thousandth.
-        scan.limits = (0.0, f32::INFINITY);
     }
     config
 }

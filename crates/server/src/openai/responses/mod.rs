@@ -28,7 +28,7 @@ use self::{
 use super::{
     error::ErrorBody,
     tools::{Offer, ToolChoiceParam, ToolParam},
-    types::TierTokens,
+    types::{CompletionTokensDetails, TierTokens},
 };
 use crate::{
     AppState,
@@ -116,7 +116,7 @@ pub struct ResponseUsage {
     input_tokens_details: InputTokensDetails,
     /// Tokens of the answer.
     output_tokens: usize,
-    output_tokens_details: OutputTokensDetails,
+    output_tokens_details: CompletionTokensDetails,
     /// Sum of both.
     total_tokens: usize,
 }
@@ -129,13 +129,6 @@ pub struct InputTokensDetails {
     /// Cached tokens by tier.
     #[serde(flatten)]
     tiers: TierTokens,
-}
-
-/// Details of the answer's tokens.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-pub struct OutputTokensDetails {
-    /// Reasoning tokens.
-    reasoning_tokens: usize,
 }
 
 /// A deleted response.
@@ -352,7 +345,7 @@ impl From<generate::Usage> for ResponseUsage {
             input_tokens: usage.prompt,
             input_tokens_details: InputTokensDetails { cached_tokens: usage.cached, tiers: usage.into() },
             output_tokens: usage.completion,
-            output_tokens_details: OutputTokensDetails { reasoning_tokens: usage.reasoning },
+            output_tokens_details: usage.into(),
             total_tokens: usage.prompt + usage.completion,
         }
     }
