@@ -143,7 +143,9 @@ fn adapters_equal_merged_weights() {
         let expected = bases(&merged(&tiny, &changes), folder);
         let expected = run::logits(&expected[0], &TOKENS);
         let (peft, mlx, file) = (folder.join("peft"), folder.join("mlx"), folder.join("adapter.gguf"));
-        [&peft, &mlx].map(|path| fs::create_dir(path).unwrap());
+        for path in [&peft, &mlx] {
+            fs::create_dir(path).unwrap();
+        }
         write_peft(&peft, &peft_config(), &changes);
         write_mlx(&mlx, &changes);
         fs::write(&file, gguf(&tiny, &changes).write()).unwrap();
