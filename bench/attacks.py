@@ -3,6 +3,7 @@
 
     bench/attacks.py target/release/paguro
     bench/attacks.py target/release/paguro --model SmolLM2-135M-Instruct.gguf --keys --only long_prompts many_answers
+    bench/attacks.py target/release/paguro --model qwen3-vl --image-urls '*' --only bombs polyglots hundred_pictures
 
 Starts `paguro serve`, and for each attack a process of lower priority that runs it for some seconds, while a victim asks for
 one stream after the other. Fails if the server ends, a victim's stream is not complete, a gap between its tokens or the time
@@ -12,6 +13,7 @@ their own. Other options go to `paguro serve`. Needs nothing but Python.
 
 import argparse
 import asyncio
+import base64
 import collections
 import json
 import multiprocessing
@@ -21,9 +23,11 @@ import random
 import re
 import resource
 import subprocess
+import struct
 import sys
 import tempfile
 import time
+import zlib
 
 CHAT = "/v1/chat/completions"
 
@@ -308,8 +312,102 @@ async def long_lists(client):
     await client.repeat(4, lambda: client.post(*client.rng.choice(bodies)))
 
 
+def png(width, height, bits=8, kind=2, data=None):
+    """A PNG file; of one colour unless there are other compressed data."""
+    part = lambda name, body: struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    if data is None:
+        row = bytes(1 + (width * bits * (3 if kind == 2 else 1) + 7) // 8)
+        packer = zlib.compressobj(9)
+        data = b"".join([packer.compress(row) for _ in range(height)] + [packer.flush()])
+    return (b"\x89PNG\r\n\x1a\n" + part(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0))
+            + part(b"IDAT", data) + part(b"IEND", b""))
+
+
+def noise(client, side=256):
+    """A picture that no cache has."""
+    rows = b"".join(b"\0" + client.rng.randbytes(3 * side) for _ in range(side))
+    return png(side, side, data=zlib.compress(rows, 1))
+
+
+def seen(client, pictures):
+    """Bodies with these pictures in every API."""
+    texts = [picture if isinstance(picture, str) else base64.b64encode(picture).decode() for picture in pictures]
+    urls = [text if ":" in text[:8] else "data:image/png;base64," + text for text in texts]
+    words = {"type": "text", "text": "What is that?"}
+    blocks = [{"type": "image", "source": {"type": "url", "url": url} if url[:4] == "http" else
+               {"type": "base64", "media_type": "image/png", "data": url.split(",")[-1]}} for url in urls]
+    return [
+        (CHAT, {"model": client.model, "max_tokens": 5, "messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": url}} for url in urls] + [words]}]}),
+        ("/v1/responses", {"model": client.model, "max_output_tokens": 5, "input": [{"role": "user", "content": [
+            {"type": "input_image", "image_url": url} for url in urls] + [words | {"type": "input_text"}]}]}),
+        ("/v1/messages", {"model": client.model, "max_tokens": 5, "messages": [{"role": "user", "content": blocks + [words]}]}),
+        ("/api/chat", {"model": client.model, "stream": False, "options": {"num_predict": 5},
+                       "messages": [{"role": "user", "content": "What is that?", "images": [url.split(",")[-1] for url in urls]}]}),
+    ]
+
+
+async def bombs(client):
+    """Small files of many pixels."""
+    files = [png(8000, 8000, 1, 0), png(8000, 8000), png(16_000, 4000), png(4000, 16_000), png(60_000, 60_000, data=b""),
+             png(2**31 - 1, 2**31 - 1, data=b""), png(1, 16_384), png(5000, 5000, 16),
+             b"GIF89a" + struct.pack("<HHBBB", 65_535, 65_535, 0x80, 0, 0) + bytes(6) + b",\0\0\0\0\xff\xff\xff\xff\0\x02" + bytes(100),
+             b"BM" + struct.pack("<IIIIiiHHIIiiII", 54, 0, 54, 40, 30_000, -30_000, 1, 32, 0, 0, 0, 0, 0, 0),
+             png(7000, 7000, data=zlib.compress(bytes(200_000_000), 9))]
+    await client.repeat(8, lambda: client.post(*client.rng.choice(seen(client, [client.rng.choice(files)]))))
+
+
+async def polyglots(client):
+    """Files that begin as one format and go on as another, are cut, or have changed bytes."""
+    fine = noise(client, 512)
+    heads = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"BM", b"RIFF\xff\xff\xff\xffWEBPVP8X", b"<svg", b"%PDF-", b"\0\0\0 ftypheic", b"II*\0"]
+
+    def one():
+        kind = client.rng.randrange(4)
+        if kind == 0:
+            return client.rng.choice(heads) + client.rng.choice([fine, client.rng.randbytes(100_000), bytes(1000)])
+        if kind == 1:
+            return fine[: client.rng.randrange(len(fine))]
+        if kind == 2:
+            changed = bytearray(fine)
+            for _ in range(5):
+                changed[client.rng.randrange(200)] = client.rng.randrange(256)
+            return bytes(changed)
+        return fine + client.rng.choice(heads) + client.rng.randbytes(10_000)
+
+    await client.repeat(8, lambda: client.post(*client.rng.choice(seen(client, [one()]))))
+
+
+async def hundred_pictures(client):
+    """Requests with 100 pictures, and with as many as are read, all of them new."""
+    await client.repeat(4, lambda: client.post(*client.rng.choice(
+        seen(client, [noise(client, 64) for _ in range(client.rng.choice([100, 32, 8]))]))))
+
+
+async def new_pictures(client):
+    """One picture after the other that no cache has, some of them large."""
+    await client.repeat(6, lambda: client.post(*client.rng.choice(seen(client, [noise(client, client.rng.choice([128, 448, 1024]))]))))
+
+
+async def picture_urls(client):
+    """Pictures at private addresses, at this server, at names without an address, and of other schemes."""
+    urls = [f"http://127.0.0.1:{client.port}/v1/models", f"http://[::1]:{client.port}/", f"http://2130706433:{client.port}/", "http://0x7f.1/",
+            "http://10.0.0.1/a.png", "http://169.254.169.254/latest/meta-data", "http://[::ffff:10.0.0.1]/", "http://localhost/", "http://metadata.internal/",
+            "file:///etc/passwd", "ftp://example.com/a.png", "http://user@127.0.0.1/", "https://127.0.0.1/", "gopher://127.0.0.1:25/", "http://"]
+    await client.repeat(16, lambda: client.post(*client.rng.choice(seen(client, [client.rng.choice(urls)])[:3])))
+
+
+async def large_data_urls(client):
+    """Data URLs of 50 MB, of as much as a body may have, and of as much as a picture may have."""
+    texts = ["data:image/png;base64," + "A" * length for length in (50_000_000, 33_000_000, 28_000_000, 27_000_000)]
+    whole = "data:image/png;base64," + base64.b64encode(noise(client, 2400)).decode()
+    bodies = [json.dumps(body).encode() for text in (*texts, whole) for _, body in seen(client, [text])[:1]]
+    await client.repeat(4, lambda: client.post(CHAT, client.rng.choice(bodies)))
+
+
 ATTACKS = [deep_schemas, large_enums, huge_numbers, many_answers, long_prompts, endless_prompts, stalled_uploads, stalled_bodies,
-           large_bodies, unread_streams, connections, leavers, constrained_streams, long_lists]
+           large_bodies, unread_streams, connections, leavers, constrained_streams, long_lists,
+           bombs, polyglots, hundred_pictures, new_pictures, picture_urls, large_data_urls]
 
 
 def attack(which, port, key, model, seconds, seed, answers):

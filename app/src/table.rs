@@ -151,7 +151,7 @@ mod tests {
             // A cell is left out, and a long name has its own line.
             (
                 Some(24),
-                "name        size\n  state\n\
+                "name        size  state\n\
                  qwen3:4b  2.5 GB\n\
                  a/rather-long-name:Q8_0\n           91 MB\n  cannot run: it is old",
             ),

@@ -294,7 +294,7 @@ fn words_of_other_programs_get_an_answer() {
         &["stop", "tales", "--url", "http://127.0.0.1:1"],
         expect![[r#"
             error: no server answers at http://127.0.0.1:1: io: Connection refused (os error 111)
-            hint: start one with `paguro serve`, or set its address with --url
+            hint: start one with `paguro serve`, or set its address with --url or --port
             exit 1"#]],
     );
     for (word, near) in [("rnu", "run"), ("lst", "list"), ("serv", "serve"), ("imprt", "import")] {

@@ -1,13 +1,17 @@
 //! The trained model that sees: rows of its tower, answers, and what its pictures share.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 use paguro_backend::{
     AttentionMode, Backend, GivenRows, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, Step,
     StepOutput, StepSequence,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
-use paguro_engine::{Engine, EngineOptions, Event, Picture, Request, Stats};
+use paguro_engine::{Engine, EngineOptions, Event, EventSink, ExtraKey, KvEvent, Picture, Request, Stats};
 use paguro_model::{LoadOptions, Model, Tower, Vision};
 use paguro_vision::{Budget, Pixels, decode};
 use serde_json::Value;
@@ -255,6 +259,63 @@ fn pictures_share_blocks_by_their_keys() {
     let text = Request { prefix_salt: b"other".to_vec(), ..request(vision, question, 1) };
     let (salted, _, cached) = answer(&engine, text);
     assert_eq!((salted, cached, stats().encoded_pictures), (first, 0, 3), "a salt parts rows as well");
+}
+
+/// Routers learn of the pictures: blocks with the same tokens and other pictures have other hashes and other extra keys.
+#[test]
+fn events_of_blocks_name_their_pictures() {
+    const BLOCK: usize = 16;
+    /// Tokens, hash and extra keys of a block.
+    type Block = (Vec<u32>, u64, Vec<ExtraKey>);
+
+    let Some(Fixture { model, questions }) = fixture() else { return };
+    let vision = model.vision.as_ref().unwrap();
+    let question = questions.iter().find(|question| question.pictures.len() == 1).unwrap();
+    let stored = |keys: &[u8]| -> Vec<Vec<Block>> {
+        let blocks = Arc::<Mutex<Vec<Block>>>::default();
+        let seen = Arc::clone(&blocks);
+        let sink = move |events: Vec<KvEvent>| {
+            for event in events {
+                let KvEvent::Stored { hashes, tokens, extra, .. } = event else { continue };
+                let texts = tokens.chunks_exact(BLOCK).map(<[u32]>::to_vec);
+                seen.lock().unwrap().extend(texts.zip(hashes).zip(extra).map(|((t, h), e)| (t, h, e)));
+            }
+        };
+        let options = EngineOptions {
+            block_size: BLOCK,
+            events: Some(EventSink(Arc::new(sink))),
+            ..EngineOptions::default()
+        };
+        let engine = Engine::start(&cpu(), &model, options).unwrap();
+        let of_request = keys.iter().map(|&key| {
+            answer(&engine, Request { max_tokens: Some(1), ..request(vision, question, key) });
+            std::mem::take(&mut *blocks.lock().unwrap())
+        });
+        of_request.collect()
+    };
+    let found = stored(&[1, 2, 1]);
+    let [one, other, again] = &found[..] else { panic!("{found:?}") };
+    assert!(again.is_empty(), "the third request finds the blocks of the first one: {again:?}");
+    // The same picture in another process has the same hashes.
+    assert_eq!(stored(&[1])[0], *one);
+    let rows = request(vision, question, 1).pictures[0].rows[0].clone();
+    let text = rows.start / BLOCK;
+    let with_text = |block: usize| question.prompt[block * BLOCK..][..BLOCK].to_vec();
+    assert_eq!(one.len(), question.prompt.len() / BLOCK);
+    for (block, (tokens, _, extra)) in one.iter().enumerate() {
+        let at = block * BLOCK;
+        let key = ExtraKey::Picture { key: [1; 32], offset: rows.start as i64 - at as i64 };
+        let has_rows = rows.start < at + BLOCK && at < rows.end;
+        assert_eq!((tokens, extra), (&with_text(block), &Vec::from_iter(has_rows.then_some(key))));
+    }
+    // Blocks of text before the picture are shared; all others differ.
+    assert_eq!(other.len(), one.len() - text);
+    for (own, other) in one[text..].iter().zip(other) {
+        assert_eq!(own.0, other.0);
+        assert_ne!(own.1, other.1);
+        assert_eq!(own.2.is_empty(), other.2.is_empty());
+        assert!(own.2.is_empty() || own.2 != other.2);
+    }
 }
 
 #[test]

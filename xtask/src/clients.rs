@@ -28,7 +28,12 @@ pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
         match install(&tests.join(language), &installed)? {
             Err(reason) => skipped.push(reason),
             Ok(mut tests) => {
-                let status = tests.env(PROGRAM, &binary).env("PAGURO_SCRIPTED", &scripted).status()?;
+                let status = tests
+                    .env(PROGRAM, &binary)
+                    .env("PAGURO_SCRIPTED", &scripted)
+                    // Without the folder, tests with images are skipped.
+                    .env("PAGURO_SEES", root.join("../shared/model/vision/qwen3vl-hf"))
+                    .status()?;
                 if !status.success() {
                     return Ok(Outcome::Failed(format!("the {language} clients: {status}")));
                 }

@@ -51,6 +51,8 @@ pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
     clients::write_model(&tales, &ADDER, &installed.join("adder.gguf"))?;
     tests.env("PAGURO_BINARY", &binary).env("PAGURO_CHROMIUM", &browser).env("PAGURO_TALES", &tales);
     tests.env("PAGURO_SCRIPTED", &installed).env("PAGURO_SCREENSHOTS", &screenshots);
+    // Without the folder, tests with images are skipped.
+    tests.env("PAGURO_SEES", root.join("../shared/model/vision/qwen3vl-hf"));
     let status = tests.status().context("node does not start")?;
     if !status.success() {
         return Ok(Outcome::Failed(format!("the page in a browser: {status}")));

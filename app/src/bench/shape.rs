@@ -253,6 +253,7 @@ impl Builder {
         let mut stack = |name, format, rows, cols| Linear {
             matrix: self.matrix(name, format, count, rows, cols),
             bias: gpt_oss.then(|| self.vector(count * rows, 0.0)),
+            bounds: None,
         };
         let gate = stack("experts gate", base, ffn, hidden);
         let up = stack("experts up", base, ffn, hidden);
@@ -301,7 +302,7 @@ impl Builder {
     }
 
     fn linear(&mut self, name: &str, format: WeightFormat, rows: usize, cols: usize) -> Linear {
-        Linear { matrix: self.matrix(name, format, 1, rows, cols), bias: None }
+        Linear { matrix: self.matrix(name, format, 1, rows, cols), bias: None, bounds: None }
     }
 
     /// Adds a matrix or a stack of matrices, in Q8_0 if rows are not whole blocks of the format.

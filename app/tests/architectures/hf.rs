@@ -196,7 +196,7 @@ pub fn write_case(name: &str, to: &Path) {
 }
 
 /// Writes the folder of a case.
-fn write(name: &str, case: &Value, tokenizer: &Value) -> std::path::PathBuf {
+pub fn write(name: &str, case: &Value, tokenizer: &Value) -> std::path::PathBuf {
     let all = tensors(case).into_iter().map(|tensor| {
         let bytes = tensor.values.iter().flat_map(|value| value.to_le_bytes()).collect();
         (tensor.name, "F32", tensor.shape, bytes)

@@ -5,6 +5,7 @@
 
 pub mod hf;
 mod mlx;
+mod towers;
 mod weights;
 
 use std::path::Path;
@@ -54,6 +55,13 @@ fn logits_equal_those_of_transformers() {
     let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
     let reference = Reference { poison: Some(7), ..Reference::default() };
     hf::compare(&[(&reference, false), (&cpu, true)], Draw::All);
+}
+
+#[test]
+fn rows_of_pictures_equal_those_of_transformers() {
+    let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
+    let reference = Reference { poison: Some(7), ..Reference::default() };
+    towers::compare(&[(&reference, ROUNDING), (&cpu, HALF_PAGES)], &cpu);
 }
 
 #[test]

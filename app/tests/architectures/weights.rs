@@ -73,7 +73,12 @@ fn push_blocks(
 
 /// The first `count` tokens of the prompt of all cases.
 pub fn tokens(count: usize, vocab: u64) -> Vec<u32> {
-    bits("tokens", count).map(|bits| (bits % vocab) as u32).collect()
+    below("tokens", count, vocab)
+}
+
+/// Numbers below `end`, as the name says.
+pub fn below(name: &str, count: usize, end: u64) -> Vec<u32> {
+    bits(name, count).map(|bits| (bits % end) as u32).collect()
 }
 
 /// SplitMix64, started at the name's FNV-1a hash.

@@ -94,9 +94,9 @@ fn a_model_is_pulled_listed_renamed_and_removed() {
         exit 0"#]]
     .assert_eq(&f.words(&["cp", "tiny-gguf", "mine"]));
     expect![[r#"
-        name                   size  parameters  quantization  changed
-        mine                20.1 kB       5.0 k  F32           just now  cannot run: the metadata has no `llama.block_count`
-        o/Tiny-GGUF:F32     20.1 kB       5.0 k  F32           just now  cannot run: the metadata has no `llama.block_count`
+        name                size  parameters  quantization  changed
+        mine             20.1 kB       5.0 k  F32           just now  cannot run: the metadata has no `llama.block_count`
+        o/Tiny-GGUF:F32  20.1 kB       5.0 k  F32           just now  cannot run: the metadata has no `llama.block_count`
         exit 0"#]]
     .assert_eq(&f.words(&["list"]));
     let list = f.run(&["ls", "--json"]).json_lines();
@@ -170,7 +170,7 @@ fn a_model_of_the_library_runs_by_its_name() {
     .assert_eq(&f.words(&["bench", "-m", "storiez"]));
     expect![[r#"
         error: `tales` is the model inside this binary
-        hint: give another name with --name
+        hint: choose another name
         exit 2"#]]
     .assert_eq(&f.words(&["import", tales, "--name", "tales"]));
     for command in ["show", "rm", "preset", "verify"] {

@@ -16,6 +16,7 @@ mod embeddings;
 mod fairness;
 mod fleet;
 mod http;
+mod images;
 mod kv_events;
 mod mcp;
 mod models;

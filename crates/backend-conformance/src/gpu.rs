@@ -36,6 +36,7 @@ pub fn gpu_subject(
             "begin with rows",
             "end with rows",
             "adapters",
+            "bounds of matrices",
         ],
         kernel_formats: match kv_dtype {
             // One format for each layout.

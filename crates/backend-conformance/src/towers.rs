@@ -1,8 +1,8 @@
 //! Towers: programs that begin with patches and end with merged rows.
 
 use paguro_backend::{
-    Activation, Exit, Input, Merged, NormKind, OutputKind, Patches, RowOp, Tap, WeightFormat,
-    reference::Reference,
+    Activation, Bounds, Exit, FeedForward, Input, Linear, Merged, Mixer, NormKind, OutputKind, Patches,
+    RowOp, Tap, WeightFormat, reference::Reference,
 };
 
 use super::{
@@ -53,6 +53,14 @@ pub(super) fn towers(subject: &Subject) -> Verdict {
             check(subject, &model, format).map_err(|error| format!("{error}\n{ends:?}"))
         })?;
     }
+    for format in [WeightFormat::F16, WeightFormat::Q8_0] {
+        unless_refused(subject, || {
+            let shape = ModelShape { gated: true, biases: Biases::None, ..shape(format) };
+            let mut model = tower(&shape, Ends::Joined);
+            bound(&mut model);
+            check(subject, &model, format).map_err(|error| format!("{error}\nwith bounds"))
+        })?;
+    }
     // Ends alone.
     unless_refused(subject, || {
         let format = WeightFormat::F32;
@@ -81,6 +89,34 @@ fn check(subject: &Subject, model: &RandomModel, format: WeightFormat) -> Verdic
     near(subject, format, &ours, &alone(&reference)?)?;
     let mut driver = Driver::new(&*(subject.backend)(3), model, &options)?;
     same("pictures side by side", &run(&mut driver, &pictures[..2])?, &ours[..2].to_vec())
+}
+
+/// Bounds the matrices of all layers, those of most of them closely.
+fn bound(model: &mut RandomModel) {
+    let mut number = 0.0;
+    let mut bound = |linear: &mut Linear| {
+        number += 0.07;
+        linear.bounds = Some(Bounds {
+            input_min: -0.8 - number,
+            input_max: f32::INFINITY,
+            output_min: -1.0 - number,
+            output_max: 0.7 + number,
+        });
+    };
+    for layer in &mut model.program.layers {
+        if let Mixer::Attention(op) = &mut layer.mixer {
+            [Some(&mut op.q), op.k.as_mut(), op.v.as_mut(), Some(&mut op.out)]
+                .into_iter()
+                .flatten()
+                .for_each(&mut bound);
+        }
+        if let FeedForward::Dense(op) = &mut layer.ffn {
+            [op.gate.as_mut(), Some(&mut op.up), Some(&mut op.down)]
+                .into_iter()
+                .flatten()
+                .for_each(&mut bound);
+        }
+    }
 }
 
 /// Runs pictures in one step.

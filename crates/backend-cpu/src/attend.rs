@@ -51,10 +51,12 @@ impl Pass<'_> {
         let or_q = |linear: Option<Linear>| linear.unwrap_or(op.q);
         let kinds = Kinds::of(model, &[op.q, or_q(op.k), or_q(op.v), or_q(op.gate)]);
         self.add_norm(op.norm, pending, kinds);
+        let is_bounded = [Some(op.q), op.k, op.v].iter().flatten().any(|linear| linear.bounds.is_some());
         let q = (op.q.matrix, &buffers.q);
         let [k, v, gate] = [(op.k, &buffers.k), (op.v, &buffers.v), (op.gate, &buffers.attention_gate)]
             .map(|(linear, out)| linear.map(|linear| (linear.matrix, out)));
         match (k, v, gate) {
+            _ if is_bounded => self.bounded_qkv(op),
             (Some(k), Some(v), Some(gate)) => self.multiply(rows, [q, k, v, gate]),
             (Some(k), Some(v), None) => self.multiply(rows, [q, k, v]),
             (Some(other), None, None) | (None, _, Some(other)) => self.multiply(rows, [q, other]),
@@ -102,10 +104,14 @@ impl Pass<'_> {
                     }
                     model.delta.sigmoid_gate(attended, gates);
                 }
+                if let Some(bounds) = &op.out.bounds {
+                    bounds.clamp_input(attended);
+                }
                 worker.set_input(&buffers.input, row, 0, attended, kinds, true);
             }
         });
         self.multiply(self.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
+        self.clamp_output(op.out, &buffers.branch_outputs[output], model.program.hidden);
         Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 

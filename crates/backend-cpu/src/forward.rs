@@ -35,7 +35,7 @@ use paguro_backend::{
 };
 
 use crate::{
-    adapters::{AdaptedRows, Adapters},
+    adapters::{AdaptedRows, Adapters, Changes},
     buffers::{Buffers, MatmulInput},
     counters::{Counters, Kernel},
     experts::RowsByExpert,
@@ -50,6 +50,9 @@ use crate::{
     thread_pool::{Chunking, ThreadPool},
     worker::{Worker, WorkerScratch},
 };
+
+/// Rows that a runner multiplies between two pauses at most: a portion of 64 outputs takes some milliseconds.
+const PACED_ROWS: usize = 512;
 
 /// Outputs of a row that one worker activates at once: whole blocks of the quantized row.
 const ACTIVATE_SLICE: usize = 8 * BLOCK;
@@ -296,7 +299,7 @@ impl Pass<'_> {
         self.multiply_rows(&self.buffers.input, count, &plan.adapted, linears);
     }
 
-    /// Phase: multiplies `count` rows of any input, of which some use adapters.
+    /// Phase: multiplies `count` rows of any input, of which some use adapters. Runners that pause have a phase for each block of rows.
     pub fn multiply_rows<const N: usize>(
         &mut self,
         input: &MatmulInput,
@@ -317,23 +320,47 @@ impl Pass<'_> {
             (false, _) => (groups / (4 * self.pool.threads())).clamp(2, 8),
         };
         let changes = self.changes(adapted, &ids);
-        let units = changes.units();
+        let block = if self.pool.pace.is_some() { PACED_ROWS } else { count.max(1) };
+        for first in (0..count).step_by(block) {
+            let rows = first..count.min(first + block);
+            // The first phase also has the adapters' part for all rows.
+            let changes = (first == 0).then_some(&changes);
+            self.multiply_block(input, rows, linears, (groups, unit), changes);
+        }
+        self.apply(&changes, input, &linears.map(|(_, out)| out));
+    }
+
+    /// Phase: multiplies these rows, in units of `unit` of all `groups` groups of outputs, and all adapted ones of `changes` with the
+    /// first matrices of their adapters.
+    fn multiply_block<const N: usize>(
+        &mut self,
+        input: &MatmulInput,
+        rows: Range<usize>,
+        linears: [(MatrixId, &Shared<f32>); N],
+        (groups, unit): (usize, usize),
+        changes: Option<&Changes<'_>>,
+    ) {
+        let (model, ids) = (self.model, linears.map(|(id, _)| id));
+        let units = changes.map_or(0, Changes::units);
         self.phase(Kernel::Matmul(&ids), units + groups, Chunking::Guided(unit), |worker, range| {
-            changes.down(0, &range, &model.matmul, input, &mut worker.scratch.matmul);
+            if let Some(changes) = changes {
+                changes.down(0, &range, &model.matmul, input, &mut worker.scratch.matmul);
+            }
             let mut offset = units;
             for (id, out) in linears {
                 let matrix = model.matrix(id);
                 let part = ops::part(&range, offset, matrix.groups());
                 offset += matrix.groups();
                 let width = matrix.rows();
-                // SAFETY: the buffer is written by group of outputs in this phase, and read by nobody.
-                let out = unsafe { Destination::from_raw(out.as_ptr(), out.len(), width) };
+                let start = rows.start * width;
+                let length = out.len().checked_sub(start).expect("the rows are in the buffer");
+                // SAFETY: `start` is in the buffer, which is written by group of outputs in this phase, and read by nobody.
+                let out = unsafe { Destination::from_raw(out.as_ptr().add(start), length, width) };
                 // SAFETY: inputs are only read in this phase.
-                let rows = unsafe { input.rows(matrix.row_kind(), 0..count) };
-                matrix.multiply(&model.matmul, 0, rows, count, part, &out, &mut worker.scratch.matmul);
+                let input = unsafe { input.rows(matrix.row_kind(), rows.clone()) };
+                matrix.multiply(&model.matmul, 0, input, rows.len(), part, &out, &mut worker.scratch.matmul);
             }
         });
-        self.apply(&changes, input, &linears.map(|(_, out)| out));
     }
 
     /// Adds rows of part `part` of matrices to the [sums of squares](paguro_backend::InputSquares), if they are collected.
@@ -350,6 +377,9 @@ impl Pass<'_> {
     pub fn dense(&mut self, op: &Dense, pending: AllPending, output: usize) -> Pending {
         let inputs = [op.gate.unwrap_or(op.up), op.up];
         self.add_norm(op.norm, pending, Kinds::of(self.model, &inputs));
+        if [inputs[0], op.up, op.down].iter().any(|linear| linear.bounds.is_some()) {
+            return self.bounded_dense(op, output);
+        }
         self.gated(op.gate, op.up, op.width, op.activation, op.down, output);
         Pending { output, bias: op.down.bias, post_norm: op.post_norm, scale: 1.0 }
     }

@@ -7,6 +7,7 @@
 mod adapters;
 mod attend;
 mod attention;
+mod bounds;
 mod buffers;
 mod counters;
 mod delta;

@@ -56,7 +56,7 @@ impl Model {
         gate: Option<(&'a mut [f32], Option<&[f32]>)>,
         (up, up_bias): (&'a mut [f32], Option<&[f32]>),
         activation: Activation,
-    ) -> &'a [f32] {
+    ) -> &'a mut [f32] {
         if let Some(bias) = up_bias {
             self.rows.add(up, bias);
         }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::{
-    AXES, Activation, Attention, Beside, Convolution, DeltaRule, Dense, DistanceBias, Embed, Exit,
+    AXES, Activation, Attention, Beside, Bounds, Convolution, DeltaRule, Dense, DistanceBias, Embed, Exit,
     ExpertGroups, Experts, FeedForward, Head, Input, KvSlot, Latent, LatentQuery, LatentShape, LayerEmbeds,
     LayerInput, Linear, LoadError, Matrix, MatrixId, Merged, Mixer, Norm, NormKind, Patches, Program,
     QkNormKind, Residual, Role, RowOp, SharedExpert, ShortConv, Ssd, StateShape, TableId, VectorId, Visitor,
@@ -47,7 +47,7 @@ impl Program {
         }
         check_sizes(weights)?;
 
-        let weights = Checker { weights, hidden };
+        let weights = Checker { weights, hidden, is_tower };
         match input {
             Input::Tokens(embed) => self.check_embed(embed, &weights)?,
             Input::Rows => {}
@@ -198,7 +198,7 @@ impl Program {
         })?;
         let width = heads * head_dim;
         weights.optional_norm(attention.norm, hidden)?;
-        weights.linear(&attention.q, width, hidden)?;
+        weights.bounded(&attention.q, width, hidden)?;
         let is_own = attention.k.is_some();
         require(is_own || attention.v.is_none() && attention.v_norm.is_none(), || {
             "V of its own in a layer that reads another one's K".to_owned()
@@ -208,7 +208,7 @@ impl Program {
             "V from K with norms of whole rows".to_owned()
         })?;
         for linear in attention.k.iter().chain(&attention.v) {
-            weights.linear(linear, kv_width, hidden)?;
+            weights.bounded(linear, kv_width, hidden)?;
         }
         weights.optional_norm(attention.v_norm, head_dim)?;
         if let Some(norm) = &attention.qk_norm {
@@ -241,7 +241,7 @@ impl Program {
         }
         attention.sinks.iter().try_for_each(|&sinks| weights.vector(sinks, heads))?;
         attention.gate.iter().try_for_each(|gate| weights.linear(gate, width, hidden))?;
-        weights.linear(&attention.out, hidden, width)?;
+        weights.bounded(&attention.out, hidden, width)?;
         weights.optional_norm(attention.post_norm, hidden)
     }
 
@@ -446,6 +446,8 @@ fn check_sizes(weights: &Weights) -> Result<(), LoadError> {
 struct Checker<'a> {
     weights: &'a Weights,
     hidden: usize,
+    /// True if the program is a tower.
+    is_tower: bool,
 }
 
 impl Checker<'_> {
@@ -513,9 +515,9 @@ impl Checker<'_> {
         let clamped = matches!(activation, Activation::ClampedSwiglu { alpha: _, limit: _ });
         require(gate.is_some() || !clamped, || "clamped SwiGLU without a gate".to_owned())?;
         self.optional_norm(*norm, self.hidden)?;
-        gate.iter().try_for_each(|gate| self.linear(gate, *width, self.hidden))?;
-        self.linear(up, *width, self.hidden)?;
-        self.linear(down, self.hidden, *width)?;
+        gate.iter().try_for_each(|gate| self.bounded(gate, *width, self.hidden))?;
+        self.bounded(up, *width, self.hidden)?;
+        self.bounded(down, self.hidden, *width)?;
         self.optional_norm(*post_norm, self.hidden)
     }
 
@@ -613,11 +615,26 @@ impl Checker<'_> {
         norm.iter().try_for_each(|norm| self.norm(norm, width))
     }
 
+    /// Checks the shape of a matrix of a tower's layers, which may have bounds.
+    fn bounded(&self, linear: &Linear, rows: usize, cols: usize) -> Result<(), LoadError> {
+        let Some(bounds) = &linear.bounds else { return self.linear(linear, rows, cols) };
+        let Bounds { input_min, input_max, output_min, output_max } = *bounds;
+        require(self.is_tower && linear.bias.is_none(), || {
+            "bounds of a matrix outside of a tower's layers, or with a bias".to_owned()
+        })?;
+        // Not true if one of them is not a number.
+        require(input_min <= input_max && output_min <= output_max, || format!("the bounds {bounds:?}"))?;
+        self.matrix(linear.matrix, 1, rows, cols)
+    }
+
     fn linear(&self, linear: &Linear, rows: usize, cols: usize) -> Result<(), LoadError> {
         self.stack(linear, 1, rows, cols)
     }
 
     fn stack(&self, linear: &Linear, parts: usize, rows: usize, cols: usize) -> Result<(), LoadError> {
+        require(linear.bounds.is_none(), || {
+            "bounds of a matrix that is none of a tower's layers".to_owned()
+        })?;
         self.matrix(linear.matrix, parts, rows, cols)?;
         linear.bias.iter().try_for_each(|&bias| self.vector(bias, parts * rows))
     }

@@ -37,7 +37,7 @@ pub use output_rows::OutputRows;
 pub use pace::{Pace, PacedRunner, Piece};
 pub use page_io::{PageContent, PageFormat};
 pub use program::{
-    Activation, Attention, Beside, Branch, Dense, Digest, DistanceBias, Embed, Exit, ExpertGroups,
+    Activation, Attention, Beside, Bounds, Branch, Dense, Digest, DistanceBias, Embed, Exit, ExpertGroups,
     ExpertLatent, Experts, FeedForward, Head, Input, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
     LayerInput, Linear, MatrixId, Merged, Mixer, Norm, NormKind, Patches, PositionScale, Positions, Program,
     QkNorm, QkNormKind, Residual, Role, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert, TableId, Tap,

@@ -245,6 +245,33 @@ pub struct Linear {
     pub matrix: MatrixId,
     /// `[out]`
     pub bias: Option<VectorId>,
+    /// Bounds of `x` and `y` in layers of towers (Gemma 4 E2B, E4B), where there is no bias then.
+    pub bounds: Option<Bounds>,
+}
+
+/// `y = clamp(clamp(x, input)·Wᵀ, output)`, element by element. Bounds may be infinite.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Least element of the input.
+    pub input_min: f32,
+    /// Greatest element of the input.
+    pub input_max: f32,
+    /// Least element of the output.
+    pub output_min: f32,
+    /// Greatest element of the output.
+    pub output_max: f32,
+}
+
+impl Bounds {
+    /// Bounds the elements of an input.
+    pub fn clamp_input(&self, x: &mut [f32]) {
+        x.iter_mut().for_each(|x| *x = x.max(self.input_min).min(self.input_max));
+    }
+
+    /// Bounds the elements of an output.
+    pub fn clamp_output(&self, y: &mut [f32]) {
+        y.iter_mut().for_each(|y| *y = y.max(self.output_min).min(self.output_max));
+    }
 }
 
 /// A norm of a row. Weights that are stored as an offset from one (Gemma's) are lowered with the one added.
@@ -392,6 +419,20 @@ impl Program {
     /// Returns true if attention of some layers sees [spans](crate::Step::spans).
     pub fn has_spans(&self) -> bool {
         self.kv.groups.iter().any(|group| group.spans)
+    }
+
+    /// Returns true if matrices of some layers have [`Bounds`].
+    pub fn has_bounds(&self) -> bool {
+        let of_attention = |op: &Attention| {
+            [Some(op.q), op.k, op.v, Some(op.out)].into_iter().flatten().any(|linear| linear.bounds.is_some())
+        };
+        let of_layer = |layer: &Layer| {
+            let mixes = matches!(&layer.mixer, Mixer::Attention(op) if of_attention(op));
+            let FeedForward::Dense(Dense { gate, up, down, .. }) = &layer.ffn else { return mixes };
+            mixes
+                || [*gate, Some(*up), Some(*down)].into_iter().flatten().any(|linear| linear.bounds.is_some())
+        };
+        self.layers.iter().any(of_layer)
     }
 
     /// Returns true if some rotations have coordinates of their own, see [`Rope::axes`].

@@ -87,7 +87,7 @@ fn programs() {
         expect!["there is no place KvSlot { group: 2, layer_slot: 0 } for K and V"],
     );
     check(
-        |model| head(model).linear = Linear { matrix: MatrixId(0), bias: Some(VectorId(0)) },
+        |model| head(model).linear = Linear { matrix: MatrixId(0), bias: Some(VectorId(0)), bounds: None },
         expect!["tensor `vector 0`: it has 64 elements, the model needs 131"],
     );
     check(|model| head(model).scale = f32::NAN, expect!["the scale of logits is NaN"]);

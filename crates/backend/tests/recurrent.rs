@@ -17,7 +17,7 @@ fn numbers(seed: u64) -> impl FnMut() -> f32 {
 #[test]
 fn chunks_are_the_recurrence() {
     let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 3 };
-    let (linear, norm) = (Linear { matrix: MatrixId(0), bias: None }, VectorId(0));
+    let (linear, norm) = (Linear { matrix: MatrixId(0), bias: None, bounds: None }, VectorId(0));
     for sharing in [KeySharing::Consecutive, KeySharing::Alternating] {
         let op = DeltaRule {
             norm: None,
@@ -73,7 +73,7 @@ fn chunks_are_the_recurrence() {
 fn chunks_are_the_scan() {
     for (key_heads, value_heads, key_dim, value_dim) in [(1, 3, 5, 4), (2, 4, 3, 7), (3, 3, 8, 2)] {
         let shape = DeltaShape { key_heads, value_heads, key_dim, value_dim };
-        let (linear, vector) = (Linear { matrix: MatrixId(0), bias: None }, VectorId(0));
+        let (linear, vector) = (Linear { matrix: MatrixId(0), bias: None, bounds: None }, VectorId(0));
         let op = Ssd {
             norm: None,
             shape,

@@ -173,7 +173,7 @@ fn routers_choose_and_weigh() {
     // Scores 0.1, 0.2, 0.3, 0.4.
     let logits = [1.0f32, 2.0, 3.0, 4.0].map(f32::ln);
     let router = |scores, groups, used, renormalize, factor| {
-        let linear = Linear { matrix: MatrixId(0), bias: None };
+        let linear = Linear { matrix: MatrixId(0), bias: None, bounds: None };
         let (norm, selection_bias, expert_scale) = (None, None, None);
         Router { norm, linear, scores, selection_bias, groups, used, renormalize, factor, expert_scale }
     };

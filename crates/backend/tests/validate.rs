@@ -95,7 +95,7 @@ fn validate_for(step: &Owned, states: usize, change: impl FnOnce(&mut Program)) 
         layers: Vec::new(),
         exit: Exit::Logits(Head {
             norm: Norm { kind: NormKind::Rms, weight: VectorId(0), bias: None, eps: 1e-5 },
-            linear: Linear { matrix: MatrixId(0), bias: None },
+            linear: Linear { matrix: MatrixId(0), bias: None, bounds: None },
             scale: 1.0,
             soft_cap: None,
         }),

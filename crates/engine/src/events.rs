@@ -28,6 +28,13 @@ pub enum ExtraKey {
     Salt(Arc<[u8]>),
     /// Name of the request's adapters, for all blocks of a text. The hash depends on their digest instead.
     Adapter(Arc<str>),
+    /// A picture with rows in the block.
+    Picture {
+        /// [`Picture::key`](crate::Picture::key)
+        key: [u8; 32],
+        /// Position of the picture's first row, counted from the beginning of the block: negative if the picture begins before it.
+        offset: i64,
+    },
 }
 
 /// A change of which blocks are where.

@@ -6,6 +6,8 @@ use paguro_backend::{AXES, Coordinates};
 use paguro_vision::Pixels;
 use sha2::{Digest, Sha256};
 
+use crate::events::ExtraKey;
+
 /// A picture in a prompt.
 #[derive(Clone, Debug)]
 pub struct Picture {
@@ -129,6 +131,18 @@ impl Pictures {
         self.places_in(block.clone()).map(extra).collect()
     }
 
+    /// Returns the pictures of a block as events name them: once each, with the place of the picture's first row.
+    pub fn extra_keys(&self, block: Range<usize>) -> Vec<ExtraKey> {
+        let mut pictures: Vec<usize> = self.places_in(block.clone()).map(|place| place.picture).collect();
+        pictures.dedup();
+        let extra_key = |picture: usize| {
+            let Picture { key, rows, .. } = &self.all[picture];
+            let first = rows.first().map_or(block.start, |range| range.start);
+            ExtraKey::Picture { key: *key, offset: first as i64 - block.start as i64 }
+        };
+        pictures.into_iter().map(extra_key).collect()
+    }
+
     /// Returns the coordinates of a row.
     pub fn coordinates(&self, position: usize) -> Coordinates {
         let before = self.places.partition_point(|place| place.rows.start <= position);
@@ -189,6 +203,17 @@ mod tests {
         assert_eq!(pictures.across(2), None);
         assert_eq!(pictures.across(3).map(|place| place.rows.clone()), Some(2..8));
         assert_eq!(pictures.across(8), None);
+    }
+
+    #[test]
+    fn events_name_each_picture_of_a_block_once() {
+        let tiles = Picture { rows: vec![2..4, 5..7], ..picture(1, 0..0, [1, 4]) };
+        let pictures = Pictures::new(vec![tiles, picture(2, 9..13, [4, 1])], b"");
+        let named = |key: u8, offset: i64| ExtraKey::Picture { key: [key; 32], offset };
+        assert_eq!(pictures.extra_keys(0..2), []);
+        assert_eq!(pictures.extra_keys(0..8), [named(1, 2)]);
+        assert_eq!(pictures.extra_keys(4..12), [named(1, -2), named(2, 5)]);
+        assert_eq!(pictures.extra_keys(12..16), [named(2, -3)]);
     }
 
     #[test]

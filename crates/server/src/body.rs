@@ -189,15 +189,24 @@ pub struct ValueCounter {
 impl ValueCounter {
     /// Counts the values of the next part.
     pub fn push(&mut self, piece: &[u8]) {
-        for &byte in piece {
-            match (self.in_string, byte) {
-                (true, _) if self.escaped => self.escaped = false,
-                (true, b'\\') => self.escaped = true,
-                (_, b'"') => self.in_string = !self.in_string,
-                // A value follows an opening bracket or a comma.
-                (false, b',' | b'[' | b'{') => self.values += 1,
-                _ => {}
+        for part in piece.chunks(64) {
+            // Images are strings of megabytes. Without a branch for each byte, the compiler vectorizes this.
+            let ends = |any: bool, byte: &u8| any | (*byte == b'"') | (*byte == b'\\');
+            if self.in_string && !self.escaped && !part.iter().fold(false, ends) {
+                continue;
             }
+            part.iter().for_each(|&byte| self.push_byte(byte));
+        }
+    }
+
+    fn push_byte(&mut self, byte: u8) {
+        match (self.in_string, byte) {
+            (true, _) if self.escaped => self.escaped = false,
+            (true, b'\\') => self.escaped = true,
+            (_, b'"') => self.in_string = !self.in_string,
+            // A value follows an opening bracket or a comma.
+            (false, b',' | b'[' | b'{') => self.values += 1,
+            _ => {}
         }
     }
 }
@@ -256,10 +265,11 @@ mod tests {
 
     #[test]
     fn values_are_counted_whatever_the_pieces() {
-        let text = br#"{"a": [1, "x,[{\"", {"b": null}], "c": []}"#;
-        for size in [1, 3, 100] {
+        let long = ",[{".repeat(100);
+        let text = format!(r#"{{"a": [1, "x,[{{\"{long}\\\\{long}", {{"b": null}}], "c": []}}"#);
+        for size in [1, 3, 64, 100, 1000] {
             let mut counter = ValueCounter::default();
-            text.chunks(size).for_each(|piece| counter.push(piece));
+            text.as_bytes().chunks(size).for_each(|piece| counter.push(piece));
             assert_eq!(counter.values, 7, "{size}");
         }
     }

@@ -124,6 +124,9 @@ fn refuse_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
 /// everything, and lose it if the connection is closed before.
 const MOST_DISCARDED: usize = 256 << 20;
 
+/// Bytes of a body that are read before other tasks run.
+const YIELD: usize = 256 << 10;
+
 /// Minimum growth of a body's memory, in bytes.
 const MIN_GROWTH: usize = 4 << 10;
 
@@ -137,6 +140,7 @@ async fn read(mut body: Body, waits: bool, share: &BodyShare, state: &AppState) 
     let (mut bytes, mut length) = (Vec::new(), 0usize);
     let mut no_memory = None;
     let (mut pace, mut counter) = (Pace::new(limits), ValueCounter::default());
+    let mut since_yield = 0;
     let reading = async {
         while let Some(frame) = pace.wait(body.frame()).await? {
             let frame = frame.map_err(|error| {
@@ -144,6 +148,12 @@ async fn read(mut body: Body, waits: bool, share: &BodyShare, state: &AppState) 
                 ApiError::Invalid { param: None, message }
             })?;
             let Some(data) = frame.data_ref() else { continue };
+            // A fast sender always has more: streams of others are written meanwhile.
+            since_yield += data.len();
+            if since_yield >= YIELD {
+                since_yield = 0;
+                tokio::task::yield_now().await;
+            }
             length += data.len();
             pace.arrived(data.len());
             if length <= limits.body_bytes && no_memory.is_none() {

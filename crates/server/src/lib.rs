@@ -162,7 +162,7 @@ impl Server {
         let release = Arc::new(MemoryRelease::new(settings.release_memory));
         let body_memory = BodyMemory::new(settings.limits.body_memory, BodyMemory::PATIENCE, release.clone());
         let images = &settings.images;
-        let image_decoder = ImageDecoder::new(images.limits, images.memory);
+        let image_decoder = ImageDecoder::new(images.limits, images.memory, metrics.decoded_images.clone());
         let image_fetcher = ImageFetcher::new(images.hosts.clone(), images.limits.bytes);
         let mcp = mcp::McpServers::new(settings.mcp.clone());
         Self {

@@ -104,6 +104,8 @@ pub struct Metrics {
     prompt_tokens: ByModel<Counter>,
     cached_tokens: ByModel<Counter>,
     generated_tokens: ByModel<Counter>,
+    /// Images whose pixels were decoded.
+    pub decoded_images: Counter,
     queue_time: Histograms,
     first_token: Histograms,
     token_gap: Histograms,
@@ -141,6 +143,7 @@ impl Metrics {
             prompt_tokens: Family::default(),
             cached_tokens: Family::default(),
             generated_tokens: Family::default(),
+            decoded_images: Counter::default(),
             queue_time: histograms(),
             first_token: histograms(),
             token_gap: histograms(),
@@ -157,6 +160,8 @@ impl Metrics {
             metrics.cached_tokens.clone(),
         );
         registry.register("paguro_generated_tokens", "Tokens sampled", metrics.generated_tokens.clone());
+        let decoded = metrics.decoded_images.clone();
+        registry.register("paguro_images_decoded", "Images whose pixels were decoded", decoded);
         for (name, help, family) in [
             ("queue_time", "Seconds between queueing and start", &metrics.queue_time),
             ("time_to_first_token", "Seconds from the request to the first token", &metrics.first_token),
@@ -372,6 +377,12 @@ impl Collector for EngineCollector {
             ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted", |s| {
                 s.accepted_tokens as f64
             }),
+            ("paguro_images", "Images of requests that started", |s| s.pictures as f64),
+            ("paguro_images_encoded", "Images that the vision tower computed", |s| s.encoded_pictures as f64),
+            ("paguro_encoder_cache_hits", "Images whose rows were in the encoder's cache", |s| {
+                s.encoder_cache_hits as f64
+            }),
+            ("paguro_encoder_seconds", "Time of the vision tower", |s| s.encoder_nanoseconds as f64 / 1e9),
             ("paguro_evictions", "Cached pages evicted", |s| s.evictions as f64),
             ("paguro_preemptions", "Preempted sequences", |s| s.preemptions as f64),
             ("paguro_page_copies", "Pages copied before they were written", |s| s.page_copies as f64),

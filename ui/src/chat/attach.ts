@@ -6,7 +6,17 @@ const MOST_BYTES = 20_000_000;
 const MOST_CHARACTERS = 400_000;
 
 /** Formats of images that the server decodes. */
-const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
+
+/** Adds a file in place of one with the same name. Pasted images all have one name: each is kept under another. */
+export function withFile(files: Attachment[], file: Attachment): Attachment[] {
+  const same = files.find((other) => other.name === file.name);
+  if (!same || !file.image || !same.image || same.image === file.image) return [...files.filter((other) => other !== same), file];
+  for (let number = 2; ; number++) {
+    const name = file.name.replace(/(\.[^.]*)?$/, (end) => ` ${number}${end}`);
+    if (!files.some((other) => other.name === name)) return [...files, { ...file, name }];
+  }
+}
 
 export async function readFile(file: File): Promise<Attachment> {
   if (file.size > MOST_BYTES) throw new Error(`“${file.name}” has ${Math.round(file.size / 1e6)} MB; at most 20 MB can be attached.`);

@@ -10,7 +10,7 @@ import type { Attachment } from "../store/db.ts";
 import { draftOf, keepDraft } from "../store/drafts.ts";
 import { useServer } from "../store/server.ts";
 import { cardOf } from "../store/uses.ts";
-import { readFile } from "./attach.ts";
+import { readFile, withFile } from "./attach.ts";
 import { ToolMenu } from "./tool-menu.tsx";
 
 export function Composer({
@@ -90,7 +90,7 @@ export function Composer({
     for (const file of list) {
       void attempt(async () => {
         const read = await readFile(file);
-        setFiles((before) => [...before.filter((other) => other.name !== read.name), read]);
+        setFiles((before) => withFile(before, read));
       });
     }
   };

@@ -18,43 +18,53 @@ export function spoken(message: Message): string {
 interface Wire {
   [field: string]: unknown;
   role: string;
-  content: string;
-  /** Data URLs of images before the text. */
-  images?: string[];
+  /** Texts and images, in order. */
+  parts: Part[];
 }
+
+type Part = { text: string } | { image: string };
 
 function wire(message: Message): Wire {
   const { role, content, toolCalls, toolCall } = message;
-  const images = (message.attachments ?? []).flatMap(({ image }) => image ?? []);
-  if (role === "tool") return { role, content, images, tool_call_id: toolCall?.id };
-  if (role === "user") return { role, content: spoken(message), images };
+  const images = (message.attachments ?? []).flatMap(({ image }) => (image ? { image } : []));
+  if (role === "tool") return { role, parts: [...images, { text: content }], tool_call_id: toolCall?.id };
+  if (role === "user") return { role, parts: [...images, { text: spoken(message) }] };
   const calls = toolCalls?.map(({ id, name, arguments: text }) => ({
     id,
     type: "function",
     function: { name, arguments: text || "{}" },
   }));
-  return { role, content, ...(calls?.length ? { tool_calls: calls } : {}) };
+  return { role, parts: [{ text: content }], ...(calls?.length ? { tool_calls: calls } : {}) };
+}
+
+/** The content of a message: a text, or a list if there are images. Neighbouring texts are one. */
+function contentOf(parts: Part[]): string | unknown[] {
+  const joined: Part[] = [];
+  for (const part of parts) {
+    const last = joined.at(-1);
+    if ("text" in part && !part.text) continue;
+    if ("text" in part && last && "text" in last) joined[joined.length - 1] = { text: `${last.text}\n\n${part.text}` };
+    else joined.push(part);
+  }
+  const [first, ...others] = joined;
+  if (!first) return "";
+  if ("text" in first && !others.length) return first.text;
+  return joined.map((part) => ("text" in part ? { type: "text", text: part.text } : { type: "image_url", image_url: { url: part.image } }));
 }
 
 /** Messages as a request has them. Where one between two others was deleted, those of one author are one message: many
     chat templates refuse two in a row. */
 export function wired(system: string | undefined, path: Message[], begun = ""): Record<string, unknown>[] {
-  const messages: Wire[] = system?.trim() ? [{ role: "system", content: system }] : [];
+  const messages: Wire[] = system?.trim() ? [{ role: "system", parts: [{ text: system }] }] : [];
   const all = path.map(wire);
-  if (begun) all.push({ role: "assistant", content: begun });
+  if (begun) all.push({ role: "assistant", parts: [{ text: begun }] });
   for (const message of all) {
     const last = messages.at(-1);
     const joins = last?.role === message.role && (message.role === "user" || message.role === "assistant") && !last["tool_calls"];
-    const content = () => [last?.content, message.content].filter(Boolean).join("\n\n");
-    const images = () => [...(last?.images ?? []), ...(message.images ?? [])];
-    if (last && joins) messages[messages.length - 1] = { ...message, content: content(), images: images() };
+    if (last && joins) messages[messages.length - 1] = { ...message, parts: [...last.parts, ...message.parts] };
     else messages.push(message);
   }
-  return messages.map(({ images, content, ...message }) => {
-    if (!images?.length) return { ...message, content };
-    const parts: unknown[] = images.map((url) => ({ type: "image_url", image_url: { url } }));
-    return { ...message, content: content ? [...parts, { type: "text", text: content }] : parts };
-  });
+  return messages.map(({ parts, ...message }) => ({ ...message, content: contentOf(parts) }));
 }
 
 /** Fields of a request that these settings set. */

@@ -69,7 +69,7 @@ impl Builder<'_> {
         let layers = layers.collect();
         let norm = self.norm(hidden);
         let linear = match shape.tied {
-            true => Linear { matrix: table, bias: None },
+            true => Linear { matrix: table, bias: None, bounds: None },
             false => self.linear("head", vocab, hidden, 1.0, shape.biases == Biases::All),
         };
         let local = shape.window_heads.map_or(shape.head_dim, |heads| heads.1);

@@ -37,6 +37,7 @@ impl Builder<'_> {
         Linear {
             matrix: MatrixId(self.weights.matrices.len() as u32 - 1),
             bias: bias.map(|bias| self.vector(bias)),
+            bounds: None,
         }
     }
 
@@ -90,7 +91,7 @@ impl Builder<'_> {
     ) -> Linear {
         let matrix = self.matrix(name, parts, rows, cols, gain / (cols as f32).sqrt());
         let bias = bias.then(|| (0..parts * rows).map(|_| 0.5 * self.rng.normal()).collect());
-        Linear { matrix, bias: bias.map(|bias| self.vector(bias)) }
+        Linear { matrix, bias: bias.map(|bias| self.vector(bias)), bounds: None }
     }
 
     /// Matrices whose outputs are added to the residual stream: nothing to the elements that stable routers read.

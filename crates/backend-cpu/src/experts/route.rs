@@ -110,7 +110,7 @@ mod tests {
                 if groups.is_some_and(|groups| !count.is_multiple_of(groups.count) || !fits(groups)) {
                     continue;
                 }
-                let linear = Linear { matrix: MatrixId(0), bias: None };
+                let linear = Linear { matrix: MatrixId(0), bias: None, bounds: None };
                 let router = Router {
                     norm: None,
                     linear,

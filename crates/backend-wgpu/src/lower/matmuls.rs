@@ -58,7 +58,7 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let hidden = self.program.hidden;
-        let linear = Linear { matrix: table, bias: None };
+        let linear = Linear { matrix: table, bias: None, bounds: None };
         let inputs = Inputs { linears: &[&linear], order: Order::Joined, acts: Acts::Plain, in_order: false };
         let matrix = self.matrix(&inputs)?;
         for part in &matrix.parts {

@@ -26,6 +26,7 @@ impl Program {
         if program.layers.is_empty() {
             return Err(LoadError::BadProgram("there are no layers".into()));
         }
+        flattening.require(!program.has_bounds(), "bounds of matrices (of towers)")?;
         flattening.require(!program.bidirectional, "attention in both directions (of encoders)")?;
         let Input::Tokens(embed) = &program.input else {
             return flattening.refuse("programs that begin with rows");

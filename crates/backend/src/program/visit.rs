@@ -5,10 +5,11 @@
 //! [excerpt](mod@crate::excerpt), the [check](Program::check) of ids, and sums of weights by their [`Role`].
 
 use super::{
-    Activation, Attention, Beside, Branch, Dense, DistanceBias, Embed, Exit, ExpertGroups, ExpertLatent,
-    Experts, FeedForward, Head, Input, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds, LayerInput, Linear,
-    MatrixId, Merged, Mixer, Norm, NormKind, Patches, PositionScale, Positions, Program, QkNorm, QkNormKind,
-    Residual, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert, TableId, Tap, TokenTypes, VectorId,
+    Activation, Attention, Beside, Bounds, Branch, Dense, DistanceBias, Embed, Exit, ExpertGroups,
+    ExpertLatent, Experts, FeedForward, Head, Input, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
+    LayerInput, Linear, MatrixId, Merged, Mixer, Norm, NormKind, Patches, PositionScale, Positions, Program,
+    QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert, TableId, Tap,
+    TokenTypes, VectorId,
 };
 use crate::{
     Convolution, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, Latent, LatentQuery, LatentShape,
@@ -207,7 +208,8 @@ structs! {
     }
     LayerInput { index, gate, activation, out, post_norm }
     Branch { mixer, scale }
-    Linear { matrix, bias }
+    Linear { matrix, bias, bounds }
+    Bounds { input_min, input_max, output_min, output_max }
     Patches { width, ops }
     Merged { rows, width, taps }
     Tap { layers, ops }

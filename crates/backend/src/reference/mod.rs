@@ -343,7 +343,12 @@ impl ReferenceRunner {
     /// Returns a linear without adapters.
     fn plain(&self, linear: &Linear, x: &[f32]) -> Vec<f32> {
         let rows = self.matrices[linear.matrix.0 as usize].len() / x.len();
-        self.part(linear, 0, x, rows)
+        let Some(bounds) = &linear.bounds else { return self.part(linear, 0, x, rows) };
+        let mut x = x.to_vec();
+        bounds.clamp_input(&mut x);
+        let mut y = self.part(linear, 0, &x, rows);
+        bounds.clamp_output(&mut y);
+        y
     }
 
     /// Matrix `part` of a stack, each of `rows` rows.

@@ -280,13 +280,8 @@ impl Scheduler {
             keys.filter(|(_, key)| events.placed.remove(key)).map(|(block, _)| block).collect();
         let group = events.group;
         for block in placed {
-            sequence.kv.publish_stored(
-                block,
-                group,
-                &sequence.tokens,
-                self.layout.block_size,
-                &mut self.pages,
-            );
+            let text = (&*sequence.tokens, &sequence.request.pictures);
+            sequence.kv.publish_stored(block, group, text, self.layout.block_size, &mut self.pages);
         }
     }
 

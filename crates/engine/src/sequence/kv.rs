@@ -235,7 +235,7 @@ impl KvState {
             let Some(&key) = self.keys.get(block) else { break };
             for (group, table) in self.tables.iter().enumerate() {
                 if pages.publish(group, key, table.pages[block]) {
-                    self.publish_stored(block, group, tokens, size, pages);
+                    self.publish_stored(block, group, (tokens, pictures), size, pages);
                 }
             }
         }
@@ -251,22 +251,24 @@ impl KvState {
         new
     }
 
-    /// Publishes the event that the prefix cache has stored block `block` of a group.
+    /// Publishes the event that the prefix cache has stored block `block` of a group. `tokens` and `pictures` are those of the whole
+    /// sequence.
     pub fn publish_stored(
         &self,
         block: usize,
         group: usize,
-        tokens: &[u32],
+        (tokens, pictures): (&[u32], &Pictures),
         block_size: usize,
         pages: &mut Pages,
     ) {
         if let Some(events) = pages.events.as_mut().filter(|events| events.group == group) {
             let parent = block.checked_sub(1).map(|parent| &self.keys[parent]);
+            let positions = block * block_size..(block + 1) * block_size;
+            let mut extra = pictures.extra_keys(positions.clone());
             let salt = Some(&self.salt).filter(|salt| block == 0 && !salt.is_empty());
-            let salt = salt.map(|salt| ExtraKey::Salt(salt.clone()));
-            let adapter = self.adapter.clone().map(ExtraKey::Adapter);
-            let extra = salt.into_iter().chain(adapter).collect();
-            events.stored(parent, &self.keys[block], &tokens[block * block_size..][..block_size], extra);
+            extra.extend(salt.map(|salt| ExtraKey::Salt(salt.clone())));
+            extra.extend(self.adapter.clone().map(ExtraKey::Adapter));
+            events.stored(parent, &self.keys[block], &tokens[positions], extra);
         }
     }
 

@@ -53,7 +53,7 @@ pub fn program(windows: &[Option<u32>], states: bool, bidirectional: bool) -> Pr
         layers: Vec::new(),
         exit: Exit::Logits(Head {
             norm: Norm { kind: NormKind::Rms, weight: VectorId(0), bias: None, eps: 1.0 },
-            linear: Linear { matrix: MatrixId(0), bias: None },
+            linear: Linear { matrix: MatrixId(0), bias: None, bounds: None },
             scale: 1.0,
             soft_cap: None,
         }),

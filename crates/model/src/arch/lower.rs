@@ -265,7 +265,7 @@ impl Lowering<'_, '_> {
         let bias = self.tensors.vector(&format!("{name}.bias"), vocab)?;
         let bias = bias.map(|bias| self.tensors.add_vector(bias));
         let (scale, soft_cap) = (self.config.logit_scale, self.config.logit_soft_cap);
-        Ok(Head { norm, linear: Linear { matrix, bias }, scale, soft_cap })
+        Ok(Head { norm, linear: Linear { matrix, bias, bounds: None }, scale, soft_cap })
     }
 
     fn qkv(&mut self, layer: usize) -> Result<Qkv, ModelError> {
@@ -341,7 +341,7 @@ impl Lowering<'_, '_> {
                 let heads = bias.chunks_exact(head_dim).skip(part).step_by(3);
                 self.tensors.add_vector(heads.flatten().copied().collect())
             });
-            Linear { matrix, bias }
+            Linear { matrix, bias, bounds: None }
         }))
     }
 
@@ -368,7 +368,7 @@ impl Lowering<'_, '_> {
                 ..whole.clone()
             });
             let bias = bias.as_ref().map(|bias| self.tensors.add_vector(bias[range].to_vec()));
-            Linear { matrix, bias }
+            Linear { matrix, bias, bounds: None }
         }))
     }
 
@@ -397,7 +397,7 @@ impl Lowering<'_, '_> {
         let matrix = self.matrix(&format!("{name}.weight"), rows, cols)?;
         let bias = self.tensors.vector(&format!("{name}.bias"), rows)?;
         let matrix = self.tensors.add_matrix(matrix);
-        Ok(Linear { matrix, bias: bias.map(|bias| self.tensors.add_vector(bias)) })
+        Ok(Linear { matrix, bias: bias.map(|bias| self.tensors.add_vector(bias)), bounds: None })
     }
 
     /// True for a first layer that reads the norm of the embeddings instead of its own (ModernBERT).

@@ -1,13 +1,10 @@
 //! The tower of a folder as the contents of an mmproj file, as llama.cpp's converter writes it.
 
 use paguro_backend::{Bytes, WeightFormat};
+use paguro_vision::Family;
 use serde_json::{Map, Value as Json};
 
-use super::{
-    ALL, TowerFamily,
-    lower::{BlockNames, GGUF},
-    object, own_tensors,
-};
+use super::{ALL, TowerFamily, lower::GGUF, object, own_tensors};
 use crate::{
     arch::Tensors,
     error::ModelError,
@@ -34,7 +31,7 @@ const SIZES: [(&str, &[&str]); 7] = [
 /// Returns the contents of the mmproj file of a folder; `None` if it has no tower that runs.
 ///
 /// # Errors
-/// A family that cannot be written, or tensors that cannot be read.
+/// Tensors that are unknown, or cannot be read.
 pub(crate) fn contents(
     folder: &HfFolder,
     tensors: &[Tensor],
@@ -46,10 +43,6 @@ pub(crate) fn contents(
     let own = own_tensors(tensors, family.prefixes);
     let Some(vision) = object(&folder.config, "vision_config").filter(|_| !own.is_empty()) else {
         return Ok(None);
-    };
-    let Some(names) = family.names else {
-        let what = format!("a projector of the type `{}` as a file of its own", family.projector);
-        return Err(ModelError::unsupported(what));
     };
     let processor = folder.image_processor()?;
     let mut metadata = Metadata::default();
@@ -85,7 +78,7 @@ pub(crate) fn contents(
     }
     let mut out = Vec::new();
     for tensor in &own {
-        rename(family, names, vision, tensor, &mut out)?;
+        rename(family, vision, tensor, &mut out)?;
     }
     out.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(Some(Contents { metadata, tensors: out }))
@@ -94,11 +87,11 @@ pub(crate) fn contents(
 /// Adds a tensor under its name in mmproj files, in the arrangement that it has there.
 fn rename(
     family: &TowerFamily,
-    (blocks, renames): (&BlockNames, Renames),
     vision: &Map<String, Json>,
     tensor: &Tensor,
     out: &mut Vec<Tensor>,
 ) -> Result<(), ModelError> {
+    let (blocks, renames) = family.names;
     let name = tensor.name.as_str();
     if name.starts_with("v.head.") {
         return Ok(());
@@ -117,8 +110,14 @@ fn rename(
             (blocks.gate, GGUF.gate),
             (blocks.up, GGUF.up),
             (blocks.down, GGUF.down),
+            (blocks.q_norm, GGUF.q_norm),
+            (blocks.k_norm, GGUF.k_norm),
+            (blocks.post1, GGUF.post1),
+            (blocks.post2, GGUF.post2),
         ];
-        let found = pairs.iter().find(|(own, _)| *own == base).ok_or_else(|| unknown(family, name))?;
+        // Bounds have the name of what has the matrix (Gemma 4).
+        let is_it = |own: &str| own == base || kind != "weight" && own.strip_suffix(".linear") == Some(base);
+        let found = pairs.iter().find(|(own, _)| is_it(own)).ok_or_else(|| unknown(family, name))?;
         let full = |part: &str| format!("{}{layer}.{part}.{kind}", GGUF.before);
         if found.1 == GGUF.qkv && family.splits_qkv {
             for (index, part) in [GGUF.q, GGUF.k, GGUF.v].into_iter().enumerate() {
@@ -150,14 +149,19 @@ fn rename(
         .ok_or_else(|| unknown(family, name))?;
     let full = if rest.is_empty() { new.to_owned() } else { format!("{new}{rest}") };
     let is_kernel = new == "v.patch_embd" && rest == ".weight";
-    if is_kernel && tensor.shape.len() == 5 {
+    let is_by_pixel = family.family == Family::Gemma4 && (is_kernel || new == "v.patch_norm.1");
+    if is_by_pixel {
+        out.push(Tensor { name: full, ..planes(tensor)? });
+    } else if own == "v.pos_embedding" {
+        out.push(Tensor { name: full, ..of_axes(tensor)? });
+    } else if is_kernel && tensor.shape.len() == 5 {
         for (frame, end) in [(0, ""), (1, ".1")] {
             out.push(Tensor { name: format!("{full}{end}"), ..of_frame(tensor, frame)? });
         }
     } else if own == "mm.mm_soft_emb_norm" {
         let values = values(tensor)?.iter().map(|value| value + 1.0).collect::<Vec<_>>();
         out.push(Tensor { name: full, ..floats(tensor.shape.clone(), &values, tensor) });
-    } else if new == "v.position_embd" {
+    } else if new.starts_with("v.position_embd") {
         out.push(Tensor { name: full, ..floats(tensor.shape.clone(), &values(tensor)?, tensor) });
     } else {
         out.push(plain(Tensor { name: full, ..tensor.clone() })?);
@@ -169,15 +173,35 @@ fn unknown(family: &TowerFamily, name: &str) -> ModelError {
     ModelError::UnknownTensors { count: 1, architecture: family.projector, names: format!("`{name}`") }
 }
 
-/// Vectors are in single precision.
+/// Vectors are in single precision, and a number is a vector.
 fn plain(tensor: Tensor) -> Result<Tensor, ModelError> {
     match tensor.shape.len() {
-        0 | 1 => Ok(Tensor {
-            name: tensor.name.clone(),
-            ..floats(tensor.shape.clone(), &values(&tensor)?, &tensor)
-        }),
+        0 | 1 => {
+            let values = values(&tensor)?;
+            Ok(Tensor { name: tensor.name.clone(), ..floats(vec![values.len()], &values, &tensor) })
+        }
         _ => Ok(tensor),
     }
+}
+
+/// Reorders the numbers of pixels, by row, column and channel in each patch, to those by channel, row and column.
+fn planes(tensor: &Tensor) -> Result<Tensor, ModelError> {
+    let patch = (tensor.shape.last().copied().unwrap_or(0) / 3).isqrt();
+    let values = super::gemma4::by_channel(&values(tensor)?, patch.max(1));
+    let shape = match tensor.shape[..] {
+        [out, _] => vec![out, 3, patch, patch],
+        _ => tensor.shape.clone(),
+    };
+    Ok(floats(shape, &values, tensor))
+}
+
+/// Reorders embeddings of places, `[count, axes, width]`, by axis.
+fn of_axes(tensor: &Tensor) -> Result<Tensor, ModelError> {
+    let [count, axes, width] = tensor.shape[..] else { return Ok(tensor.clone()) };
+    let all = values(tensor)?;
+    let rows = (0..axes).flat_map(|axis| (0..count).map(move |place| (place * axes + axis) * width));
+    let values: Vec<f32> = rows.flat_map(|at| all[at..at + width].to_vec()).collect();
+    Ok(floats(vec![axes, count, width], &values, tensor))
 }
 
 fn values(tensor: &Tensor) -> Result<Vec<f32>, ModelError> {

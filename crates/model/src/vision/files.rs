@@ -1,6 +1,8 @@
 //! The files of a tower: numbers and tensors under the names of either kind.
 
-use paguro_backend::{Bytes, Linear, LoadError, Matrix, Norm, NormKind, VectorId, WeightFormat, Weights};
+use paguro_backend::{
+    Bounds, Bytes, Linear, LoadError, Matrix, Norm, NormKind, VectorId, WeightFormat, Weights,
+};
 use paguro_vision::Filter;
 use serde_json::{Map, Value};
 
@@ -158,12 +160,34 @@ impl<'a, 't> TowerFile<'a, 't> {
         }
     }
 
-    /// Uses a matrix with its bias, if it has one.
+    /// Uses a matrix with its bias and its bounds, if it has some.
     pub(super) fn linear(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear, ModelError> {
         let matrix = self.tensors.require_matrix(&format!("{name}.weight"), rows, cols)?;
         let bias = self.tensors.vector(&format!("{name}.bias"), rows)?;
         let bias = bias.map(|bias| self.tensors.add_vector(bias));
-        Ok(Linear { matrix: self.tensors.add_matrix(matrix), bias })
+        let bounds = self.bounds(name.strip_suffix(".linear").unwrap_or(name))?;
+        Ok(Linear { matrix: self.tensors.add_matrix(matrix), bias, bounds })
+    }
+
+    /// Returns the bounds of a matrix: a tensor of one number for each that it has (Gemma 4).
+    fn bounds(&mut self, name: &str) -> Result<Option<Bounds>, ModelError> {
+        let mut found = false;
+        let mut bound = |end: &str, default: f32| -> Result<f32, ModelError> {
+            let name = format!("{name}.{end}");
+            let Some(shape) = self.tensors.shape(&name).map(<[usize]>::to_vec) else { return Ok(default) };
+            found = true;
+            match *self.tensors.values(&name, &shape)?.as_slice() {
+                [bound] => Ok(bound),
+                _ => Err(ModelError::Config(format!("`{name}` is {shape:?}, expected one number"))),
+            }
+        };
+        let bounds = Bounds {
+            input_min: bound("input_min", f32::NEG_INFINITY)?,
+            input_max: bound("input_max", f32::INFINITY)?,
+            output_min: bound("output_min", f32::NEG_INFINITY)?,
+            output_max: bound("output_max", f32::INFINITY)?,
+        };
+        Ok(found.then_some(bounds))
     }
 
     /// Adds a matrix of these numbers, `[rows, cols]`.
@@ -184,7 +208,7 @@ impl<'a, 't> TowerFile<'a, 't> {
             cols,
             bytes: Bytes::from(bytes),
         };
-        Linear { matrix: self.tensors.add_matrix(matrix), bias }
+        Linear { matrix: self.tensors.add_matrix(matrix), bias, bounds: None }
     }
 
     /// Uses a vector, if it exists.

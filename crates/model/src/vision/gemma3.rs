@@ -29,7 +29,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     image_token: "<image_soft_token>",
     image_token_keys: &["image_token_index", "image_token_id"],
     lower,
-    names: Some((
+    names: (
         &SIGLIP,
         &[
             ("v.embeddings.patch_embedding", "v.patch_embd"),
@@ -38,7 +38,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
             ("mm.mm_input_projection_weight", "mm.input_projection.weight"),
             ("mm.mm_soft_emb_norm", "mm.soft_emb_norm"),
         ],
-    )),
+    ),
     keys: |config, vision, _, metadata| {
         let number = |key: &str, default: u64| vision.get(key).and_then(Value::as_u64).unwrap_or(default);
         let tokens = config.get("mm_tokens_per_image").and_then(Value::as_u64).unwrap_or(256);

@@ -6,7 +6,7 @@ use paguro_backend::{
     VectorId,
 };
 use paguro_vision::{Family, Filter, Processor, SizeRule};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     Arrangement, Lowered, Places, TowerFamily,
@@ -15,7 +15,11 @@ use super::{
     lower::{BlockNames, Blocks, GGUF, rope_of_halves, single},
     qwen3vl::check_squares,
 };
-use crate::{error::ModelError, rearrange::join};
+use crate::{
+    error::ModelError,
+    gguf::{Metadata, Value as Meta},
+    rearrange::join,
+};
 
 pub(super) const DEF: TowerFamily = TowerFamily {
     projectors: &["gemma4v"],
@@ -27,8 +31,21 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     image_token: "<|image|>",
     image_token_keys: &["image_token_id"],
     lower,
-    names: None,
-    keys: |_, _, _, _| {},
+    names: (
+        &NAMES,
+        &[
+            ("v.patch_embedder.input_proj", "v.patch_embd"),
+            ("v.patch_embedder.position_embedding_table", "v.position_embd.weight"),
+            ("v.std_bias", "v.std_bias"),
+            ("v.std_scale", "v.std_scale"),
+            ("mm.embedding_projection", "mm.input_projection"),
+        ],
+    ),
+    keys: |_, vision, _, metadata| {
+        set(metadata, "projector.scale_factor", number(vision, "pooling_kernel_size", 3));
+        // llama.cpp requires it.
+        set(metadata, "image_size", 224);
+    },
     splits_qkv: false,
     interleaves: false,
     eps: EPS,
@@ -41,8 +58,37 @@ pub(super) const UNIFIED: TowerFamily = TowerFamily {
     prefixes: &[("model.vision_embedder.", "v."), ("vision_embedder.", "v."), ("model.embed_vision.", "mm.")],
     projector: "gemma4uv",
     lower: unified,
+    names: (
+        &NAMES,
+        &[
+            ("v.patch_dense", "v.patch_embd"),
+            ("v.patch_ln1", "v.patch_norm.1"),
+            ("v.patch_ln2", "v.patch_norm.2"),
+            ("v.pos_norm", "v.patch_norm.3"),
+            ("v.pos_embedding", "v.position_embd.weight"),
+            ("v.multimodal_embedder.embedding_projection", "mm.input_projection"),
+            ("mm.embedding_projection", "mm.input_projection"),
+        ],
+    ),
+    keys: |_, vision, _, metadata| {
+        set(metadata, "projector.scale_factor", number(vision, "pooling_kernel_size", 3));
+        set(metadata, "embedding_length", number(vision, "mm_embed_dim", 3840));
+        // llama.cpp requires them.
+        set(metadata, "image_size", 224);
+        ["block_count", "feed_forward_length", "attention.head_count"]
+            .iter()
+            .for_each(|key| set(metadata, key, 0));
+    },
     ..DEF
 };
+
+fn number(vision: &Map<String, Value>, key: &str, default: u64) -> u64 {
+    vision.get(key).and_then(Value::as_u64).unwrap_or(default)
+}
+
+fn set(metadata: &mut Metadata, key: &str, value: u64) {
+    metadata.set(&format!("clip.vision.{key}"), Meta::U32(u32::try_from(value).unwrap_or(0)));
+}
 
 const NAMES: BlockNames = BlockNames {
     before: "v.encoder.layers.",
@@ -106,10 +152,6 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         return Err(ModelError::unsupported(format!(
             "a tower with {heads} heads of {head_dim} over {kv_heads}"
         )));
-    }
-    if let Some(name) = file.tensors.names().find(|name| is_bound(name)) {
-        let what = format!("bounds of a tower's matrices (`{name}`)");
-        return Err(ModelError::unsupported(what));
     }
     let patch = file.size(["patch_size", "patch_size"], 16)?;
     let merge = match file.values {
@@ -269,13 +311,8 @@ fn processor(
     })
 }
 
-fn is_bound(name: &str) -> bool {
-    name.starts_with("v.")
-        && [".input_min", ".input_max", ".output_min", ".output_max"].iter().any(|end| name.ends_with(end))
-}
-
 /// Reorders numbers of pixels, by row, column and channel in each patch, to those by channel, row and column.
-fn by_channel(values: &[f32], patch: usize) -> Vec<f32> {
+pub(super) fn by_channel(values: &[f32], patch: usize) -> Vec<f32> {
     let pixels = patch * patch;
     let of_patch = |patch: &[f32]| -> Vec<f32> {
         (0..3)

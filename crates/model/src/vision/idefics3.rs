@@ -28,7 +28,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     image_token: "<image>",
     image_token_keys: &["image_token_id"],
     lower,
-    names: Some((
+    names: (
         &SIGLIP,
         &[
             ("v.embeddings.patch_embedding", "v.patch_embd"),
@@ -36,7 +36,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
             ("v.post_layernorm", "v.post_ln"),
             ("mm.modality_projection.proj", "mm.model.fc"),
         ],
-    )),
+    ),
     keys: |config, _, processor, metadata| {
         let scale = config.get("scale_factor").and_then(Value::as_u64).unwrap_or(2);
         metadata.set("clip.vision.projector.scale_factor", Meta::U32(u32::try_from(scale).unwrap_or(0)));

@@ -230,7 +230,7 @@ pub(super) fn qkv(
             ..whole.clone()
         });
         let bias = bias.as_ref().map(|bias| file.tensors.add_vector(bias[part * width..][..width].to_vec()));
-        Linear { matrix, bias }
+        Linear { matrix, bias, bounds: None }
     }))
 }
 

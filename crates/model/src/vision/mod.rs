@@ -90,8 +90,8 @@ pub(crate) struct TowerFamily {
     image_token_keys: &'static [&'static str],
     /// Reads and lowers a tower.
     lower: fn(&mut TowerFile<'_, '_>) -> Result<Lowered, ModelError>,
-    /// Names of its tensors in mmproj files, if one can be written of a folder.
-    names: Option<(&'static lower::BlockNames, export::Renames)>,
+    /// Names of its tensors in folders, and in mmproj files that are written of them.
+    names: (&'static lower::BlockNames, export::Renames),
     /// Adds its own keys of mmproj files.
     keys: Keys,
     /// True if Q, K and V are separate in mmproj files.

@@ -29,7 +29,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     image_token: "[IMG]",
     image_token_keys: &["image_token_index", "image_token_id"],
     lower,
-    names: Some((
+    names: (
         &NAMES,
         &[
             ("v.patch_conv", "v.patch_embd"),
@@ -39,7 +39,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
             ("mm.linear_1", "mm.1"),
             ("mm.linear_2", "mm.2"),
         ],
-    )),
+    ),
     keys: |config, _, processor, metadata| {
         if let Some(merge) = config.get("spatial_merge_size").and_then(Value::as_u64) {
             metadata.set("clip.vision.spatial_merge_size", Meta::U32(u32::try_from(merge).unwrap_or(0)));

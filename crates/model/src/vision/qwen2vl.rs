@@ -23,7 +23,7 @@ pub(super) const QWEN2_5_VL: TowerFamily = TowerFamily {
     image_token: "<|image_pad|>",
     image_token_keys: &["image_token_id"],
     lower,
-    names: Some((
+    names: (
         &NAMES,
         &[
             ("v.patch_embed.proj", "v.patch_embd"),
@@ -31,7 +31,7 @@ pub(super) const QWEN2_5_VL: TowerFamily = TowerFamily {
             ("v.merger.mlp.0", "mm.0"),
             ("v.merger.mlp.2", "mm.2"),
         ],
-    )),
+    ),
     keys: |_, vision, processor, metadata| {
         let whole = vision.get("fullatt_block_indexes").and_then(|list| list.get(0)?.as_u64()).unwrap_or(7);
         metadata.set("clip.vision.n_wa_pattern", Meta::U32(u32::try_from(whole + 1).unwrap_or(0)));
@@ -122,8 +122,9 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
 /// Returns for each layer whether its rows see all others.
 fn whole_layers(file: &TowerFile<'_, '_>, layers: usize) -> Result<Vec<bool>, ModelError> {
     if let Values::Gguf(metadata) = file.values {
-        if let Some(windows) = metadata.u32s("clip.vision.wa_layer_indexes") {
-            return Ok((0..layers).map(|layer| !windows.contains(&(layer as u32))).collect());
+        // The layers without windows, as llama.cpp reads this key.
+        if let Some(whole) = metadata.u32s("clip.vision.wa_layer_indexes") {
+            return Ok((0..layers).map(|layer| whole.contains(&(layer as u32))).collect());
         }
         let period = file.size(["n_wa_pattern", ""], 8)?;
         return match period {

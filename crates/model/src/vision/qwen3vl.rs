@@ -31,7 +31,7 @@ pub(super) const QWEN3_VL: TowerFamily = TowerFamily {
     image_token: "<|image_pad|>",
     image_token_keys: &["image_token_id"],
     lower,
-    names: Some((
+    names: (
         &NAMES,
         &[
             ("v.patch_embed.proj", "v.patch_embd"),
@@ -40,7 +40,7 @@ pub(super) const QWEN3_VL: TowerFamily = TowerFamily {
             ("v.merger.linear_fc1", "mm.0"),
             ("v.merger.linear_fc2", "mm.2"),
         ],
-    )),
+    ),
     keys: |_, vision, processor, metadata| {
         let number = |key: &str| vision.get(key).and_then(Value::as_u64);
         let layers = number("depth").unwrap_or(27);

@@ -9,6 +9,7 @@ use std::{
 };
 
 use paguro_vision::{Limits, Pixels, Processor, decode};
+use prometheus_client::metrics::counter::Counter;
 
 use super::PlannedImage;
 use crate::{
@@ -26,6 +27,7 @@ pub struct ImageDecoder {
     limits: Limits,
     memory: Arc<Memory>,
     cache: Arc<Mutex<Cache>>,
+    decoded: Counter,
 }
 
 /// Memory of images that are being decoded.
@@ -48,14 +50,16 @@ struct Cache {
 }
 
 impl ImageDecoder {
-    /// Creates the threads, which start on demand. All images together take at most `memory` bytes while they are decoded.
-    pub fn new(limits: Limits, memory: u64) -> Self {
+    /// Creates the threads, which start on demand. All images together take at most `memory` bytes while they are decoded; `decoded`
+    /// counts them.
+    pub fn new(limits: Limits, memory: u64, decoded: Counter) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get());
         Self {
             threads: Preparation::in_background((cores / 2).max(1)),
             limits,
             memory: Arc::new(Memory { free: Mutex::new(memory), changed: Condvar::new() }),
             cache: Arc::default(),
+            decoded,
         }
     }
 
@@ -74,6 +78,7 @@ impl ImageDecoder {
         }
         let (owner, image, processor) = (client.clone(), image.clone(), processor.clone());
         let (memory, cache, limits) = (self.memory.clone(), self.cache.clone(), self.limits);
+        let decoded = self.decoded.clone();
         let work = move |_: &dyn Fn() -> bool| {
             // Another request may have decoded it meanwhile.
             if let Some(pixels) = lock(&cache).find(&owner, &image.key) {
@@ -85,6 +90,7 @@ impl ImageDecoder {
                 ApiError::invalid(path, format!("`{path}` {error}"))
             })?;
             let pixels = Arc::new(processor.prepare(&picture, &image.plan));
+            decoded.inc();
             drop((picture, reserved));
             lock(&cache).insert(owner, image.key, pixels.clone());
             Ok(pixels)

@@ -78,7 +78,7 @@ pub struct Image {
 #[derive(Clone, PartialEq, Eq)]
 pub enum ImageSource {
     /// Base64, alone or as a data URL.
-    Base64(Arc<str>),
+    Base64(Arc<String>),
     /// A URL of HTTP.
     Url(Arc<str>),
     /// The bytes of a file.
@@ -98,7 +98,7 @@ impl fmt::Debug for ImageSource {
 impl Image {
     /// Creates an image from base64 or a data URL.
     pub fn from_base64(path: &str, text: String) -> Self {
-        Self::new(path, ImageSource::Base64(text.into()), Detail::Auto)
+        Self::new(path, ImageSource::Base64(Arc::new(text)), Detail::Auto)
     }
 
     /// Creates an image from a URL of the schemes `data`, `http` and `https`. Base64 alone is accepted, too.
@@ -108,7 +108,7 @@ impl Image {
     pub fn from_url(path: &str, url: String, detail: Detail) -> Result<Self, ApiError> {
         let scheme = url.split_once(':').map(|(scheme, _)| scheme.trim().to_ascii_lowercase());
         let source = match scheme.as_deref() {
-            Some("data") | None => ImageSource::Base64(url.into()),
+            Some("data") | None => ImageSource::Base64(Arc::new(url)),
             Some("http" | "https") => ImageSource::Url(url.into()),
             Some(scheme) => {
                 let scheme: String = scheme.chars().take(20).collect();
@@ -129,7 +129,8 @@ impl Image {
     /// Returns the bytes that the image takes in memory, approximately.
     pub fn bytes(&self) -> usize {
         match &self.source {
-            ImageSource::Base64(text) | ImageSource::Url(text) => text.len(),
+            ImageSource::Base64(text) => text.len(),
+            ImageSource::Url(url) => url.len(),
             ImageSource::Bytes(bytes) => bytes.len(),
         }
     }

@@ -160,28 +160,46 @@ fn encode_event(fields: &mut Fields, encoding: KvEncoding, event: &KvEvent) -> W
 fn encode_extra_keys(fields: &mut Fields, extra: &[Vec<ExtraKey>], blocks: usize) -> Written {
     let of_block = (0..blocks).map(|block| extra.get(block).map(Vec::as_slice).unwrap_or_default());
     fields.list(of_block, |out, keys: &[ExtraKey]| {
-        let texts: Vec<String> = keys.iter().flat_map(texts).collect();
-        match texts.is_empty() {
-            true => out.nil(),
-            false => out.list(texts.iter(), |out, text| out.text(text)),
+        let values: Vec<ExtraValue> = keys.iter().flat_map(extra_values).collect();
+        if values.is_empty() {
+            return out.nil();
         }
+        out.list(values.iter(), |out, value| match value {
+            ExtraValue::Text(text) => out.text(text),
+            ExtraValue::Placed(digest, offset) => {
+                rmp::encode::write_array_len(&mut out.out, 2)?;
+                out.text(digest)?;
+                rmp::encode::write_sint(&mut out.out, *offset).map(drop)
+            }
+        })
     })
 }
 
-/// Returns the values of an extra key: a salt of the client as it was sent, and for the key of a client a digest of its id.
-fn texts(key: &ExtraKey) -> Vec<String> {
+/// An element of `extra_keys`.
+#[derive(Debug, PartialEq, Eq)]
+enum ExtraValue {
+    Text(String),
+    /// Digest of a picture, and the place of its first token relative to the block's.
+    Placed(String, i64),
+}
+
+/// Returns the values of an extra key: a salt of the client as it was sent, for the key of a client a digest of its id, and for a
+/// picture its digest and place.
+fn extra_values(key: &ExtraKey) -> Vec<ExtraValue> {
     match key {
         ExtraKey::Adapter(name) => vec![name.to_string()],
         ExtraKey::Salt(salt) => {
             let (key, own) = salt_parts(salt);
-            let of_key = key.map(|key| {
-                let digest = Sha256::digest(key);
-                let hex: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-                format!("key:{hex}")
-            });
-            of_key.into_iter().chain(own.map(|own| String::from_utf8_lossy(own).into_owned())).collect()
+            let of_key = key.map(|key| format!("key:{}", hex(&Sha256::digest(key)[..8])));
+            let own = own.map(|own| String::from_utf8_lossy(own).into_owned());
+            of_key.into_iter().chain(own).map(ExtraValue::Text).collect()
         }
+        ExtraKey::Picture { key, offset } => vec![ExtraValue::Placed(hex(key), *offset)],
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// vLLM's name of a medium. Pages of a device are `GPU`, also on a CPU: routers know these three.
@@ -277,10 +295,24 @@ mod tests {
         ] {
             let caller = Caller { tenant: tenant.map(Arc::from), ..Caller::default() };
             let salt = caller.prefix_salt(&settings, own);
-            let found = texts(&ExtraKey::Salt(salt.into()));
+            let found = extra_values(&ExtraKey::Salt(salt.into()));
+            let expected: Vec<_> = expected.into_iter().map(|text| ExtraValue::Text(text.into())).collect();
             assert_eq!(found, expected);
-            assert!(found.iter().all(|text| !text.contains("owner")));
+            assert!(!format!("{found:?}").contains("owner"));
         }
+    }
+
+    #[test]
+    fn a_picture_is_an_extra_key_of_its_digest_and_place() {
+        let salt = Caller::default().prefix_salt(&crate::ServerSettings::for_tests(), "blue");
+        let salt = ExtraKey::Salt(salt.into());
+        let picture = |key: u8, offset: i64| ExtraKey::Picture { key: [key; 32], offset };
+        let event = stored(vec![vec![picture(0xab, 300), picture(1, -2), salt]], None);
+        let batch = encode(KvEncoding::Map, &[event]).next().unwrap();
+        let pairs = [("ab", &[0xcd, 1, 44][..]), ("01", &[0xfe])];
+        let pairs = pairs.map(|(byte, offset)| [&[0x92], &text(&byte.repeat(32))[..], offset].concat());
+        let expected = [&text("extra_keys")[..], &[0x91, 0x93], &pairs.concat(), &text("blue")].concat();
+        assert!(batch.windows(expected.len()).any(|bytes| bytes == expected), "{batch:02x?}");
     }
 
     #[test]

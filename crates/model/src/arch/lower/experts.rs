@@ -165,7 +165,7 @@ impl Lowering<'_, '_> {
         let bytes: Vec<u8> = row.iter().flat_map(|x| x.to_le_bytes()).collect();
         let (rows, cols) = (1, row.len());
         let matrix = Matrix { name, format, parts: 1, rows, cols, bytes: bytes.into() };
-        Ok(Linear { matrix: self.tensors.add_matrix(matrix), bias: None })
+        Ok(Linear { matrix: self.tensors.add_matrix(matrix), bias: None, bounds: None })
     }
 
     /// Gates, if there are some, ups and downs of all experts.
@@ -206,7 +206,11 @@ impl Lowering<'_, '_> {
                         let down = self.tensors.stack(&downs, count, hidden, width)?;
                         let down =
                             down.ok_or_else(|| self.tensors.missing(&downs, &[count, hidden, width]))?;
-                        Ok([gate, up, Linear { matrix: self.tensors.add_matrix(down), bias: None }])
+                        Ok([
+                            gate,
+                            up,
+                            Linear { matrix: self.tensors.add_matrix(down), bias: None, bounds: None },
+                        ])
                     }
                 };
             }
@@ -229,7 +233,7 @@ impl Lowering<'_, '_> {
         if let Some(stack) = self.tensors.stack(&format!("{name}.weight"), count, rows, cols)? {
             let bias = self.tensors.vectors(&format!("{name}.bias"), count, rows)?;
             let bias = bias.map(|bias| self.tensors.add_vector(bias));
-            return Ok(Linear { matrix: self.tensors.add_matrix(stack), bias });
+            return Ok(Linear { matrix: self.tensors.add_matrix(stack), bias, bounds: None });
         }
         let name_of = |this: &Self, expert| format!("{}.weight", this.names.expert(layer, part, expert));
         if !self.tensors.has(&name_of(self, 0)) && !self.names.is_hf() {
@@ -250,7 +254,7 @@ impl Lowering<'_, '_> {
         }
         let Some(first) = first else { return Err(ModelError::Config("no experts".to_owned())) };
         let stack = Matrix { parts: count, bytes: join(pieces), ..first };
-        Ok(Linear { matrix: self.tensors.add_matrix(stack), bias: None })
+        Ok(Linear { matrix: self.tensors.add_matrix(stack), bias: None, bounds: None })
     }
 
     /// Gates and ups of a stack `[experts, 2 * width, hidden]`.
@@ -267,7 +271,7 @@ impl Lowering<'_, '_> {
             };
             let bytes = join((0..count).map(piece).collect());
             let matrix = Matrix { name: format!("{name}[{half}]"), rows: width, bytes, ..whole.clone() };
-            Linear { matrix: self.tensors.add_matrix(matrix), bias: None }
+            Linear { matrix: self.tensors.add_matrix(matrix), bias: None, bounds: None }
         }))
     }
 
@@ -301,7 +305,7 @@ impl Lowering<'_, '_> {
             transpose(&fused_stack, columns(1), width),
             transpose(&down_stack, (0, 1), hidden),
         ];
-        Ok([0, 1, 2].map(|index| Linear { matrix: matrices[index], bias: biases[index] }))
+        Ok([0, 1, 2].map(|index| Linear { matrix: matrices[index], bias: biases[index], bounds: None }))
     }
 
     /// Stacks in MXFP4 with scales in tensors of their own.
@@ -350,7 +354,7 @@ impl Lowering<'_, '_> {
             add(fused, &fused_parts, 2 * width, hidden, first, step, width),
             add(downs, &down_parts, hidden, width, 0, 1, hidden),
         ];
-        Ok([0, 1, 2].map(|index| Linear { matrix: matrices[index], bias: biases[index] }))
+        Ok([0, 1, 2].map(|index| Linear { matrix: matrices[index], bias: biases[index], bounds: None }))
     }
 
     /// Returns the biases of gates, ups and downs beside fused stacks, if there are any.

@@ -96,6 +96,10 @@ impl Lowering<'_, '_> {
                 [part("keys", latent, plain, transpose.of(&keys)), part("values", value, latent, values)]
             }
         };
-        Ok(matrices.map(|matrix| Linear { matrix: self.tensors.add_matrix(matrix), bias: None }))
+        Ok(matrices.map(|matrix| Linear {
+            matrix: self.tensors.add_matrix(matrix),
+            bias: None,
+            bounds: None,
+        }))
     }
 }

@@ -27,7 +27,11 @@ impl Lowering<'_, '_> {
             scale: (width as f32).sqrt() * half,
             count,
             width,
-            projection: paguro_backend::Linear { matrix: self.tensors.add_matrix(projection), bias: None },
+            projection: paguro_backend::Linear {
+                matrix: self.tensors.add_matrix(projection),
+                bias: None,
+                bounds: None,
+            },
             norm: Norm { kind: self.config.block.norms, weight, bias: None, eps },
         })
     }

@@ -180,7 +180,7 @@ impl Lowering<'_, '_> {
                 let bias = ranges().flat_map(|range| bias[range].to_vec()).collect();
                 self.tensors.add_vector(bias)
             });
-            Linear { matrix: self.tensors.add_matrix(matrix), bias }
+            Linear { matrix: self.tensors.add_matrix(matrix), bias, bounds: None }
         }))
     }
 }

@@ -1,30 +1,30 @@
 // Written by `npm run build` in `ui/`.
 
 /// Identifies this build of the page.
-pub const PAGE: &str = "6f341871a0cb8d07";
+pub const PAGE: &str = "0d76b876a35ec145";
 
 /// All files, by path.
 const FILES: &[File] = &[
-    File { path: "assets/format-B6y387E0.js", bytes: include_bytes!("assets/format-B6y387E0.js.gz"), gzip: true },
+    File { path: "assets/format-D28fEVeo.js", bytes: include_bytes!("assets/format-D28fEVeo.js.gz"), gzip: true },
+    File { path: "assets/index-CK6z9n7l.js", bytes: include_bytes!("assets/index-CK6z9n7l.js.gz"), gzip: true },
     File { path: "assets/index-Da6tdpHk.css", bytes: include_bytes!("assets/index-Da6tdpHk.css.gz"), gzip: true },
-    File { path: "assets/index-qdyiD3ds.js", bytes: include_bytes!("assets/index-qdyiD3ds.js.gz"), gzip: true },
     File { path: "assets/jetbrains-mono-latin-wght-normal-B9CIFXIH.woff2", bytes: include_bytes!("assets/jetbrains-mono-latin-wght-normal-B9CIFXIH.woff2"), gzip: false },
     File { path: "assets/katex-BYLiqMcl.js", bytes: include_bytes!("assets/katex-BYLiqMcl.js.gz"), gzip: true },
-    File { path: "assets/lowlight-DGf14gam.js", bytes: include_bytes!("assets/lowlight-DGf14gam.js.gz"), gzip: true },
+    File { path: "assets/lowlight-CvTT-MKO.js", bytes: include_bytes!("assets/lowlight-CvTT-MKO.js.gz"), gzip: true },
     File { path: "assets/mark-C7qzi_Ij.svg", bytes: include_bytes!("assets/mark-C7qzi_Ij.svg.gz"), gzip: true },
-    File { path: "assets/models-page-CHEWLgAt.js", bytes: include_bytes!("assets/models-page-CHEWLgAt.js.gz"), gzip: true },
+    File { path: "assets/models-page-BgstqxG-.js", bytes: include_bytes!("assets/models-page-BgstqxG-.js.gz"), gzip: true },
     File { path: "assets/models-page-DVfIT3-m.css", bytes: include_bytes!("assets/models-page-DVfIT3-m.css.gz"), gzip: true },
     File { path: "assets/pdf-YwugTw7Y.js", bytes: include_bytes!("assets/pdf-YwugTw7Y.js.gz"), gzip: true },
     File { path: "assets/pdf.worker.min-CIqJB0yW.mjs", bytes: include_bytes!("assets/pdf.worker.min-CIqJB0yW.mjs.gz"), gzip: true },
     File { path: "assets/pdf.worker.min-CioIZagP.js", bytes: include_bytes!("assets/pdf.worker.min-CioIZagP.js.gz"), gzip: true },
-    File { path: "assets/playground-page-ot5aUmxw.js", bytes: include_bytes!("assets/playground-page-ot5aUmxw.js.gz"), gzip: true },
+    File { path: "assets/playground-page-DmG7peDd.js", bytes: include_bytes!("assets/playground-page-DmG7peDd.js.gz"), gzip: true },
     File { path: "assets/playground-page-puvaOtMB.css", bytes: include_bytes!("assets/playground-page-puvaOtMB.css.gz"), gzip: true },
-    File { path: "assets/remark-math-CAtdn3C_.js", bytes: include_bytes!("assets/remark-math-CAtdn3C_.js.gz"), gzip: true },
+    File { path: "assets/remark-math-DVYvjna-.js", bytes: include_bytes!("assets/remark-math-DVYvjna-.js.gz"), gzip: true },
     File { path: "assets/rolldown-runtime-XKyaHtl9.js", bytes: include_bytes!("assets/rolldown-runtime-XKyaHtl9.js.gz"), gzip: true },
-    File { path: "assets/room-page-CP4k_tKX.js", bytes: include_bytes!("assets/room-page-CP4k_tKX.js.gz"), gzip: true },
+    File { path: "assets/room-page-CfSE7MUd.js", bytes: include_bytes!("assets/room-page-CfSE7MUd.js.gz"), gzip: true },
     File { path: "assets/room-page-Cygy5atz.css", bytes: include_bytes!("assets/room-page-Cygy5atz.css.gz"), gzip: true },
-    File { path: "assets/settings-page-1xBuu5Vq.js", bytes: include_bytes!("assets/settings-page-1xBuu5Vq.js.gz"), gzip: true },
     File { path: "assets/settings-page-C1EvSav_.css", bytes: include_bytes!("assets/settings-page-C1EvSav_.css.gz"), gzip: true },
+    File { path: "assets/settings-page-q99TFE1v.js", bytes: include_bytes!("assets/settings-page-q99TFE1v.js.gz"), gzip: true },
     File { path: "assets/vendor-DQMvNm_X.js", bytes: include_bytes!("assets/vendor-DQMvNm_X.js.gz"), gzip: true },
     File { path: "index.html", bytes: include_bytes!("index.html.gz"), gzip: true },
     File { path: "licenses.txt", bytes: include_bytes!("licenses.txt.gz"), gzip: true },

@@ -1,0 +1,80 @@
+//! Layers whose matrices have bounds of their inputs and outputs (Gemma 4 E2B and E4B's tower), as further phases: the input of each
+//! matrix is written again with its own bounds. Only towers have them, so that other programs have no branch for each row.
+
+use paguro_backend::{Attention, Bounds, Dense, Linear, Norm};
+
+use crate::{
+    counters::Kernel,
+    forward::{Pass, Pending},
+    model::Kinds,
+    shared::Shared,
+    thread_pool::Chunking,
+};
+
+impl Pass<'_> {
+    /// Phases: the matmuls of queries, keys and values. The residual stream is complete.
+    pub fn bounded_qkv(&mut self, op: &Attention) {
+        let (buffers, heads) = (self.buffers, crate::plan::Heads::of(&self.model.program, op));
+        self.bounded(op.norm, op.q, &buffers.q, heads.q_width());
+        for (linear, out) in [(op.k, &buffers.k), (op.v, &buffers.v)] {
+            if let Some(linear) = linear {
+                self.bounded(op.norm, linear, out, heads.kv_width());
+            }
+        }
+    }
+
+    /// Phases: a dense feed-forward network. The residual stream is complete.
+    pub fn bounded_dense(&mut self, op: &Dense, output: usize) -> Pending {
+        let (model, buffers, rows, width) = (self.model, self.buffers, self.rows(), op.width);
+        if let Some(gate) = op.gate {
+            self.bounded(op.norm, gate, &buffers.gate, width);
+        }
+        self.bounded(op.norm, op.up, &buffers.up, width);
+        let kinds = Kinds::of(model, &[op.down]);
+        self.phase(Kernel::Activate, rows, Chunking::Guided(1), |worker, range| {
+            for row in range {
+                // SAFETY: the phase is shared by row.
+                let (gate, up) = unsafe {
+                    (worker.write(&buffers.gate, row, width), worker.write(&buffers.up, row, width))
+                };
+                let active = model.activate(op.gate.map(|_| (gate, None)), (up, None), op.activation);
+                if let Some(bounds) = &op.down.bounds {
+                    bounds.clamp_input(active);
+                }
+                worker.set_input(&buffers.input, row, 0, active, kinds, true);
+            }
+        });
+        self.multiply(rows, [(op.down.matrix, &buffers.branch_outputs[output])]);
+        self.clamp_output(op.down, &buffers.branch_outputs[output], model.program.hidden);
+        Pending { output, bias: op.down.bias, post_norm: op.post_norm, scale: 1.0 }
+    }
+
+    /// Phases: the norm of the residual stream within the bounds of a matrix, the matmul, and the bounds of its output.
+    fn bounded(&mut self, norm: Option<Norm>, linear: Linear, out: &Shared<f32>, width: usize) {
+        let (hidden, rows, kinds) =
+            (self.model.program.hidden, self.rows(), Kinds::of(self.model, &[linear]));
+        self.phase(Kernel::AddNorm, rows, Chunking::Guided(1), |worker, range| {
+            for row in range {
+                worker.norm_row(row, norm);
+                let normed = &mut worker.scratch.row[..hidden];
+                if let Some(bounds) = &linear.bounds {
+                    bounds.clamp_input(normed);
+                }
+                worker.set_input(&worker.buffers.input, row, 0, &worker.scratch.row[..hidden], kinds, true);
+            }
+        });
+        self.multiply(rows, [(linear.matrix, out)]);
+        self.clamp_output(linear, out, width);
+    }
+
+    /// Phase: the bounds of the output of a matrix, if it has some.
+    pub fn clamp_output(&mut self, linear: Linear, out: &Shared<f32>, width: usize) {
+        let Some(bounds) = linear.bounds else { return };
+        self.phase(Kernel::Activate, self.rows(), Chunking::Guided(4), move |worker, range| {
+            for row in range {
+                // SAFETY: the phase is shared by row.
+                Bounds::clamp_output(&bounds, unsafe { worker.write(out, row, width) });
+            }
+        });
+    }
+}
