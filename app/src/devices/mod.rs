@@ -187,10 +187,10 @@ impl Devices {
             (Device::Auto, Some(_)) => Device::Cpu,
             (device, _) => device,
         };
-        let opener = |(driver, index): (&'_ dyn Driver, usize)| -> Opener<'_> {
-            Box::new(move || driver.open(index, on, threads))
-        };
-        let openers: Vec<_> = self.named(device)?.into_iter().map(opener).collect();
+        let found = self.named(device)?.into_iter();
+        let openers: Vec<Opener<'_>> = found
+            .map(|(driver, index)| Box::new(move || driver.open(index, on, threads)) as Opener<'_>)
+            .collect();
         first_of(&openers, notice, start)
     }
 
