@@ -58,7 +58,7 @@ paguro_backend::known_fields! {
     Experts { norm, router, count, width, latent, gate, up, activation, down, shared, beside, post_norm }
     Router { norm, linear, scores, selection_bias, groups, used, renormalize, factor, expert_scale }
     SharedExpert { width, gate, up, down, output_gate }
-    Linear { matrix, bias }
+    Linear { matrix, bias, bounds }
     Norm { kind, weight, bias, eps }
     Step { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs }
     StepSequence { rows, start, tables, state }

@@ -339,7 +339,7 @@ impl Generating {
                 return Err(error.into());
             }
             // Requests of this module never enable these events.
-            Event::PromptScores { .. } | Event::Embedding { .. } => {}
+            Event::Embedding { .. } => {}
         }
         Ok(())
     }

@@ -130,7 +130,7 @@ fn encode_event(fields: &mut Fields, encoding: KvEncoding, event: &KvEvent) -> W
             fields.field("medium")?.text(name(*medium))?;
             let adapter = extra.first().into_iter().flatten().find_map(|key| match key {
                 ExtraKey::Adapter(name) => Some(name),
-                ExtraKey::Salt(_) => None,
+                ExtraKey::Salt(_) | ExtraKey::Picture { key: _, offset: _ } => None,
             });
             match (fields.field("lora_name")?, adapter) {
                 (field, Some(name)) => field.text(name)?,
@@ -187,7 +187,7 @@ enum ExtraValue {
 /// picture its digest and place.
 fn extra_values(key: &ExtraKey) -> Vec<ExtraValue> {
     match key {
-        ExtraKey::Adapter(name) => vec![name.to_string()],
+        ExtraKey::Adapter(name) => vec![ExtraValue::Text(name.to_string())],
         ExtraKey::Salt(salt) => {
             let (key, own) = salt_parts(salt);
             let of_key = key.map(|key| format!("key:{}", hex(&Sha256::digest(key)[..8])));
