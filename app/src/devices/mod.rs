@@ -187,17 +187,10 @@ impl Devices {
             (Device::Auto, Some(_)) => Device::Cpu,
             (device, _) => device,
         };
-<<<<<<< HEAD
-        let found = self.named(device)?.into_iter();
-        let openers: Vec<Opener<'_>> = found
-            .map(|(driver, index)| Box::new(move || driver.open(index, on, threads)) as Opener<'_>)
-            .collect();
-=======
         let mut openers: Vec<Opener<'_>> = Vec::new();
         for (driver, index) in self.named(device)? {
             openers.push(Box::new(move || driver.open(index, on, threads)));
         }
->>>>>>> origin/main
         first_of(&openers, notice, start)
     }
 
