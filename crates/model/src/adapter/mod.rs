@@ -99,10 +99,7 @@ impl AdapterFile {
         let scales = Scales::read(&config)
             .map_err(|problem| ModelError::BadFile { path: folder.join("adapter_config.json"), problem })?;
         let ends = if is_mlx { [".lora_a", ".lora_b"] } else { [".lora_A.weight", ".lora_B.weight"] };
-        let target = |name: &str| {
-            let name = name.strip_prefix("base_model.model.").unwrap_or(name);
-            name.trim_end_matches(".base_layer").to_owned()
-        };
+        let target = |name: &str| name.strip_prefix("base_model.model.").unwrap_or(name).to_owned();
         let sides = sides(&tensors, ends, target).map_err(bad)?;
         let mut pairs = Vec::with_capacity(sides.len());
         for (target, [a, b]) in sides {
@@ -221,16 +218,18 @@ impl AdapterFile {
                 .map_err(|problem| bad(format!("`{}` changes `{target}`: {problem}", a.name)))?;
             self.check_shapes((linears, model), target, (a, b), &pieces)?;
             let a = Matrix { bytes: in_memory(a)?.into(), ..a.clone() };
+            let element = a.format.block_bytes();
             let rows_of_b = in_memory(b)?;
             let row = b.format.row_bytes(b.cols);
-            for (id, rows) in pieces {
-                if let Some(other) = found.insert(id.0, target) {
+            for Piece { matrix, rows, columns } in pieces {
+                if let Some(other) = found.insert(matrix.0, target) {
                     return Err(bad(format!("`{other}` and `{target}` change one matrix of the model")));
                 }
                 let mut bytes = Vec::with_capacity(rows.len() * row);
                 rows.iter().for_each(|&at| bytes.extend_from_slice(&rows_of_b[at * row..(at + 1) * row]));
                 let b = Matrix { rows: rows.len(), bytes: bytes.into(), ..b.clone() };
-                changes.push(LowRank { matrix: id, a: a.clone(), b, scale: *scale });
+                let a = columns.map_or_else(|| Ok(a.clone()), |order| in_order(&a, &order, element))?;
+                changes.push(LowRank { matrix, a, b, scale: *scale });
             }
         }
         Ok(changes)
@@ -243,10 +242,10 @@ impl AdapterFile {
         (a, b): (&Matrix, &Matrix),
         pieces: &[Piece],
     ) -> Result<(), ModelError> {
-        let out: usize = pieces.iter().map(|(_, rows)| rows.len()).sum();
-        let inputs = pieces.first().and_then(|(id, _)| linears.shape(*id)).map_or(0, |shape| shape[1]);
+        let out: usize = pieces.iter().map(|piece| piece.rows.len()).sum();
+        let inputs = pieces.first().and_then(|piece| linears.shape(piece.matrix)).map_or(0, |shape| shape[1]);
         let fits = [b.rows, b.cols, a.cols] == [out, a.rows, inputs]
-            && pieces.iter().flat_map(|(_, rows)| rows).all(|&row| row < out);
+            && pieces.iter().flat_map(|piece| &piece.rows).all(|&row| row < out);
         if fits {
             return Ok(());
         }
@@ -257,6 +256,16 @@ impl AdapterFile {
         );
         Err(ModelError::BadFile { path: self.path.clone(), problem })
     }
+}
+
+/// Returns a matrix whose column `i` is column `order[i]`, of elements of `element` bytes.
+fn in_order(matrix: &Matrix, order: &[usize], element: usize) -> Result<Matrix, ModelError> {
+    let bytes = in_memory(matrix)?;
+    let mut ordered = Vec::with_capacity(bytes.len());
+    for row in bytes.chunks_exact(matrix.cols * element) {
+        order.iter().for_each(|&at| ordered.extend_from_slice(&row[at * element..(at + 1) * element]));
+    }
+    Ok(Matrix { bytes: ordered.into(), ..matrix.clone() })
 }
 
 fn non_empty(pairs: Vec<Pair>) -> Result<Vec<Pair>, String> {
@@ -280,6 +289,10 @@ fn sides<'a>(
     let mut sides: BTreeMap<String, Sides<'a>> = BTreeMap::new();
     for tensor in tensors {
         let name = tensor.name.as_str();
+        if name.ends_with(".base_layer.weight") {
+            // A copy of the base's head, which PEFT stores and does not train. A resized one does not fit the base.
+            continue;
+        }
         let of = |end: &str| name.strip_suffix(end).map(&target);
         let (target, is_a) = match (of(ends[0]), of(ends[1])) {
             (Some(target), _) => (target, true),

@@ -75,7 +75,7 @@ impl Scales {
             ("arrow_config", "routing between adapters"),
         ];
         if let Some((key, what)) = refused.into_iter().find(|(key, _)| is_set(key)) {
-            return Err(format!("`{key}` is set: {what} are not supported"));
+            return Err(format!("`{key}` is set ({what}), which is not supported"));
         }
         match config.get("bias").and_then(Value::as_str) {
             None | Some("none") => {}

@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use paguro_backend::{
-    Adaptable, Attention, Dense, Experts, FeedForward, Latent, LatentQuery, Layer, Linear, MatrixId, Mixer,
-    Program, Ssd, Weights,
+    Adaptable, Attention, DeltaRule, DeltaShape, Dense, Experts, FeedForward, Latent, LatentQuery, Layer,
+    Linear, MatrixId, Mixer, Program, Ssd, Weights,
 };
 
 use super::{
@@ -25,8 +25,21 @@ pub(crate) enum Naming {
     Hf,
 }
 
-/// A matrix, and its rows as rows of the tensor that an adapter names.
-pub(crate) type Piece = (MatrixId, Vec<usize>);
+/// A matrix of the tensor that an adapter names.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) matrix: MatrixId,
+    /// Its rows, as rows of the tensor.
+    pub(crate) rows: Vec<usize>,
+    /// Its columns, as columns of the tensor, if they have another order.
+    pub(crate) columns: Option<Vec<usize>>,
+}
+
+impl Piece {
+    fn new(matrix: MatrixId, rows: Vec<usize>) -> Self {
+        Self { matrix, rows, columns: None }
+    }
+}
 
 /// Parts that are linears.
 const PARTS: [Part; 31] = [
@@ -113,7 +126,7 @@ impl Linears {
             })?;
             let parts = PARTS.into_iter().filter(|&part| names.part_name(part) == rest);
             let found: Vec<_> = parts.filter_map(|part| self.pieces(layer, part, naming)).collect();
-            let rows = |pieces: &Vec<Piece>| pieces.iter().map(|(_, rows)| rows.len()).sum::<usize>();
+            let rows = |pieces: &Vec<Piece>| pieces.iter().map(|piece| piece.rows.len()).sum::<usize>();
             let fits = |found: &Result<Vec<Piece>, String>| found.as_ref().is_ok_and(|it| rows(it) == out);
             let best = found.iter().position(fits).unwrap_or(0);
             return match found.into_iter().nth(best) {
@@ -142,7 +155,7 @@ impl Linears {
     }
 
     fn whole(&self, linear: &Linear) -> Piece {
-        (linear.matrix, (0..self.rows(linear)).collect())
+        Piece::new(linear.matrix, (0..self.rows(linear)).collect())
     }
 
     /// Returns linears whose rows are one after the other in a tensor.
@@ -151,7 +164,7 @@ impl Linears {
         let piece = |linear: &&Linear| {
             let rows = first..first + self.rows(linear);
             first = rows.end;
-            (linear.matrix, rows.collect())
+            Piece::new(linear.matrix, rows.collect())
         };
         linears.iter().map(piece).collect()
     }
@@ -166,20 +179,7 @@ impl Linears {
                 Part::ConvOut => Some(Ok(vec![self.whole(&op.out)])),
                 _ => None,
             },
-            Mixer::DeltaRule(op) => {
-                let linear = match part {
-                    Part::DeltaQkv => &op.qkv,
-                    Part::DeltaGate => &op.gate,
-                    Part::DeltaAlpha => &op.alpha,
-                    Part::DeltaBeta => &op.beta,
-                    Part::DeltaOut => &op.out,
-                    _ => return None,
-                };
-                Some(match self.alternating && naming != self.own {
-                    true => Err("its value heads have another order than those of the base; use base and adapter in files of one kind".into()),
-                    false => Ok(vec![self.whole(linear)]),
-                })
-            }
+            Mixer::DeltaRule(op) => self.delta(op, part, naming).map(Ok),
             Mixer::Ssd(op) => self.ssd(op, part).map(Ok),
             Mixer::None | Mixer::Sum(_) => None,
         });
@@ -202,13 +202,14 @@ impl Linears {
     fn attention(&self, op: &Attention, part: Part, naming: Naming) -> Option<Result<Vec<Piece>, String>> {
         let head = self.program.kv_group(op).head_dim;
         let rotated = |linear: &Linear| {
-            let (id, rows) = self.whole(linear);
-            (id, rows.into_iter().map(|row| self.rotated_row(row, head, naming)).collect::<Vec<_>>())
+            let rows = (0..self.rows(linear)).map(|row| self.rotated_row(row, head, naming));
+            Piece::new(linear.matrix, rows.collect())
         };
         // Rows of a head in a tensor that has `count` parts of each head.
         let by_head = |linear: &Linear, at: usize, count: usize| {
             let rows = 0..self.rows(linear);
-            (linear.matrix, rows.map(|row| (row / head * count + at) * head + row % head).collect())
+            let rows = rows.map(|row| (row / head * count + at) * head + row % head);
+            Piece::new(linear.matrix, rows.collect())
         };
         Some(Ok(match (part, &op.gate) {
             (Part::Q, Some(gate)) => vec![by_head(&op.q, 0, 2), by_head(gate, 1, 2)],
@@ -222,7 +223,7 @@ impl Linears {
                     true => (0..3).map(|at| by_head(linears[at], at, 3)).collect(),
                     false => {
                         let mut pieces = self.joined(&linears);
-                        for (_, rows) in &mut pieces[..2] {
+                        for Piece { rows, .. } in &mut pieces[..2] {
                             let first = rows[0];
                             let rotated = |row: &usize| first + self.rotated_row(row - first, head, naming);
                             *rows = rows.iter().map(rotated).collect();
@@ -268,11 +269,46 @@ impl Linears {
         Some(Ok(vec![self.whole(linear)]))
     }
 
+    /// Returns the matrices of a delta rule. GGUF files of some architectures have the value heads of key head `k` at distances of
+    /// the number of key heads, folders one after the other.
+    fn delta(&self, op: &DeltaRule, part: Part, naming: Naming) -> Option<Vec<Piece>> {
+        let DeltaShape { key_heads, value_heads, value_dim, .. } = op.shape;
+        let shared = value_heads / key_heads;
+        let is_other = self.alternating && naming != self.own;
+        // Rows of values in the adapter, of which each head has `len`.
+        let value = |row: usize, len: usize| {
+            let (head, at) = (row / len, row % len);
+            let other = match (is_other, self.own) {
+                (false, _) => head,
+                (true, Naming::Gguf) => head % key_heads * shared + head / key_heads,
+                (true, Naming::Hf) => head % shared * key_heads + head / shared,
+            };
+            other * len + at
+        };
+        let values = |linear: &Linear, first: usize, len: usize| {
+            let rows = 0..self.rows(linear);
+            let of = |row: usize| if row < first { row } else { first + value(row - first, len) };
+            vec![Piece::new(linear.matrix, rows.map(of).collect())]
+        };
+        Some(match part {
+            Part::DeltaQkv => values(&op.qkv, 2 * op.shape.key_width(), value_dim),
+            Part::DeltaGate => values(&op.gate, 0, value_dim),
+            Part::DeltaAlpha => values(&op.alpha, 0, 1),
+            Part::DeltaBeta => values(&op.beta, 0, 1),
+            Part::DeltaOut => {
+                let columns = (0..op.shape.value_width()).map(|column| value(column, value_dim));
+                let columns = is_other.then(|| columns.collect());
+                vec![Piece { columns, ..self.whole(&op.out) }]
+            }
+            _ => return None,
+        })
+    }
+
     /// Files have z, x, B, C and d in one matrix; a program has C, B and x, then z, then d.
     fn ssd(&self, op: &Ssd, part: Part) -> Option<Vec<Piece>> {
         let (width, keys, heads) = (op.shape.value_width(), op.shape.key_width(), op.shape.value_heads);
         let of = |linear: &Linear, ranges: &[Range<usize>]| {
-            (linear.matrix, ranges.iter().cloned().flatten().collect())
+            Piece::new(linear.matrix, ranges.iter().cloned().flatten().collect())
         };
         match part {
             Part::SsmIn => {
