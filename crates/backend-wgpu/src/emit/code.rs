@@ -136,11 +136,9 @@ impl<'a> Coder<'a> {
     /// Returns the launches of a node in steps of a class of rows.
     pub fn code(&mut self, node: &Node, class: RowClass) -> Vec<Coded> {
         match &node.kernel {
-            Kernel::Embed { table, scale, is_of_positions } => {
-                return self.embed(*table, *scale, *is_of_positions);
-            }
-            Kernel::Matmul(op) => return self.matmul(op, node, class),
-            Kernel::ExpertMatmul(op) => return self.expert_matmul(op),
+            Kernel::Embed { table, scale, is_of_positions } => self.embed(*table, *scale, *is_of_positions),
+            Kernel::Matmul(op) => self.matmul(op, node, class),
+            Kernel::ExpertMatmul(op) => self.expert_matmul(op),
             Kernel::LayerEmbeds(op) => vec![self.layer_embeds(op)],
             Kernel::Norm(op) => vec![self.norm(op, node.emits)],
             Kernel::AddBranch(op) => vec![self.add_branch(op)],
