@@ -146,7 +146,7 @@ impl Canaries {
             _ => Err(StepError::Device(format!(
                 "{} did not run {missing} of {count} command buffers of a step: its driver may have stopped them for taking too \
                  long, or have run out of memory; try a smaller --batch-tokens or --ctx, or --device cpu",
-                device.name
+                device.target.name
             ))),
         }
     }

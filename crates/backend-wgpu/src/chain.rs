@@ -24,7 +24,7 @@ const HAZARDS: Hazards = Hazards { hidden: &["words", "lost"], ends: &[] };
 /// # Errors
 /// No memory; the device failed.
 pub fn holds(device: &Device) -> Result<bool, LoadError> {
-    let [links, workgroups] = if device.is_software { SOFTWARE } else { [LINKS, WORKGROUPS] };
+    let [links, workgroups] = if device.target.is_software { SOFTWARE } else { [LINKS, WORKGROUPS] };
     let failed = |error: paguro_backend::StepError| LoadError::Device(error.to_string());
     let words = device.upload(&vec![0_u32; (links * workgroups * 4) as usize], "a chain of launches")?;
     let lost = device.upload(&[0_u32; 4], "a chain of launches")?;

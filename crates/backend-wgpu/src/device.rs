@@ -17,44 +17,29 @@ use crate::{
     chain, emulate, hidden,
     pipeline::Pipeline,
     plan::Args,
+    target::Target,
     template::{Constants, SHAPES, Value, expand},
     threadgroup,
 };
 
 /// A GPU that this process has opened.
 pub struct Device {
-    /// Its name, for people.
-    pub name: String,
+    /// Properties that the lowering of programs depends on.
+    pub target: Target,
     /// Driver and version.
     pub driver: String,
-    /// True for a software driver.
-    pub is_software: bool,
     /// Choices made from the adapter's properties.
     pub rules: Rules,
     /// Enabled features.
     pub features: Features,
     /// Limits of the device.
     pub limits: Limits,
-    /// Threads of the smallest subgroup that a kernel may run in.
-    pub subgroup: u32,
-    /// Threads of the largest workgroups.
-    pub most_threads: u32,
-    /// True if kernels are compiled for inspection only.
-    pub as_hardware: bool,
     /// True if passes observe Metal's limit of workgroup memory.
     pub is_apple: bool,
-    /// True if cooperative matrices are emulated.
-    pub emulated: bool,
     /// True if the patience of waiting kernels is an argument.
     pub starvable: bool,
-    /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them and is to.
-    pub cooperative: Option<u32>,
-    /// True if launches of a step of one row use handoff without barriers.
-    pub handoff: bool,
     /// Set after a kernel gave up waiting for a handoff. Each launch is then submitted separately.
     pub in_doubt: AtomicBool,
-    /// True if kernels are timed.
-    pub timed: bool,
     /// Receives the numbers of compiled kernels and of all kernels.
     pub progress: Progress,
     /// Called with a line for people when handoff is turned off.
@@ -137,27 +122,34 @@ impl Device {
         inner.on_uncaptured_error(Arc::new(move |error| note(&uncaptured, error_text(&error))));
         let mut device = Self {
             driver: format!("{} {} ({:?})", info.driver, info.driver_info, info.backend),
-            subgroup: match emulated {
-                true => emulate::SUBGROUP,
-                false if as_hardware => 32,
-                false => rules.subgroup,
+            target: Target {
+                name: info.name,
+                is_software,
+                as_hardware,
+                emulated,
+                cooperative: if emulated { Some(emulate::SIDE) } else { cooperative },
+                subgroup: match emulated {
+                    true => emulate::SUBGROUP,
+                    false if as_hardware => 32,
+                    false => rules.subgroup,
+                },
+                most_threads: match profile {
+                    Profile::Actual => rules.most_threads,
+                    Profile::Nvidia => limits.max_compute_invocations_per_workgroup,
+                    Profile::Apple => LEAST_THREADS,
+                },
+                workgroup_threads: limits.max_compute_invocations_per_workgroup,
+                workgroup_memory: limits.max_compute_workgroup_storage_size,
+                workgroups: limits.max_compute_workgroups_per_dimension,
+                binding_limit: rules.binding_limit,
+                processors: rules.processors,
+                handoff,
+                timed: options.timed,
             },
-            name: info.name,
-            cooperative: if emulated { Some(emulate::SIDE) } else { cooperative },
-            emulated,
             starvable: options.starvable,
-            most_threads: match profile {
-                Profile::Actual => rules.most_threads,
-                Profile::Nvidia => limits.max_compute_invocations_per_workgroup,
-                Profile::Apple => LEAST_THREADS,
-            },
             is_apple,
             rules,
-            as_hardware,
-            is_software,
-            handoff,
             in_doubt: AtomicBool::new(false),
-            timed: options.timed,
             progress: options.progress,
             notice: options.notice,
             features,
@@ -171,25 +163,19 @@ impl Device {
             shown: Mutex::default(),
             failure,
         };
-        device.handoff =
-            handoff && chain::holds(&device).map_err(|error| format!("{}: {error}", device.name))?;
+        device.target.handoff =
+            handoff && chain::holds(&device).map_err(|error| format!("{}: {error}", device.target.name))?;
         Ok(device)
     }
 
     /// Returns true if models loaded from now on use handoff without barriers.
     pub fn uses_handoff(&self) -> bool {
-        self.handoff && !self.in_doubt.load(Ordering::Relaxed)
+        self.target.handoff && !self.in_doubt.load(Ordering::Relaxed)
     }
 
-    /// Maximum bytes of a binding.
-    pub fn binding_limit(&self) -> u64 {
-        self.rules.binding_limit
-    }
-
-    /// Bytes of workgroup memory that kernels with cooperative matrices may use.
-    pub fn memory_beside_matrices(&self) -> u32 {
-        let all = self.limits.max_compute_workgroup_storage_size;
-        if self.emulated { all.saturating_sub(emulate::SHARED_BYTES) } else { all }
+    /// Returns the device as the lowering of programs sees it now.
+    pub fn now(&self) -> Target {
+        Target { handoff: self.uses_handoff(), ..self.target.clone() }
     }
 
     /// Stores the source of a kernel that this GPU may not support, for inspection.
@@ -205,7 +191,7 @@ impl Device {
 
     /// Returns the constants of a kernel that are passed as arguments, after `Args`.
     pub fn arguments(&self, constants: &Constants) -> Constants {
-        match self.is_software {
+        match self.target.is_software {
             true => constants.iter().filter(|(name, _)| SHAPES.contains(name)).copied().collect(),
             false => Vec::new(),
         }
@@ -250,13 +236,16 @@ impl Device {
         usage: wgpu::BufferUsages,
     ) -> Result<wgpu::Buffer, LoadError> {
         let size = (words as u64 * 4).next_multiple_of(16).max(16);
-        let out_of_memory =
-            || LoadError::OutOfMemory { device: self.name.clone(), what: what.to_owned(), needed: size };
+        let out_of_memory = || LoadError::OutOfMemory {
+            device: self.target.name.clone(),
+            what: what.to_owned(),
+            needed: size,
+        };
         let on_device = usage.contains(wgpu::BufferUsages::STORAGE);
-        let most = if on_device { self.binding_limit() } else { self.limits.max_buffer_size };
+        let most = if on_device { self.target.binding_limit } else { self.limits.max_buffer_size };
         if size > most {
             return Err(LoadError::Unsupported {
-                device: self.name.clone(),
+                device: self.target.name.clone(),
                 what: format!("a buffer of {size} bytes for {what}"),
                 supported: format!(
                     "its driver allows {most} bytes for one buffer, however much memory is free; a smaller context, fewer \
@@ -383,7 +372,10 @@ impl Device {
     }
 
     fn failed(&self, what: &str) -> StepError {
-        StepError::Device(format!("{} failed: {what}; start again, or run with --device cpu", self.name))
+        StepError::Device(format!(
+            "{} failed: {what}; start again, or run with --device cpu",
+            self.target.name
+        ))
     }
 }
 
@@ -413,12 +405,12 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub fn feature_names(device: &Device) -> Vec<String> {
     let limits = &device.limits;
     let mut names = vec![
-        format!("bindings of {} MiB", device.binding_limit() >> 20),
-        format!("subgroups of {} threads", device.subgroup),
+        format!("bindings of {} MiB", device.target.binding_limit >> 20),
+        format!("subgroups of {} threads", device.target.subgroup),
         format!("workgroups of {} threads", limits.max_compute_invocations_per_workgroup),
         format!("{} KiB of workgroup memory", limits.max_compute_workgroup_storage_size >> 10),
     ];
     names.extend(device.uses_handoff().then(|| "handoff without barriers".to_owned()));
-    names.extend(device.cooperative.map(|side| format!("cooperative matrices of {side}")));
+    names.extend(device.target.cooperative.map(|side| format!("cooperative matrices of {side}")));
     names
 }

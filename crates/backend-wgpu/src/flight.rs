@@ -8,8 +8,8 @@ use paguro_backend::{OutputValue, StepError};
 use crate::{
     canary::Canaries,
     device::Device,
+    emit::Model,
     kernel_statistics::KernelStatistics,
-    lower::Model,
     plan::{Args, Plan},
     planned::{PATIENCE, Planned, encode},
 };
@@ -153,7 +153,7 @@ impl Encoding<'_> {
         if count > 0 {
             commands.copy_buffer_to_buffer(tokens, 0, answers, 4, 4 * count as u64);
         }
-        if self.device.handoff {
+        if self.device.target.handoff {
             self.copy_gave_up(&mut commands, answers, 0);
         }
         self.submit(commands)

@@ -3,6 +3,7 @@
 //! other kernels use in wgpu's order has a second name for those. Vulkan only.
 
 /// Differences between a kernel's buffer accesses and those declared to wgpu.
+#[derive(Debug)]
 pub struct Hazards {
     /// Buffers declared as read-only.
     pub hidden: &'static [&'static str],

@@ -29,7 +29,7 @@ impl KernelStatistics {
     /// Not enough memory for the timestamps.
     pub fn new(device: &Device, names: Vec<String>) -> Result<Self, LoadError> {
         let count = names.len();
-        let clock = match device.timed && device.features.contains(wgpu::Features::TIMESTAMP_QUERY) {
+        let clock = match device.target.timed && device.features.contains(wgpu::Features::TIMESTAMP_QUERY) {
             false => None,
             true => Some(Clock {
                 queries: device.inner.create_query_set(&wgpu::QuerySetDescriptor {

@@ -1,21 +1,23 @@
 //! WGSL kernels through wgpu: Apple GPUs through Metal, all others through Vulkan.
 //!
-//! [`Gpu`] loads a program: weights are packed into planes of 16-byte loads ([`layout`]), the program becomes a fixed list of
-//! launches with their kernels and buffers (`lower`), and a step is one small upload and a few command buffers (`plan`,
-//! `runner`). Kernels are the files of `shaders/`, with constants and repeated lines put in by `template`.
+//! [`Gpu`] loads a program: weights are packed into planes of 16-byte loads ([`layout`]), the program becomes nodes by passes
+//! over data (`lower`, whose head lists all operations with their launches and kernels), the nodes become kernels, buffers and
+//! launches (`emit`), and a step is one small upload and a few command buffers (`plan`, `runner`). Kernels are the files of
+//! `shaders/`, with constants and repeated lines put in by `template`. Only `emit` names them.
 
 mod adapter;
 mod canary;
 mod chain;
 mod device;
+mod emit;
 mod emulate;
 mod flight;
+mod heads;
 mod hidden;
 mod kernel_statistics;
 pub mod layout;
 mod lower;
 mod matrix;
-mod ops;
 mod pace;
 mod page_io;
 mod pages;
@@ -25,6 +27,7 @@ mod planned;
 mod probe;
 mod runner;
 mod sampler;
+mod target;
 mod template;
 mod threadgroup;
 
@@ -42,9 +45,10 @@ use paguro_backend::{
 };
 
 use self::{
-    adapter::Facts,
     device::Device,
+    heads::KvLayout,
     layout::{BLOCK, Layout},
+    lower::Facts,
     runner::GpuRunner,
 };
 
@@ -139,7 +143,7 @@ pub fn gpus() -> Vec<GpuInfo> {
         let info = adapter.get_info();
         GpuInfo {
             index,
-            not_automatic: Facts::of(&adapter).rules().not_automatic,
+            not_automatic: adapter::Facts::of(&adapter).rules().not_automatic,
             driver: format!("{} {} ({:?})", info.driver, info.driver_info, info.backend),
             is_software: info.device_type == wgpu::DeviceType::Cpu,
             name: info.name,
@@ -165,12 +169,12 @@ impl Gpu {
     /// Returns the number of rows from which a step's logits are bitwise equal in any batch. With cooperative matrices,
     /// matmuls of fewer rows sum in another order than those of more.
     pub fn exact_rows(&self) -> usize {
-        lower::exact_rows(&self.device)
+        lower::exact_rows(&self.device.target)
     }
 
     /// The numerics in force, for people.
     pub fn numerics(&self) -> String {
-        match (self.device.cooperative, self.device.rules.keeps_order) {
+        match (self.device.target.cooperative, self.device.rules.keeps_order) {
             (Some(_), _) => {
                 "fast: in its last bits, a token's logits depend on how many rows run with it; --numerics exact has equal bits in \
                  any batch, and slower prompts"
@@ -231,8 +235,10 @@ impl Gpu {
     /// As [`Backend::load`], except errors of a compiler.
     pub fn lower(&self, program: &Program, weights: &Weights, limits: &Limits) -> Result<(), LoadError> {
         program.check(weights)?;
-        let fused = ops::Program::new(program, &self.device.name)?;
-        lower::Lowering::new(&self.device, &fused, weights, limits)?.lower().map(|_| ())
+        let target = self.device.now();
+        let kv = KvLayout::of(program, &target.name)?;
+        let facts = Facts::new(target, program, &kv, Some(weights), limits)?;
+        emit::emit(&self.device, &facts, weights).map(|_| ())
     }
 
     /// Name and source of every kernel that was compiled for the models loaded so far.
@@ -249,7 +255,7 @@ impl Backend for Gpu {
     fn capacity(&self) -> Capacity {
         let device = &self.device;
         Capacity {
-            description: format!("{}, {}", device.name, device.driver),
+            description: format!("{}, {}", device.target.name, device.driver),
             bytes_free: device.rules.bytes_free,
             features: device::feature_names(device),
         }
@@ -257,8 +263,8 @@ impl Backend for Gpu {
 
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
         // `load` refuses a program that this device cannot run; the number for such a program is never used.
-        ops::Program::new(program, &self.device.name)
-            .map_or(0, |program| pages::page_bytes(&program.kv, block_size, kv_dtype))
+        KvLayout::of(program, &self.device.target.name)
+            .map_or(0, |kv| pages::page_bytes(&kv, block_size, kv_dtype))
     }
 
     fn state_bytes(&self, program: &Program) -> usize {
@@ -276,8 +282,10 @@ impl Backend for Gpu {
     }
 
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
-        ops::Program::new(program, &self.device.name)
-            .map_or(0, |program| lower::buffer_bytes(&self.device, &program, limits))
+        // A load fails with the error, and the number is never used.
+        let Ok(kv) = KvLayout::of(program, &self.device.target.name) else { return 0 };
+        let facts = Facts::new(self.device.now(), program, &kv, None, limits);
+        facts.map_or(0, |facts| emit::buffer_bytes(&facts))
     }
 
     fn load(
@@ -296,7 +304,7 @@ impl Backend for Gpu {
 
     fn load_tower(&self, _: &Program, _: Weights, _: Limits) -> Result<PacedRunner, LoadError> {
         Err(LoadError::Unsupported {
-            device: self.device.name.clone(),
+            device: self.device.target.name.clone(),
             what: "towers for images".into(),
             supported: "--device cpu does".into(),
         })

@@ -10,25 +10,9 @@ use crate::{
 /// Words that are packed on the host at a time: 64 MiB.
 const CHUNK_WORDS: usize = 16 << 20;
 
-/// One or more matrices of one layout, joined: `[rows, cols]`.
-pub struct DeviceMatrix {
-    /// Layout.
-    pub layout: Layout,
-    /// Blocks of inputs, the last one padded with zeros.
-    pub blocks: usize,
-    /// Rows, in as many parts as bindings require.
-    pub parts: Vec<Part>,
-}
-
-/// Some rows.
-pub struct Part {
-    /// First row of the part in the matrix.
-    pub first: usize,
-    /// Number of rows.
-    pub rows: usize,
-    /// Quants, high bits, scales; of a plane that the layout does not have, nothing.
-    pub planes: [Option<wgpu::Buffer>; 3],
-}
+/// One or more matrices of one layout, joined: the planes of its parts, as many as bindings require. A plane is quants, high bits
+/// or scales; of one that the layout does not have, nothing.
+pub struct DeviceMatrix(pub Vec<[Option<wgpu::Buffer>; 3]>);
 
 /// Order in which the rows of several matrices are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +23,8 @@ pub enum Order {
     InTurn,
     /// For stacks of this many matrices: the first matrix of every stack, then the second ones.
     Stacked(usize),
+    /// For such stacks: interleaved in each stack.
+    StackedInTurn(usize),
     /// One after the other. The first ones consist of heads whose RoPE pairs are half a head apart; two pairs are
     /// placed together, as in `rotate.wgsl`.
     Together {
@@ -52,6 +38,14 @@ pub enum Order {
 }
 
 impl Order {
+    /// Returns the number of stacked matrices.
+    pub fn stacks(self) -> usize {
+        match self {
+            Self::Stacked(count) | Self::StackedInTurn(count) => count,
+            Self::Joined | Self::InTurn | Self::Together { .. } => 1,
+        }
+    }
+
     /// Matrix and row of every row of the joined one.
     pub fn rows(self, rows: &[usize]) -> Vec<(usize, usize)> {
         let all = |matrix: usize| (0..rows[matrix]).map(move |row| (matrix, row));
@@ -63,6 +57,10 @@ impl Order {
                     (0..rows.len()).flat_map(move |matrix| of(part, matrix).map(move |row| (matrix, row)))
                 };
                 (0..parts).flat_map(of).collect()
+            }
+            Self::StackedInTurn(parts) => {
+                let row = |row: usize| (0..rows.len()).map(move |matrix| (matrix, row));
+                (0..parts * rows[0]).flat_map(row).collect()
             }
             Self::InTurn => (0..rows[0]).flat_map(|row| (0..rows.len()).map(move |m| (m, row))).collect(),
             Self::Together { matrices, head_dim, pairs } => {
@@ -80,6 +78,13 @@ impl Order {
     }
 }
 
+/// Returns the most rows of a part of joined matrices with these rows, whose rows have these words. A part has whole
+/// matrices of stacks.
+pub fn part_rows(binding_limit: u64, words: [usize; 3], counts: &[usize], order: Order) -> usize {
+    let whole = if order.stacks() > 1 { counts.iter().sum() } else { 1 };
+    binding_limit as usize / 4 / words.iter().max().unwrap_or(&1) / whole * whole
+}
+
 impl DeviceMatrix {
     /// Reads, packs and uploads matrices that have the same layout and width.
     ///
@@ -92,30 +97,27 @@ impl DeviceMatrix {
         let rows: Vec<(&Matrix, usize)> =
             order.rows(&counts).into_iter().map(|(matrix, row)| (sources[matrix], row)).collect();
         let words = layout.row_words(blocks);
-        // A part has whole matrices of stacks.
-        let whole = if let Order::Stacked(_) = order { counts.iter().sum() } else { 1 };
-        let most = device.binding_limit() as usize / 4 / words.iter().max().unwrap_or(&1) / whole * whole;
+        let most = part_rows(device.target.binding_limit, words, &counts, order);
         if most == 0 {
-            let what = if whole == 1 { "a row" } else { "an expert" };
+            let what = if order.stacks() == 1 { "a row" } else { "an expert" };
             return Err(LoadError::OutOfMemory {
-                device: device.name.clone(),
+                device: device.target.name.clone(),
                 what: format!("{what} of `{}`", sources[0].name),
-                needed: (whole * words[0]) as u64 * 4,
+                needed: (counts.iter().sum::<usize>() * words[0]) as u64 * 4,
             });
         }
         let mut parts = Vec::new();
-        for (index, rows) in rows.chunks(most).enumerate() {
+        for rows in rows.chunks(most) {
             let mut planes = [None, None, None];
             for (plane, words) in planes.iter_mut().zip(words) {
                 if words > 0 {
                     *plane = Some(device.buffer(rows.len() * words, &sources[0].name)?);
                 }
             }
-            let part = Part { first: index * most, rows: rows.len(), planes };
             let per_chunk = (CHUNK_WORDS / words[0]).max(1);
             for (chunk, rows) in rows.chunks(per_chunk).enumerate() {
                 let packed = pack(rows, words)?;
-                for ((plane, packed), words) in part.planes.iter().zip(&packed).zip(words) {
+                for ((plane, packed), words) in planes.iter().zip(&packed).zip(words) {
                     if let Some(plane) = plane {
                         let at = chunk * per_chunk * words * 4;
                         device.queue.write_buffer(plane, at as u64, bytemuck::cast_slice(packed));
@@ -125,9 +127,9 @@ impl DeviceMatrix {
                 device.queue.submit([]);
                 device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
             }
-            parts.push(part);
+            parts.push(planes);
         }
-        Ok(Self { layout, blocks, parts })
+        Ok(Self(parts))
     }
 }
 
@@ -183,6 +185,7 @@ mod tests {
         assert_eq!(rows[10..], [10, 14, 11, 15, 12, 16, 13, 17, 18, 19]);
         assert_eq!(order.rows(&[10, 2])[9..], [(0, 9), (1, 0), (1, 1)]);
         assert_eq!(Order::InTurn.rows(&[2, 2]), [(0, 0), (1, 0), (0, 1), (1, 1)]);
+        assert_eq!(Order::StackedInTurn(2).rows(&[1, 1]), [(0, 0), (1, 0), (0, 1), (1, 1)]);
         assert_eq!(Order::Stacked(2).rows(&[1, 2]), [(0, 0), (1, 0), (1, 1), (0, 1), (1, 2), (1, 3)]);
     }
 }

@@ -4,7 +4,7 @@
 
 use paguro_backend::{LoadError, PageFormat, PageId, StepError};
 
-use crate::{NUMERICS, device::Device, lower::Model};
+use crate::{NUMERICS, device::Device, emit::Model, target::Target};
 
 /// Most bytes of pages in one submission.
 const BATCH: usize = 16 << 20;
@@ -23,9 +23,10 @@ pub struct PageReader {
 
 /// Returns the format of a device's pages of `page_bytes` bytes. `layout` names the arrangement.
 pub fn format(device: &Device, layout: &str, page_bytes: usize) -> PageFormat {
-    let Device { name, driver, rules, subgroup, most_threads, as_hardware, is_software, .. } = device;
+    let Device { driver, rules, target, .. } = device;
+    let Target { name, subgroup, most_threads, as_hardware, is_software, .. } = target;
     let adapter = format!("{name}, {driver}, {subgroup} {most_threads} {as_hardware} {is_software}");
-    let choices = format!("{} {:?} {}", rules.keeps_order, device.cooperative, device.emulated);
+    let choices = format!("{} {:?} {}", rules.keeps_order, target.cooperative, target.emulated);
     PageFormat { name: format!("gpu {NUMERICS} {layout} {adapter} {choices}"), page_bytes }
 }
 
@@ -82,7 +83,10 @@ impl PageReader {
                 }
             })?;
             if !arrived {
-                return Err(StepError::Device(format!("{} did not copy pages to the host", device.name)));
+                return Err(StepError::Device(format!(
+                    "{} did not copy pages to the host",
+                    device.target.name
+                )));
             }
         }
         Ok(())

@@ -15,9 +15,9 @@
 //! four dimensions in the low halves of its bytes and the next four in the high halves. Each word has numbers of one token only, so that
 //! workgroups that store different tokens never write the same word; where V has 16 tokens of a dimension, it is stored in halves.
 
-use paguro_backend::{KvDtype, KvSlot};
+use paguro_backend::{KvDtype, KvSlot, Program};
 
-use crate::ops::{KvGroup, KvLayout, Program};
+use crate::heads::{KvGroup, KvLayout};
 
 /// Words of one token's K, or V, of one head.
 pub fn head_words(head_dim: usize, dtype: KvDtype) -> usize {
@@ -63,8 +63,8 @@ pub fn alike(one: &KvGroup, other: &KvGroup) -> bool {
 
 /// Returns true if pages have contents of several kinds: states, or quants of several arrangements, where some bytes are
 /// scales and numbers of another arrangement may be NaN.
-pub fn have_kinds(program: &Program, dtype: KvDtype) -> bool {
-    let groups = &program.kv.groups;
+pub fn have_kinds(program: &Program, kv: &KvLayout, dtype: KvDtype) -> bool {
+    let groups = &kv.groups;
     !program.state.is_empty() || dtype.is_quantized() && groups.iter().any(|group| !alike(group, &groups[0]))
 }
 

@@ -50,6 +50,16 @@ impl Pipeline {
 }
 
 impl Pipeline {
+    /// Names of its buffers.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.bindings.iter().map(|(_, name)| name.as_str())
+    }
+
+    /// Returns true if wgpu must not inspect it.
+    pub fn hides(&self) -> bool {
+        self.hides
+    }
+
     /// Lengths of its workgroup arrays, where passes depend on them.
     pub fn lengths(&self) -> &[u32] {
         self.lengths.get().map_or(&[], Vec::as_slice)
@@ -72,7 +82,7 @@ impl Device {
             constants.push(("STARVABLE", Value::U(1)));
         }
         let mut source = expand(files, &constants, &arguments);
-        if self.emulated {
+        if self.target.emulated {
             source = emulate::emulate(&source);
         }
         let key = format!("{name}\n{source}");
@@ -142,7 +152,7 @@ impl Device {
         let Some((name, error)) = failed else { return Ok(()) };
         // A later request returns the error again.
         lock(&self.pipelines).retain(|_, pipeline| !matches!(pipeline.compiled.get(), Some(Err(_))));
-        let device = &self.name;
+        let device = &self.target.name;
         Err(LoadError::Device(format!(
             "{device} does not accept the kernel {name}: {error}; run with --device cpu"
         )))

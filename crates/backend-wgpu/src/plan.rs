@@ -4,7 +4,7 @@ use std::{cmp::Reverse, ops::Range};
 
 use paguro_backend::{AttentionMode, Limits, OutputKind, OutputRows, Sampled, StateUse, Step, StepSequence};
 
-use crate::ops::KvLayout;
+use crate::heads::KvLayout;
 
 /// Tokens of a split of attention. Splits are fine up to a position, so that short contexts are distributed, and coarse
 /// from there on.

@@ -3,8 +3,9 @@
 use std::iter;
 
 use crate::{
+    emit::{Grid, Kernel, Launch, Model},
     kernel_statistics::KernelStatistics,
-    lower::{Grid, Kernel, Launch, Model, matmul},
+    lower::kernels::matmul,
     plan::{Args, Plan, Tile},
     threadgroup,
 };
@@ -55,7 +56,7 @@ impl<'a> Planned<'a> {
                 (0, if heads_first { [heads, items] } else { [items, heads] })
             }
         };
-        Self { launch, variant, workgroups, args, counter: launch.counter + variant }
+        Self { launch, variant, workgroups, args, counter: launch.kernels[variant].counter }
     }
 
     /// A launch for `args.rows` rows.
@@ -108,8 +109,8 @@ pub fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -
     let mut launches = Vec::new();
     if first == 0 {
         let rows = plan.args(0).rows as usize;
-        let body = model.body.iter().filter(|launch| launch.when.holds(rows));
-        launches.extend(body.map(|launch| {
+        let body = model.body.iter().find(|(class, _)| class.holds(rows));
+        launches.extend(body.into_iter().flat_map(|(_, body)| body).map(|launch| {
             let mut args = plan.args(launch.kv_group);
             match launch.grid {
                 Grid::Pages => (args.tokens, args.rows) = plan.tables(),

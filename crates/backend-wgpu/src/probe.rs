@@ -16,8 +16,8 @@ const WORKGROUPS: u32 = 4224;
 
 /// See [`crate::Gpu::read_bandwidth`], and with `piece` [`crate::Gpu::scattered_read_bandwidth`].
 pub fn read_bandwidth(device: &Device, rounds: usize, piece: Option<usize>) -> Result<f64, LoadError> {
-    let (bytes, repeats) = if device.is_software { (SOFTWARE_BYTES, 1) } else { (BYTES, REPEATS) };
-    let bytes = bytes.min(device.binding_limit());
+    let (bytes, repeats) = if device.target.is_software { (SOFTWARE_BYTES, 1) } else { (BYTES, REPEATS) };
+    let bytes = bytes.min(device.target.binding_limit);
     let data = device.buffer((bytes / 4) as usize, "a probe of the memory")?;
     let sink = device.buffer(4, "a probe of the memory")?;
     let workgroups = WORKGROUPS.min((bytes / 16 / 256 / 4) as u32).max(1);

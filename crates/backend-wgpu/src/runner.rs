@@ -19,10 +19,11 @@ use crate::{
     GpuOptions,
     canary::Canaries,
     device::Device,
+    emit::{LayerState, Model, StateBuffer, emit},
     flight::Flight,
+    heads::KvLayout,
     kernel_statistics::KernelStatistics,
-    lower::{LOGIT_ROWS, LayerState, Lowering, Model, StateBuffer},
-    ops,
+    lower::{Facts, LOGIT_ROWS},
     pace::Pace,
     page_io::{self, PageReader},
     pages::{self, page_words},
@@ -99,10 +100,11 @@ impl GpuRunner {
     ) -> Result<Self, LoadError> {
         program.check(&weights)?;
         device.check().map_err(|error| LoadError::Device(error.to_string()))?;
-        let fused = ops::Program::new(program, &device.name)?;
-        let model = Lowering::new(&device, &fused, &weights, &limits)?.lower()?;
-        let page_words = page_words(&fused.kv, limits.block_size, limits.kv_dtype);
-        let page_kernels = pages::have_kinds(&fused, limits.kv_dtype)
+        let target = device.now();
+        let kv = KvLayout::of(program, &target.name)?;
+        let model = emit(&device, &Facts::new(target, program, &kv, Some(&weights), &limits)?, &weights)?;
+        let page_words = page_words(&kv, limits.block_size, limits.kv_dtype);
+        let page_kernels = pages::have_kinds(program, &kv, limits.kv_dtype)
             .then(|| PageKernels::new(&device, &model, program.state.bytes(), page_words, &limits));
         let page_kernels = page_kernels.transpose()?;
         device.compile_all()?;
@@ -111,11 +113,11 @@ impl GpuRunner {
             poison(&device, &model);
         }
         let rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
-        let flight = || Flight::new(Plan::new(&fused.kv, &limits, &model.tilings, !fused.state.is_empty()));
+        let flight = || Flight::new(Plan::new(&kv, &limits, &model.tilings, !program.state.is_empty()));
         let flights = [flight(), flight()];
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
-        let first = |of| fused.kv.groups.iter().position(|group| pages::alike(group, of)).unwrap_or(0);
-        let of_groups: Vec<_> = fused.kv.groups.iter().map(|group| Content::Group(first(group))).collect();
+        let first = |of| kv.groups.iter().position(|group| pages::alike(group, of)).unwrap_or(0);
+        let of_groups: Vec<_> = kv.groups.iter().map(|group| Content::Group(first(group))).collect();
         let page_bytes = 8 * page_words * model.pages.len();
         let Limits { block_size, kv_dtype, attention, .. } = limits;
         let page_layout = format!("{kv_dtype:?} {block_size} {attention:?} {:?}", model.tilings);
@@ -226,7 +228,7 @@ impl Runner for GpuRunner {
             return Err(self.gave_up());
         }
         if number <= self.failed {
-            return Err(StepError::Device(format!("the step before failed on {}", self.device.name)));
+            return Err(StepError::Device(format!("the step before failed on {}", self.device.target.name)));
         }
         out.outcomes.clear();
         out.outcomes.extend(self.flights[flight_index(number)].answers.drain(..).flatten());
@@ -235,7 +237,7 @@ impl Runner for GpuRunner {
 
     fn carries(&self, kind: &OutputKind<'_>) -> bool {
         // Launches that are timed run at once, and cannot be held.
-        (self.table.is_none() || !self.device.timed)
+        (self.table.is_none() || !self.device.target.timed)
             && matches!(kind, OutputKind::Sample(request) if sampler::carries(request, self.program.vocab))
     }
 
@@ -315,7 +317,8 @@ fn most_submissions(model: &Model, limits: &Limits) -> usize {
     // Beside its head, a slice of output rows has a norm, five launches that sample, and copies.
     let passes = limits.max_rows.div_ceil(Pace::LEAST_ROWS);
     let slices = passes + limits.max_outputs.div_ceil(LOGIT_ROWS);
-    passes * model.body.len() + slices * (model.head.len() + model.one_row_head.len() + 8)
+    let launches = model.body.iter().map(|(_, launches)| launches.len()).max().unwrap_or(0);
+    passes * launches + slices * (model.head.len() + model.one_row_head.len() + 8)
 }
 
 /// Fills all pages and states with large finite noise, so that reads of unwritten data are detected: half-precision

@@ -16,6 +16,9 @@ const HOTTEST: f32 = 8.507_059e37; // 2^126
 /// Maximum tokens with bias or penalties per row of logits.
 const EDITS: usize = 4096;
 
+/// Tokens of the vocabulary that a workgroup of `argmax.wgsl` compares.
+pub const CHUNK: usize = 2048;
+
 /// Returns the maximum tokens with bias or penalties for `rows` rows of logits.
 pub fn room(rows: usize, vocab: usize) -> usize {
     rows * vocab.min(EDITS)

@@ -3,6 +3,8 @@
 //! A line `//% for i in 0..N` repeats the lines up to its `//% end` with `${i}` replaced, also in the ranges of inner
 //! loops. `//% if NAME`, with an optional `//% else`, includes lines if the constant exists and is not zero. Loops over
 //! registers are unrolled in this way because not every driver unrolls them.
+//!
+//! The first lines of a file declare the functions and structures that it `provides` to other files and `needs` from them, with `//% `.
 
 use std::fmt::{self, Write};
 
@@ -122,7 +124,8 @@ pub fn expand(files: &[&str], constants: &Constants, arguments: &Constants) -> S
     }
     let scope = Scope { constants, arguments, variables: Vec::new() };
     for file in files {
-        let lines: Vec<&str> = file.lines().filter(|line| !is_enable(line)).collect();
+        let lines: Vec<&str> =
+            file.lines().filter(|line| !is_enable(line) && header(line).is_none()).collect();
         scope.block(&lines, &mut out);
     }
     out
@@ -131,6 +134,14 @@ pub fn expand(files: &[&str], constants: &Constants, arguments: &Constants) -> S
 /// Returns true for a line that enables an extension, which must precede all others.
 fn is_enable(line: &str) -> bool {
     line.starts_with("enable ")
+}
+
+/// Returns the words of a line of a file's header: functions and structures that it `provides`, and those that it `needs` from
+/// other files.
+fn header(line: &str) -> Option<&str> {
+    let words = line.strip_prefix("//% ")?;
+    let is_directive = ["if ", "for ", "else", "end"].iter().any(|directive| words.starts_with(directive));
+    (!is_directive).then_some(words)
 }
 
 /// Names that directives can use.
@@ -246,6 +257,8 @@ fn directive(line: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
     use super::*;
 
     #[test]
@@ -260,6 +273,71 @@ let y = C;";
             expand(&[file], &constants, &constants[..2].to_vec()),
             "const C = i32(-1);\nlet x = args.constant_0 + AA * bitcast<f32>(args.constant_1); // A\nlet y = C;\n"
         );
+    }
+
+    /// A file's name, and the functions and structures that it provides and needs.
+    type Header = (String, BTreeSet<String>, BTreeSet<String>);
+
+    /// Returns the header of a file that its first lines declare.
+    fn declared(name: &str, text: &str) -> Header {
+        let (mut provides, mut needs, mut has_provided) = (BTreeSet::new(), BTreeSet::new(), false);
+        for word in text.lines().filter_map(header).flat_map(str::split_whitespace) {
+            match word {
+                "provides" => has_provided = false,
+                "needs" => has_provided = true,
+                word if has_provided => _ = needs.insert(word.to_owned()),
+                word => _ = provides.insert(word.to_owned()),
+            }
+        }
+        (name.to_owned(), provides, needs)
+    }
+
+    /// Returns the words of a text without comments, each with the word before it and true if it is called.
+    fn words(text: &str) -> Vec<(String, String, bool)> {
+        let (mut words, mut before) = (Vec::new(), String::new());
+        for line in text.lines() {
+            let mut rest = line.split("//").next().unwrap_or_default();
+            let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            while let Some(start) = rest.find(is_word) {
+                let word = rest[start..].split(|c| !is_word(c)).next().unwrap_or_default().to_owned();
+                rest = &rest[start + word.len()..];
+                words.push((before, word.clone(), rest.trim_start().starts_with('(')));
+                before = word;
+            }
+        }
+        words
+    }
+
+    #[test]
+    fn files_declare_what_they_provide_and_need() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/shaders");
+        let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+        let files: Vec<(String, String)> = files
+            .map(|path| {
+                (path.file_stem().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(path).unwrap())
+            })
+            .collect();
+        let is_defined = |before: &str| ["fn", "struct", "alias"].contains(&before);
+        let own = |text: &str| -> BTreeSet<String> {
+            let words =
+                words(text).into_iter().filter(|(before, word, _)| is_defined(before) && word != "main");
+            words.map(|(_, word, _)| word).collect()
+        };
+        let all: BTreeSet<String> = files.iter().flat_map(|(_, text)| own(text)).collect();
+        let needs = |text: &str| -> BTreeSet<String> {
+            let own = own(text);
+            let used = words(text).into_iter().filter(|(_, word, is_called)| {
+                // A function is called, and a structure is named.
+                let is_type = word.starts_with(|c: char| c.is_ascii_uppercase());
+                all.contains(word) && !own.contains(word) && (*is_called || is_type)
+            });
+            used.map(|(_, word, _)| word).collect()
+        };
+        let needed: BTreeSet<String> = files.iter().flat_map(|(_, text)| needs(text)).collect();
+        for (name, text) in &files {
+            let provides = own(text).intersection(&needed).cloned().collect();
+            assert_eq!(declared(name, text), (name.clone(), provides, needs(text)));
+        }
     }
 
     #[test]

@@ -1,24 +1,22 @@
 //! Selection of the kernel of a matmul.
 
-use crate::{
-    device::Device,
-    layout::Layout,
-    template::{Constants, Value::U},
-};
+use paguro_backend::{Experts, Limits};
 
-use super::wgsl;
+use super::node::RowClass;
+use crate::{layout::Layout, target::Target};
 
 /// A matmul kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Matmul {
     /// Maximum rows of a step that uses it.
     pub most_rows: u32,
-    kind: Kind,
+    /// The kind, with its numbers.
+    pub kind: Kind,
 }
 
 /// Kind of a matmul kernel.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+pub enum Kind {
     /// Each group of 32 threads computes `rows` × `outputs` results. The workgroup has `threads` threads and declares
     /// at least `memory` bytes of workgroup memory.
     Vectors { rows: u32, outputs: u32, threads: u32, memory: u32 },
@@ -59,21 +57,21 @@ const PROCESSORS: u32 = 132;
 /// Borders of the batch-size classes of a device with cooperative matrices: maximum rows for which workgroups split the
 /// inputs of an output among teams, and for which those with few outputs still do. The suite computes whole steps of the
 /// next class, so emulated ones have fewer rows.
-fn class_rows(device: &Device) -> [u32; 2] {
-    if device.emulated { [48, 64] } else { [128, 256] }
+fn class_rows(target: &Target) -> [u32; 2] {
+    if target.emulated { [48, 64] } else { [128, 256] }
 }
 
 /// Kernels of a matmul with the given outputs and blocks of inputs, by number of rows. If `cooperative` is given, steps of
 /// more than `few` and more than [`few_rows`] rows use cooperative matrices with this side.
 pub fn matmuls(
-    device: &Device,
+    target: &Target,
     (cooperative, few): (Option<u32>, u32),
     layout: Layout,
     outputs: u32,
     blocks: usize,
 ) -> Vec<Matmul> {
     let of = |most_rows: u32, kind: Kind| Matmul { most_rows, kind };
-    let software = device.is_software;
+    let software = target.is_software;
     // Weights of four bits are loaded fast, so a group computes two outputs if enough workgroups remain.
     let both = layout == Layout::Q4 && !software && outputs >= WIDE;
     let one = vectors(1, 1 + u32::from(both));
@@ -96,13 +94,13 @@ pub fn matmuls(
         }
         Some(side) => {
             let few = few_rows(layout).max(few);
-            let [split_rows, team_rows] = class_rows(device);
+            let [split_rows, team_rows] = class_rows(target);
             matmuls.push(of(few, several));
-            let splits = split(side, device, [few, split_rows], outputs, blocks as u32);
+            let splits = split(side, target, [few, split_rows], outputs, blocks as u32);
             matmuls.extend(splits);
             let teams = tall_teams(side, outputs);
             let tall = tall(side, team_rows, teams);
-            matmuls.extend(if fits(device, &tall[0]) && teams > 1 { &tall[..] } else { &tall[1..] });
+            matmuls.extend(if fits(target, &tall[0]) && teams > 1 { &tall[..] } else { &tall[1..] });
         }
     }
     matmuls
@@ -113,29 +111,29 @@ fn vectors(rows: u32, outputs: u32) -> Kind {
 }
 
 /// Returns the kernel of a matmul of one row, with `tile` outputs per workgroup if given.
-pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Matmul {
-    let Some(tile) = tile else { return matmuls(device, (None, 0), layout, outputs, 1)[0] };
-    let threads = (32 * tile).min(device.most_threads);
+pub fn one_row(target: &Target, layout: Layout, outputs: u32, tile: Option<u32>) -> Matmul {
+    let Some(tile) = tile else { return matmuls(target, (None, 0), layout, outputs, 1)[0] };
+    let threads = (32 * tile).min(target.most_threads);
     Matmul { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads, memory: 0 } }
 }
 
 /// Returns true if a workgroup of a matmul of one row has room for its own activations beside its sums.
-pub fn has_room(device: &Device, layout: Layout, blocks: usize) -> bool {
+pub fn has_room(target: &Target, layout: Layout, blocks: usize) -> bool {
     let bytes = 40 * blocks.next_multiple_of(64) + (8 << 10);
-    !layout.is_quantized() || bytes <= device.limits.max_compute_workgroup_storage_size as usize
+    !layout.is_quantized() || bytes <= target.workgroup_memory as usize
 }
 
 /// Returns the number of rows from which all matmuls of a step sum in the same order.
-pub fn exact_rows(device: &Device) -> usize {
-    match device.cooperative {
+pub fn exact_rows(target: &Target) -> usize {
+    match target.cooperative {
         None => 1,
-        Some(_) => 1 + class_rows(device)[1] as usize,
+        Some(_) => 1 + class_rows(target)[1] as usize,
     }
 }
 
 /// Returns the number of rows from which steps use attention with cooperative matrices.
-pub fn wide_rows(device: &Device) -> usize {
-    1 + class_rows(device)[0] as usize
+pub fn wide_rows(target: &Target) -> usize {
+    1 + class_rows(target)[0] as usize
 }
 
 /// Maximum rows of a matmul without cooperative matrices. Quants have fast dot products of bytes, so cooperative matrices
@@ -149,20 +147,20 @@ pub fn few_rows(layout: Layout) -> u32 {
 }
 
 /// Returns true if a workgroup of cooperative matrices has room on the device.
-fn fits(device: &Device, matmul: &Matmul) -> bool {
-    matmul.shared_bytes() <= device.memory_beside_matrices()
-        && matmul.threads(device) <= device.limits.max_compute_invocations_per_workgroup
+fn fits(target: &Target, matmul: &Matmul) -> bool {
+    matmul.shared_bytes() <= target.memory_beside_matrices()
+        && matmul.threads(target) <= target.workgroup_threads
 }
 
 /// Returns the kernels with cooperative matrices whose workgroups split inputs among teams, or have several adjacent
 /// tiles of outputs, with as many subgroups as fit. They are for steps of more than `rows[0]` and up to `rows[1]` rows.
-fn split(side: u32, device: &Device, rows: [u32; 2], outputs: u32, blocks: u32) -> Vec<Matmul> {
+fn split(side: u32, target: &Target, rows: [u32; 2], outputs: u32, blocks: u32) -> Vec<Matmul> {
     let of = |most: u32| {
         let [columns, teams] = shares(outputs.div_ceil(2 * side), blocks.div_ceil(SPLIT_DEEP), most);
         splits(side, rows, columns, teams)
     };
     let most = of(8);
-    if most.iter().all(|matmul| fits(device, matmul)) { most } else { of(4) }
+    if most.iter().all(|matmul| fits(target, matmul)) { most } else { of(4) }
 }
 
 /// Returns the faster split of `most` subgroups of a workgroup: the number of adjacent tiles, and the number of teams
@@ -215,16 +213,16 @@ pub fn of_pairs() -> Matmul {
 const SHORT_TILE: u32 = 16;
 
 /// Returns the rows of a short and of a long tile. In the largest step, an expert has `rows_of_expert` rows on average.
-pub fn tile_rows(device: &Device, rows_of_expert: usize) -> [u32; 2] {
-    match device.is_software {
+pub fn tile_rows(target: &Target, rows_of_expert: usize) -> [u32; 2] {
+    match target.is_software {
         true => [SHORT_TILE; 2],
         false => [SHORT_TILE, if rows_of_expert >= 48 { 64 } else { 32 }],
     }
 }
 
 /// Returns the kernel for tiles of rows of one expert.
-pub fn of_tiles(device: &Device, tile: u32) -> Matmul {
-    let kind = match device.is_software {
+pub fn of_tiles(target: &Target, tile: u32) -> Matmul {
+    let kind = match target.is_software {
         true => Tiles { rows: tile / 16, outputs: 2, threads: 256 },
         false => Tiles { rows: tile / 8, outputs: 4, threads: 128 },
     };
@@ -274,10 +272,10 @@ impl Matmul {
     }
 
     /// Threads of a workgroup.
-    pub fn threads(&self, device: &Device) -> u32 {
+    pub fn threads(&self, target: &Target) -> u32 {
         match self.kind {
             Vectors { threads, .. } | Tiles { threads, .. } => threads,
-            Cooperative { .. } => self.groups() * device.subgroup,
+            Cooperative { .. } => self.groups() * target.subgroup,
         }
     }
 
@@ -293,11 +291,6 @@ impl Matmul {
     fn groups(&self) -> u32 {
         let Cooperative { columns, teams, groups, .. } = self.kind else { return 0 };
         columns * teams * groups
-    }
-
-    /// Returns true if it uses cooperative matrices.
-    pub fn is_cooperative(&self) -> bool {
-        matches!(self.kind, Cooperative { .. })
     }
 
     /// Bytes of workgroup memory of cooperative matrices: a piece of weights in half precision for each team, and a matrix of each
@@ -317,75 +310,77 @@ impl Matmul {
             Cooperative { .. } => format!("coop{rows}x{outputs}_{layout}"),
         }
     }
+}
 
-    /// Returns the files of the kernel and their constants.
-    pub fn kernel(
-        &self,
-        device: &Device,
-        layout: Layout,
-        blocks: usize,
-        halves_at: u32,
-    ) -> (&'static [&'static str], Constants) {
-        match self.kind {
-            Vectors { rows, outputs, threads, memory } => {
-                let constants = vec![
-                    ("MATMUL", U(1)),
-                    ("THREADS", U(threads)),
-                    ("OUTS", U(outputs)),
-                    ("BATCH", U(rows)),
-                    ("SUMS", U((threads / 32 * outputs * rows * 33).max(memory / 4))),
-                ];
-                (wgsl!("matvec"), constants)
-            }
-            Tiles { rows, outputs, threads } => {
-                let deep = depth(layout);
-                let items = self.covers().map(|side| side * deep);
-                let constants = vec![
-                    ("MATMUL", U(1)),
-                    ("THREADS", U(threads)),
-                    ("ROWS", U(rows)),
-                    ("OUTS", U(outputs)),
-                    ("DEEP", U(deep)),
-                    ("X_LOADS", U(items[0].div_ceil(threads))),
-                    ("W_LOADS", U(items[1].div_ceil(threads))),
-                    ("WHOLE", U(u32::from(items.iter().all(|items| items.is_multiple_of(threads))))),
-                    ("TAIL", U(u32::from(!blocks.is_multiple_of(32 * deep as usize)))),
-                ];
-                (wgsl!("matmul"), constants)
-            }
-            Cooperative { side, columns, teams, groups, matrices, deep } => {
-                let team = groups * device.subgroup;
-                let items = side * matrices[1] * deep;
-                let constants = vec![
-                    ("SIDE", U(side)),
-                    ("SIDE_8", U(u32::from(side == 8))),
-                    ("SUBGROUP", U(device.subgroup)),
-                    ("THREADS", U(self.threads(device))),
-                    ("COLUMNS", U(columns)),
-                    ("K_GROUPS", U(teams)),
-                    ("ROLLED", U(u32::from(groups == 1))),
-                    ("ROW_GROUPS", U(groups)),
-                    ("SHARED", U(u32::from(groups > 1))),
-                    ("TEAM", U(team)),
-                    ("ROWS", U(matrices[0])),
-                    ("OUTS", U(matrices[1])),
-                    ("DEEP", U(deep)),
-                    ("STEPS", U(32 * deep / side)),
-                    ("TAIL", U(u32::from(!blocks.is_multiple_of((teams * deep) as usize)))),
-                    ("LOADS", U(items.div_ceil(team))),
-                    ("WHOLE", U(u32::from(items.is_multiple_of(team)))),
-                    ("HALVES_AT", U(halves_at)),
-                ];
-                match layout.is_quantized() {
-                    true => (wgsl!("matrices", "coop_int", "coop"), constants),
-                    false => (wgsl!("matrices", "coop_float", "coop"), constants),
-                }
-            }
-        }
+/// Division of a step's rows into tiles of one expert each (`route_tiles.wgsl`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertTiles {
+    /// Number of experts.
+    pub count: u32,
+    /// Experts of a row.
+    pub used: u32,
+    /// Places of a tile.
+    pub tile: u32,
+}
+
+impl ExpertTiles {
+    /// Returns the maximum number of tiles of a step with `rows` rows.
+    pub fn most(self, rows: u32) -> u32 {
+        let pairs = rows * self.used;
+        pairs / self.tile + self.count.min(pairs)
     }
 }
 
-/// Returns the blocks of a stage of tiles: two if they fit into 28 KiB of workgroup memory.
-fn depth(layout: Layout) -> u32 {
-    if layout == Layout::F32 { 1 } else { 2 }
+/// Fewest rows of a step with tiles of cooperative matrices.
+const TILED_ROWS: usize = 17;
+
+/// Distribution of the rows of a step to experts.
+#[derive(Clone, Copy)]
+pub struct Shares {
+    /// Rows from which on they are grouped by expert.
+    tiled_from: usize,
+    /// Rows from which on their tiles are long.
+    long_from: usize,
+    /// Short and long tiles.
+    tiles: [ExpertTiles; 2],
+}
+
+impl Shares {
+    /// Returns the distribution to a mixture of experts.
+    pub fn of(target: &Target, experts: &Experts, limits: &Limits) -> Self {
+        let (count, used) = (experts.count, experts.router.used);
+        // With fewer than two rows for each expert, a tile is mostly empty.
+        let tiled_from = (2 * count / used).max(2);
+        let tiled_from = match target.cooperative {
+            // All tiles have cooperative matrices. Other kernels for few rows would save less time than they cost.
+            Some(_) => tiled_from.max(TILED_ROWS),
+            None => tiled_from,
+        };
+        let [short, long] = tile_rows(target, limits.max_rows * used / count);
+        // The number of rows at which the average expert fills a short tile.
+        let long_from =
+            if short == long { tiled_from } else { tiled_from.max(short as usize * count / used) };
+        let tiles = |tile| ExpertTiles { count: count as u32, used: used as u32, tile };
+        Self { tiled_from, long_from, tiles: [tiles(short), tiles(long)] }
+    }
+
+    /// Returns the first rows of other classes of steps.
+    pub fn borders(self) -> [usize; 2] {
+        [self.tiled_from, self.long_from]
+    }
+
+    /// Returns the tiles of steps of a class of rows, if they have some.
+    pub fn tiles(self, class: RowClass) -> Option<ExpertTiles> {
+        let is_long = class.from >= self.long_from;
+        (class.from >= self.tiled_from).then_some(self.tiles[usize::from(is_long)])
+    }
+}
+
+/// Returns the kernels that steps of a class of rows use.
+pub fn of_class(matmuls: &[Matmul], class: RowClass) -> Vec<Matmul> {
+    let kernel = |rows: usize| {
+        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+        matmuls.iter().position(|matmul| rows <= matmul.most_rows).unwrap_or(0)
+    };
+    matmuls[kernel(class.from)..=kernel(class.to - 1)].to_vec()
 }

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use paguro_backend::{KvDtype, PageId, StepSequence};
 
-use crate::ops::KvGroup;
+use crate::heads::KvGroup;
 
 use super::*;
 

@@ -11,8 +11,8 @@ use paguro_backend::{Limits, LoadError, PageId, PageMove, StateId};
 
 use crate::{
     device::Device,
+    emit::{Kernel, LayerState, Model, StateBuffer, wgsl},
     hidden::Hazards,
-    lower::{Kernel, LayerState, Model, StateBuffer, wgsl},
     plan::Args,
     template::Value::U,
 };
@@ -88,7 +88,8 @@ impl PageKernels {
             };
             let buffers = [("places", &places), ("parts", &parts), ("pages", pages)];
             let files = wgsl!("args", "change_pages");
-            Kernel::new(device, name, files, &constants, &buffers, &Hazards::DECLARED)
+            let pipeline = device.pipeline(name, files, &constants, &Hazards::DECLARED);
+            Kernel::new(device, pipeline, &constants, &buffers, &Hazards::DECLARED)
         };
         let all = |pages| [Change::Save, Change::Restore, Change::Clear].map(|change| kernel(pages, change));
         let kernels = model.pages.iter().flatten().map(all).collect();

@@ -27,7 +27,7 @@ impl GpuRunner {
             notice(&format!(
                 "handoff between kernels is off from now on: kernels on {} waited in vain for each other; the step is repeated without \
                  it, and steps are slower until the model is loaded again",
-                self.device.name
+                self.device.target.name
             ));
         }
         let is_apart = (first..=last).any(|step| self.flights[flight_index(step)].is_apart);
@@ -66,7 +66,7 @@ impl GpuRunner {
         StepError::Device(format!(
             "kernels on {} waited in vain for each other, and the step cannot be repeated; later steps run without handoff, so try \
              again",
-            self.device.name
+            self.device.target.name
         ))
     }
 }

@@ -80,7 +80,7 @@ impl GpuRunner {
         let Self { device, model, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
         let Flight { plan, slices, sampled, submission, timed, is_apart, .. } = &mut flights[flight];
         let launches = launches(model, plan, first, count);
-        if device.timed {
+        if device.target.timed {
             let kernels: BTreeSet<usize> = launches.iter().map(Planned::timed_as).collect();
             kernel_statistics.time(device, &Vec::from_iter(kernels), |pass, kernel| {
                 encode_all(pass, launches.iter().filter(|planned| planned.timed_as() == kernel), PATIENCE);
@@ -138,7 +138,7 @@ impl GpuRunner {
             }
             let (at, size) = ((count * logits) as u64, (count * normed) as u64);
             commands.copy_buffer_to_buffer(&io.normed, 0, &self.rows, at, size);
-            if device.handoff {
+            if device.target.handoff {
                 encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
             }
         }
@@ -151,7 +151,7 @@ impl GpuRunner {
         let Flight { answers, submission, gave_up, .. } = &mut flights[flight];
         let last = submission.clone().ok_or_else(nothing_submitted)?;
         device.read(rows, bytes + 4, last, |words| {
-            *gave_up |= device.handoff && words[bytes..] != [0; 4];
+            *gave_up |= device.target.handoff && words[bytes..] != [0; 4];
             let row = |base: usize, width: usize, row: usize| {
                 let bytes = &words[base + row * width..][..width];
                 bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()

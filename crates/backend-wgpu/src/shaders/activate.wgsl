@@ -1,6 +1,7 @@
 // Computes activation(gate) * up, or activation(up) without a gate, [rows, WIDTH], as activations of the next matmul
 // (emit.wgsl). One workgroup computes eight blocks of 32 of a row. Consecutive elements of `gate` and `up` are EACH
 // apart.
+//% needs activated activation emit stage
 //% if GATED
 @group(0) @binding(0) var<storage, read> gate: array<f32>; // [rows, GATE_STRIDE]
 //% end

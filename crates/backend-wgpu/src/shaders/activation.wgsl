@@ -1,4 +1,5 @@
 // Activation functions of feed-forward networks, for one element.
+//% provides activated activation
 //% if GELU_ERF
 // Returns 1 - erf(x) for x >= 0, with an error of at most 1.5e-7 (Abramowitz and Stegun, 7.1.26).
 fn erfc_of(x: f32) -> f32 {

@@ -1,4 +1,5 @@
 // Loads activations in single precision, [rows, 8, BLOCKS]: a block of 32 is eight quads.
+//% provides add_quad load_acts Acts
 //% if MATMUL
 @group(0) @binding(3) var<storage, read> x_floats: array<vec4<f32>>; // [rows, 8, BLOCKS]
 //% end

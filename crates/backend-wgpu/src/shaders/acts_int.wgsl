@@ -1,8 +1,10 @@
 // Loads, receives or quantizes activations in eight bits: x[i] = scale * quants[i] for each block of 32.
+//% provides dot_half load_acts make_acts quad take_acts Acts needs Block bytes give_up is_there largest_in line patience
+//% quants_of with_sums
 //% if OWN_ACTS
 //% if AWAITED
 //% else
-@group(0) @binding(3) var<storage, read> x_floats: array<vec4<f32>>; // [8, BLOCKS]
+@group(0) @binding(3) var<storage, read> x_floats: array<vec4<f32>>; // [rows, 8, BLOCKS]
 //% end
 
 var<workgroup> x_quants: array<vec4<u32>, OWN_ACTS * 2>; // [2, BLOCKS]
@@ -10,7 +12,7 @@ var<workgroup> x_quants: array<vec4<u32>, OWN_ACTS * 2>; // [2, BLOCKS]
 var<workgroup> x_scales: array<u32, OWN_ACTS * 2>;
 
 // Quantizes a row of floats. Each thread quantizes PARTS halves of blocks.
-fn make_acts(tid: u32) {
+fn make_acts(tid: u32, row: u32) {
 //% for p in 0..PARTS
   let at_${p} = tid + ${p}u * THREADS;
   let block_${p} = at_${p} % BLOCKS;
@@ -21,7 +23,7 @@ fn make_acts(tid: u32) {
 //% end
 //% else
 //% for j in 0..4
-  let x_${p}_${j} = x_floats[(4u * half_${p} + ${j}u) * BLOCKS + block_${p}];
+  let x_${p}_${j} = x_floats[(8u * row + 4u * half_${p} + ${j}u) * BLOCKS + block_${p}];
 //% end
 //% end
 //% end
@@ -140,7 +142,11 @@ struct Acts { lo: vec4<u32>, hi: vec4<u32>, scale: f32, sums: vec2<i32> }
 //% if MATMUL
 fn load_acts(row: u32, block: u32) -> Acts {
   let s = scale_and_sums(row, block);
+//% if OWN_ACTS
+  let at = block;
+//% else
   let at = row * 2u * BLOCKS + block;
+//% end
   let sums = vec2<i32>(i32(s.y << 16u) >> 16u, i32(s.y) >> 16u);
   return Acts(quants_at(at), quants_at(at + BLOCKS), bitcast<f32>(s.x), sums);
 }

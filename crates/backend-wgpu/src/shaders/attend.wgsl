@@ -11,6 +11,8 @@
 //
 // kv_f16.wgsl, kv_q8.wgsl and kv_q4.wgsl define the layout of K and V in pages. A read of K has K_FOURS quads of
 // dimensions of a token. A read of V has four dimensions of V_TOKENS tokens.
+//% provides number_at put_number needs Sum clear emit_shared first_seen hadamard item_of join k_four k_scale k_scales
+//% load_values page_of partial_of publish_partial split_begin stage sum_at top_at v_four values_at work_of
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>; // [rows, HEADS, DIM / 4]
 //% if HANDOFF_PARTIALS

@@ -7,6 +7,7 @@
 // later block exceeds it by more than SLACK. Then the sums are rescaled through workgroup memory, which is exact. Runs
 // are added in order, and their rescaling is exact as well. So a workgroup may compute one run or all, and a result
 // depends only on its query and the tokens before it.
+//% needs Outs Rows Sums emit first_seen item_of partial_of power_of_two split_begin stage staged work_of
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS] of eight f16, see pages.rs

@@ -10,6 +10,8 @@
 //
 // K and V are loaded from pages into matrices without workgroup memory, two units ahead. They are rows of A, because
 // NVIDIA's compiler needs five times as many instructions for columns of B.
+//% needs Outs Rows Sum Sums clear emit_shared first_seen item_of join page_of partial_of publish_partial split_begin stage
+//% staged sum_at top_at work_of
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 //% if HANDOFF_PARTIALS

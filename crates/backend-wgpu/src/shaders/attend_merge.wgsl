@@ -1,5 +1,7 @@
 // Merges the partials of attention of a row in order, [partials, HEADS, DIM], applies the gate if there is one, and writes
 // activations of the next matmul. One workgroup computes MERGE_HEADS heads of a row, so that it has whole blocks.
+//% provides number_at put_number needs clear_partial emit_shared give_up hadamard is_there partials_of patience power_of_two
+//% stage sum_at top_at wait_for_partial
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 //% if HANDOFF_PARTIALS
 //% else

@@ -1,3 +1,4 @@
+//% provides clear
 //% if CLEARED
 // Sets the words of the handoff (handoff.wgsl) of a later layer to EMPTY, before they are written. A barrier separates
 // this from readers of the previous values.

@@ -1,5 +1,6 @@
 // Inputs of a convolution over the rows of a sequence, separate for each channel. A state has the last KEPT inputs,
 // [KEPT, CHANNELS]; the input of position p is in row p % KEPT.
+//% provides input_of kept_at
 @group(0) @binding(1) var<storage, read> mixed: array<f32>;     // [rows, MIXED_STRIDE]
 
 fn input_of(row: u32, c: u32) -> f32 {

@@ -1,4 +1,5 @@
 // Computes the output of the convolution of convolution.wgsl for a row and a channel.
+//% provides convolve needs Sequence input_of kept_at
 @group(0) @binding(2) var<storage, read> inputs: array<f32>;    // [states, KEPT, CHANNELS]
 @group(0) @binding(3) var<storage, read> taps: array<f32>;      // [KEPT + 1, CHANNELS]
 //% if CONV_BIAS

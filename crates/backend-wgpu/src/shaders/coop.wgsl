@@ -7,6 +7,7 @@
 // being loaded. Activations have half precision, in the order of matrices. Each subgroup reads its own rows; adjacent
 // tiles share them in the first-level cache. Sums have single precision: a team adds its inputs in order, and then the
 // sums of teams are added in order.
+//% needs Outs Rows Sums load_block store store_activations w_half
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles] see route_tiles.wgsl
 //% end

@@ -1,3 +1,4 @@
+//% provides w_half needs Block quad
 const MASKS = vec2<u32>(); // not used with weights in floats
 
 // Returns the weights of quad `j` in half precision, in the form of `coop_int.wgsl`.

@@ -1,5 +1,6 @@
 // Converts quantized weights to half precision for coop.wgsl. They are multiplied by 8, because activations are divided
 // by 8 (`emit.wgsl`). The elements of a quad are in the order 0, 2, 1, 3.
+//% provides w_half needs Block bytes line
 
 // Masks of a word: one selects two bytes, the other adds the bits of the half-precision number 4 twice. Flipping the
 // sign bit of a signed byte adds 128.

@@ -8,6 +8,7 @@
 // them, and only the last sums, over rows of the block, follow each other. PARTS is at least BLOCK_ROWS.
 // All sums have one order, which does not depend on where a step or a block begins or ends.
 // Workgroup memory has the keys of a chunk (KEYS_HELD), unless keys are so large that only those of a block fit.
+//% needs Sequence sequence_at
 //% if WHOLE_QUADS
 @group(0) @binding(1) var<storage, read> convolved: array<vec4<f32>>;  // [rows, CHANNELS]: queries, keys, values
 @group(0) @binding(7) var<storage, read> kept_keys: array<vec4<f32>>;  // [states, CHUNK, KEY_HEADS, KEY_DIM]

@@ -1,6 +1,7 @@
 // Computes the inputs of a delta rule: convolved queries and keys of unit length and values, [rows, CHANNELS]; decays
 // and strengths, [rows, HEADS]. A workgroup computes a head of queries or keys of a row, or 128 of its values, or all
 // of its decays and strengths.
+//% needs convolve sequence_of
 @group(0) @binding(5) var<storage, read_write> convolved: array<f32>; // [rows, CHANNELS]: queries, keys, values
 @group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS]
 @group(0) @binding(7) var<storage, read_write> betas: array<f32>;     // [rows, HEADS] strengths

@@ -1,5 +1,6 @@
 // Normalizes each value head of a delta rule's results, [rows, WIDTH], multiplies it by SiLU(z), and writes activations
 // of the next matmul. One workgroup computes eight blocks of 32 of a row.
+//% needs emit stage
 @group(0) @binding(0) var<storage, read> values: array<f32>; // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> z: array<f32>;      // [rows, Z_STRIDE], from Z_FIRST on
 @group(0) @binding(2) var<storage, read> weight: array<f32>; // [VALUE_DIM]

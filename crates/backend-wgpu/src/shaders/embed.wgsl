@@ -1,6 +1,7 @@
 // Computes x = table[token] * SCALE, [rows, WIDTH], for tokens in this part of the table, with one thread per block of
 // 32. A token with the highest bit set is an index into the tokens that the previous step has sampled; if that step
 // could not sample, it is token 0. With POSITIONS, the table has learned positions, which are added to x.
+//% needs load_block quad
 @group(0) @binding(5) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(6) var<storage, read_write> x: array<f32>; // [rows, WIDTH]
 //% if POSITIONS

@@ -1,6 +1,7 @@
 // Writes activations of the next matmul in blocks of 32, [rows, ACT_BLOCKS]: as floats, in eight bits, or both. With
 // cooperative matrices, they follow in half precision. Only those in half precision include the factor of a norm; other
 // matmuls multiply their results by the factor.
+//% provides emit emit_shared stage needs Quantized four_halves largest_of publish quantized quants_of with_sums
 //% if PUBLISHES
 //% else
 //% if EMIT_Q8

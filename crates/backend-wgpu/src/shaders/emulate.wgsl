@@ -1,5 +1,6 @@
 // Emulates cooperative matrices and subgroups in plain WGSL (emulate.rs). A thread has eight columns of a row of sums.
 // It multiplies the whole row of A by these columns of B, which it reads from memory.
+//% needs Rows Sums
 struct Columns { at: u32, stride: u32, by_rows: bool }
 
 var<private> me: u32;

@@ -1,4 +1,5 @@
 // Decodes weights in single precision.
+//% provides accumulate load_block quad Block needs Acts add_quad
 @group(0) @binding(0) var<storage, read> w_quants: array<vec4<f32>>; // [rows, 8, BLOCKS] four elements each
 
 struct Block {

@@ -1,4 +1,5 @@
 // Returns the factor of a row's results, which is 1 unless its activations are those of a norm.
+//% provides factor_of squares_of needs row_scale
 //% if NORMED
 // In a step of one row, the factor is computed here from sums of squares of blocks.
 //% if AWAITED

@@ -1,6 +1,7 @@
 // Adds the results of a matmul to the residual stream, [OUTPUTS], in a step of one row. With NORMS, it also writes the
 // activations of a norm without the norm's factor, which the reader computes from sums of squares. A workgroup has a
 // block of 32 outputs.
+//% provides finish prefetch needs emit_shared peek publish stage wait_for
 //% if NORMS
 @group(0) @binding(7) var<storage, read> weight: array<f32>; // [OUTPUTS]
 //% end

@@ -1,11 +1,18 @@
-// Computes activation(gate) * up, [OUTPUTS / 2], from the interleaved results of a matmul in a step of one row. With
-// EMBED, all results are gates, and `up` is a row of embeddings, [OUTPUTS].
+// Computes activation(gate) * up, [OUTPUTS / 2], from the interleaved results of a matmul in a step of one row, or of a row and one
+// of its EXPERTS. With EMBED, all results are gates, and `up` is a row of embeddings, [OUTPUTS].
+//% provides finish prefetch needs activated publish
 //% if HANDOFF
 fn put(at: u32, value: f32) { publish(GATED_AT + at, bitcast<u32>(value)); }
 //% else
 @group(0) @binding(10) var<storage, read_write> gated: array<f32>; // [8, ACT_BLOCKS, 4]
 
+//% if EXPERTS
+var<private> gated_from: u32;
+
+fn put(at: u32, value: f32) { gated[gated_from + at] = value; }
+//% else
 fn put(at: u32, value: f32) { gated[at] = value; }
+//% end
 //% end
 
 fn put_gated(i: u32, value: f32) {

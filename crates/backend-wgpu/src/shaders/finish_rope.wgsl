@@ -2,6 +2,7 @@
 // Q_END are queries, those up to K_END are keys, and the others are values. A thread has four outputs of a head. If
 // weights with several layouts need several matmuls, each kernel declares only the buffers that it writes, so that the
 // matmuls do not wait for each other.
+//% provides finish prefetch needs angle clear k_word pack put_v rotated_by
 //% if HAS_Q
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>;  // [rows, HEADS, DIM]
 //% end

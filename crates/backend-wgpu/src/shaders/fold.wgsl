@@ -1,5 +1,6 @@
 // Adds partials of a softmax. They are relative to integer powers of two, so rescaling them is exact, and a sum does
 // not depend on the division into partials.
+//% provides join power_of_two Sum
 const NOTHING = -1.0e30; // the maximum of no scores
 
 // Returns 2^n for an integer n <= 0.

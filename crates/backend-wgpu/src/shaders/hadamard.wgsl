@@ -1,6 +1,7 @@
 // Transforms heads for quantized pages, in place, as `hadamard` of crates/backend defines it. `heads` heads of HEAD
 // elements are DIM apart. The kernel defines `number_at` and `put_number` to read and write them. All `threads` of a
 // workgroup call it after a barrier, and it ends with a barrier.
+//% provides hadamard needs number_at put_number
 
 const SPAN = (HEAD + 63u) / 64u * 64u;
 

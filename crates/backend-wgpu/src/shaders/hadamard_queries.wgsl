@@ -1,5 +1,6 @@
 // Transforms queries of latent attention, [rows, HEADS, DIM], for quantized pages, in place. One workgroup has one head
 // of a row.
+//% provides number_at put_number needs hadamard
 @group(0) @binding(0) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
 
 var<workgroup> head: array<f32, DIM>;

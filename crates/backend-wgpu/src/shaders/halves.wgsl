@@ -1,4 +1,5 @@
 // Loads weights of 16 bits, which f16.wgsl or bf16.wgsl decodes.
+//% provides accumulate load_block quad Block needs Acts add_quad widen
 @group(0) @binding(0) var<storage, read> w_quants: array<vec4<u32>>; // [rows, 4, BLOCKS] eight elements each
 
 struct Block { a: vec4<u32>, b: vec4<u32>, c: vec4<u32>, d: vec4<u32> }

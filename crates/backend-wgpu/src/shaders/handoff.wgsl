@@ -7,6 +7,7 @@
 // times out after some tenths of a second. The workgroup then sets a flag and continues with the words that it has, and
 // the host repeats the step. The number of polls is a constant, so that compilers know the bound of the loop; in tests
 // it is an argument.
+//% provides give_up is_there patience without_empty
 fn patience() -> u32 {
 //% if STARVABLE
   return args.patience;

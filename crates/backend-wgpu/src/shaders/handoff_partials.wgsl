@@ -1,5 +1,6 @@
 // Handoff of partials of attention: sums, [partials, HEADS, DIM / 4], followed by maxima with sums of weights, [partials,
 // HEADS]. The merge clears them after reading.
+//% provides clear_partial publish_partial sum_at top_at wait_for_partial needs give_up is_there patience without_empty
 @coherent @volatile @group(0) @binding(16) var<storage, read_write> handoff_partials: array<vec4<u32>>;
 
 fn sum_at(partial: u32, head: u32) -> u32 {

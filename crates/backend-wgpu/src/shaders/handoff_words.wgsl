@@ -1,4 +1,5 @@
 // Reads and writes single words of the handoff (handoff.wgsl).
+//% provides peek publish wait_for wait_for_some needs give_up patience
 @coherent @volatile @group(0) @binding(17) var<storage, read_write> handoff: array<vec4<u32>>;
 
 // Writes a word. In SPIR-V, to which these kernels are translated, this writes no other word of the vector.

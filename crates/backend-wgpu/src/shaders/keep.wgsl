@@ -1,6 +1,7 @@
 // Stores the last KEPT inputs of a convolution in the state of their sequence. With a delta rule or a scan (DELTA), also
 // stores the keys of the last chunk and its sums of decays. Thread c stores channel c, element c of the keys, and the
 // decays of head c. If a sequence writes another state than it reads, the values of rows before the step are copied.
+//% needs input_of kept_at sequence_at
 @group(0) @binding(2) var<storage, read_write> kept: array<f32>;        // [states, KEPT, CHANNELS]
 //% if DELTA
 @group(0) @binding(3) var<storage, read> convolved: array<f32>;         // [rows, CHANNELS]: queries, keys, values

@@ -1,4 +1,5 @@
 // Reads K and V in half precision for attention.
+//% provides k_four load_values v_four values_at
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, DIM / 8, PAGE] of eight f16
 @group(0) @binding(3) var<storage, read> v_pages: array<vec2<u32>>; // [pages, KV_HEADS, PAGE, DIM / 4] of four f16
 

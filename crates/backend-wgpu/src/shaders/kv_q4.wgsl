@@ -1,4 +1,5 @@
 // Reads K and V in four bits for attention. RAISE is used as in kv_q8.wgsl.
+//% provides k_four k_scale k_scales load_values v_four values_at
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, K_QUADS / 8, PAGE] of 32, and scales
 @group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>; // [pages, KV_HEADS, PAGE / 4, OCTETS] of 4 x 8, and scales
 

@@ -1,6 +1,7 @@
 // Reads K and V in eight bits for attention. Bytes are converted to quants plus RAISE, which is cheaper than a
 // conversion to quants. Scores therefore start with the negative raise. V's quants times their scales are exact in f32.
 // Sums use fma, because a compiler may factor out a common factor of a sum in one kernel and not in another.
+//% provides k_four k_scale k_scales load_values v_four values_at
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, K_QUADS / 4, PAGE] of 16, and scales
 @group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>; // [pages, KV_HEADS, PAGE / 4, DIM / 4] of 4 x 4, and scales
 

@@ -1,5 +1,6 @@
 // Prepares queries of latent attention: activations for the absorbed matrices, and the elements with RoPE in `queries`.
 // One workgroup has one head of a row.
+//% needs angle by_position emit rotated_by stage
 @group(0) @binding(0) var<storage, read> q: array<f32>;             // [rows, HEADS, PLAIN + ROTATED]
 @group(0) @binding(1) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
 

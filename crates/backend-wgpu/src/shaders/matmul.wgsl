@@ -6,6 +6,7 @@
 // A stage has no branches. The loads of the next stage precede its arithmetic, and a branch would wait for them.
 //
 // With EXPERTS, a tile of rows has one expert (`route_tiles.wgsl`). A stack has the weights of all experts.
+//% needs Acts Block accumulate factor_of load_acts load_block store
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles] expert of each tile
 @group(0) @binding(21) var<storage, read> sources: array<u32>;      // [tiles, TILE_ROWS] row of each place

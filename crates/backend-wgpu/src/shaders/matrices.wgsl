@@ -1,4 +1,5 @@
 // Types of cooperative matrices of SIDE times SIDE: rows and outputs have half precision, sums single precision.
+//% provides Outs Rows Sums
 enable f16;
 enable wgpu_cooperative_matrix;
 //% if SIDE_8

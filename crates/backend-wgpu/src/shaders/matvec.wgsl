@@ -2,11 +2,12 @@
 // sums blocks l, l + 32, ... in order; then the sums of the lanes are added in order. A result depends only on its row
 // and its weights, for any BATCH and OUTS.
 //
-// With one row, a kernel may include other operations:
+// With one row, or one row and expert, a kernel may include other operations:
 // - NORMED: activations are those of a norm, whose factor is computed here and applied to the results. So the matmul
 //   does not wait for the factor.
-// - OWN_ACTS: activations are floats, which every workgroup quantizes itself.
+// - OWN_ACTS: activations are floats, which every workgroup quantizes itself, also with several rows of EXPERTS.
 // - FINISHES: results stay in the workgroup, and its threads `finish` them.
+//% needs accumulate add_squares factor_of finish load_acts load_block make_acts prefetch store take_acts wait_for_some
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> chosen: array<u32>; // [rows, experts of a row]
 //% end
@@ -45,8 +46,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
   let row = wid.x / PLACES_OF_ROW;
   let stack = (expert - FIRST_EXPERT) * OUTPUTS;
+//% if FINISHES
+  gated_from = wid.x * 32u * ACT_BLOCKS;
+//% else
 //% if BIAS
   bias_from = stack;
+//% end
 //% end
 //% else
 //% if STACK
@@ -89,7 +94,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   add_squares(tid);
 //% end
 //% if OWN_ACTS
-  make_acts(tid);
+  make_acts(tid, row);
 //% end
   var block = lane;
 //% if EARLY
@@ -144,7 +149,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if FINISHES
   if (tid < TILE) {
 //% if BIAS
-    totals[tid] = fma(total_of(tid), factor_of(row), bias[min(first + tid, OUTPUTS - 1u)]);
+    totals[tid] = fma(total_of(tid), factor_of(row), bias[stack + min(first + tid, OUTPUTS - 1u)]);
 //% else
     totals[tid] = total_of(tid) * factor_of(row);
 //% end

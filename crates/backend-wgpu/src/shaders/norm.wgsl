@@ -1,15 +1,21 @@
 // Normalizes the residual stream, [rows, WIDTH], and writes activations of the next matmul. One workgroup has one row.
 // - With POST, a matmul's result is normalized and added to the stream first, and the sum is multiplied by OUT_SCALE.
+// - With SUMS, the sum of a row's experts is added to the stream first.
 // - With GATHER, the rows are those of outputs, and the normalized rows are also stored.
 // - For a plain RMS norm, the following matmuls apply the factor. With FULL (LayerNorm, biases, a stream without norm),
 //   activations are complete and the factor is one.
 // - With COMPLETE, rows are not those of the residual stream, and there is no factor.
+//% provides squares_of needs add_squares emit row_scale stage sum_of_experts
 //% if POST
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;   // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> y: array<f32>;         // [rows, WIDTH]
 @group(0) @binding(2) var<storage, read> post: array<f32>;      // [WIDTH]
 //% else
+//% if SUMS
+@group(0) @binding(0) var<storage, read_write> x: array<f32>;   // [rows, WIDTH]
+//% else
 @group(0) @binding(0) var<storage, read> x: array<f32>;         // [rows, WIDTH]
+//% end
 //% end
 //% if NORMS
 @group(0) @binding(3) var<storage, read> weight: array<f32>;    // [WIDTH]
@@ -88,6 +94,16 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% for s in 0..SLICES
   x_${c}_${s} = fma(y_${c}_${s} * post_scale, p_${c}_${s}, x_${c}_${s}) * OUT_SCALE;
   if (i_${c}_${s} < WIDTH) { x[base + i_${c}_${s}] = x_${c}_${s}; }
+//% end
+//% end
+//% end
+//% if SUMS
+//% for c in 0..ROUNDS
+//% for s in 0..SLICES
+  if (i_${c}_${s} < WIDTH) {
+    x_${c}_${s} = fma(sum_of_experts(row, i_${c}_${s}), SCALE, x_${c}_${s});
+    x[base + i_${c}_${s}] = x_${c}_${s};
+  }
 //% end
 //% end
 //% end

@@ -1,4 +1,5 @@
 // Partials of attention of a row.
+//% provides partials_of
 struct Partials {
   first: u32,  // index of the first partial
   count: u32,

@@ -1,5 +1,6 @@
 // Decodes weights of two bits with a scale and a minimum for every 16: w = d * q - m. Byte b of quad j is in bits
 // 8 b + 2 (j % 4) and 8 b + 2 (j % 4) + 1 of word j / 4.
+//% provides accumulate bytes line load_block Block needs Acts dot_half
 @group(0) @binding(0) var<storage, read> w_quants: array<vec2<u32>>; // [rows, BLOCKS]
 @group(0) @binding(2) var<storage, read> w_scales: array<vec2<u32>>; // [rows, BLOCKS] d, m in f16 of both halves
 

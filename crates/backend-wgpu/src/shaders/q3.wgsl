@@ -1,6 +1,7 @@
 // Decodes weights of three bits with a scale for every 16: w = s * v, where v is ±8, ±25 or ±43. The magnitude of byte
 // b of quad j is in bits 8 b + 2 (j % 4) and 8 b + 2 (j % 4) + 1 of word j / 4, and its sign is in bit 8 b + j of the
 // high word.
+//% provides accumulate bytes line load_block Block needs Acts dot_half
 @group(0) @binding(0) var<storage, read> w_quants: array<vec2<u32>>; // [rows, BLOCKS]
 @group(0) @binding(1) var<storage, read> w_high: array<u32>;         // [rows, BLOCKS]
 @group(0) @binding(2) var<storage, read> w_scales: array<u32>;       // [rows, BLOCKS] both scales in f16

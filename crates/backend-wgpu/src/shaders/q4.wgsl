@@ -1,5 +1,6 @@
 // Decodes weights of four bits: w = d * q - m. The low half of byte i of a block is element i, its high half element 16
 // + i.
+//% provides accumulate bytes line load_block Block needs Acts dot_half
 @group(0) @binding(0) var<storage, read> w_quants: array<vec4<u32>>; // [rows, BLOCKS]
 @group(0) @binding(2) var<storage, read> w_scales: array<u32>;       // [rows, BLOCKS] d, m in f16
 

@@ -1,5 +1,6 @@
 // Decodes weights of five bits: w = d * q - m. The low four bits have the layout of q4.wgsl. The fifth bit of byte b of
 // quad j is bit 8 b + j of the block's high word.
+//% provides accumulate bytes line load_block Block needs Acts dot_half
 @group(0) @binding(0) var<storage, read> w_quants: array<vec4<u32>>; // [rows, BLOCKS]
 @group(0) @binding(1) var<storage, read> w_high: array<u32>;         // [rows, BLOCKS]
 @group(0) @binding(2) var<storage, read> w_scales: array<u32>;       // [rows, BLOCKS] d, m in f16

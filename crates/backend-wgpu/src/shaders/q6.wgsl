@@ -1,5 +1,6 @@
 // Decodes weights of six bits with a scale for every 16: w = s * (q - 32). The low four bits have the layout of
 // q4.wgsl. The two high bits of byte b of quad j are bits 8 b + 2 (j % 4) and 8 b + 2 (j % 4) + 1 of high word j / 4.
+//% provides accumulate bytes line load_block Block needs Acts dot_half
 @group(0) @binding(0) var<storage, read> w_quants: array<vec4<u32>>; // [rows, BLOCKS]
 @group(0) @binding(1) var<storage, read> w_high: array<vec2<u32>>;   // [rows, BLOCKS]
 @group(0) @binding(2) var<storage, read> w_scales: array<u32>;       // [rows, BLOCKS] both scales in f16

@@ -1,4 +1,5 @@
 // Decodes weights of eight bits: w = d * q.
+//% provides accumulate bytes line load_block Block needs Acts dot_half
 @group(0) @binding(0) var<storage, read> w_quants: array<vec4<u32>>; // [rows, 2, BLOCKS]
 @group(0) @binding(2) var<storage, read> w_scales: array<u32>;       // [rows, ceil(BLOCKS / 2)] d in f16 of two blocks
 

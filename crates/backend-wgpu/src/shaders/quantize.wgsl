@@ -1,5 +1,6 @@
 // Converts activations: blocks of 32 to eight bits (quants, a scale, and the sums of both halves of the quants), and quads
 // to half precision.
+//% provides four_halves largest_in largest_of quantized quants_of with_sums Quantized
 struct Quantized { lo: vec4<u32>, hi: vec4<u32>, scale: f32, sums: u32 }
 
 fn largest_of(v: array<vec4<f32>, 8>) -> f32 {

@@ -1,5 +1,6 @@
 // Normalizes query and key heads, applies RoPE, and stores queries, [rows, HEADS, DIM], and K and V in pages. One
 // workgroup has one head of a row.
+//% provides number_at put_number needs angle by_position finite hadamard k_word nearest_half output_of pack put_v rotated_by
 @group(0) @binding(0) var<storage, read> q: array<f32>;         // [rows, Q_STRIDE]
 @group(0) @binding(1) var<storage, read> k: array<f32>;         // [rows, K_STRIDE]
 @group(0) @binding(2) var<storage, read> v: array<f32>;         // [rows, V_STRIDE]

@@ -1,5 +1,6 @@
 // Applies RoPE to pairs of elements. All kernels compute it with the same operations, so that results are bitwise
 // equal.
+//% provides angle by_position finite k_word nearest_half output_of pack rotated_by
 @group(0) @binding(13) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 //% if PAIRS
 // Cosines and sines of positions 256 i, and of positions below 256. Those of any position follow from both.

@@ -33,10 +33,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% else
   var largest = scores[0];
   for (var e = 1u; e < COUNT; e++) { largest = max(largest, scores[e]); }
-  var all = 0.0;
-  for (var e = 0u; e < COUNT; e++) { all += exp(scores[e] - largest); }
+  for (var e = tid; e < COUNT; e += 256u) { ranks[e] = exp(scores[e] - largest); }
   workgroupBarrier();
-  for (var e = tid; e < COUNT; e += 256u) { scores[e] = exp(scores[e] - largest) / all; }
+  var all = 0.0;
+  for (var e = 0u; e < COUNT; e++) { all += ranks[e]; }
+  for (var e = tid; e < COUNT; e += 256u) { scores[e] = ranks[e] / all; }
 //% end
   workgroupBarrier();
   for (var e = tid; e < COUNT; e += 256u) {

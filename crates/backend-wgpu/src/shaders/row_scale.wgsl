@@ -1,5 +1,6 @@
 // Computes the factor of a row's norm from the sums of squares of its blocks. Lane l of 32 adds blocks l, l + 32, ...
 // in order, and then the lanes are added in order.
+//% provides add_squares row_scale needs squares_of
 var<workgroup> lane_squares: array<vec4<f32>, 8>;
 
 // Adds the blocks of each lane. A barrier must follow before `row_scale`. A thread has four lanes, because a write to a

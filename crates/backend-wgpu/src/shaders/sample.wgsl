@@ -5,6 +5,7 @@
 // of 1 / WHOLE. So sums are integers, do not depend on the order, and thresholds are exact. The last key to keep is
 // found digit by digit: the weights of tokens are summed by the next digit of their key, and the digit at which the sum
 // reaches the threshold is the next digit of the last key to keep.
+//% provides finite
 @group(0) @binding(0) var<storage, read> samples: array<vec4<u32>>; // [samples, 2] row, first mask word or NONE, place, top-k or 0;
                                                                     // temperature, top-p or NONE, min-p, uniform number
 @group(0) @binding(1) var<storage, read> logits: array<u32>;        // [rows, VOCAB] bits of f32, because of NaN

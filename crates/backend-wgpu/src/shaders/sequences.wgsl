@@ -1,4 +1,5 @@
 // Reads the sequences of a step and the slots of their states.
+//% provides sequence_at sequence_of Sequence
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 
 struct Sequence {

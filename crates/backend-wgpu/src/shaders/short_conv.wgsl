@@ -1,5 +1,6 @@
 // Computes a short convolution, c * convolution(b * u), [rows, CHANNELS], as activations of the next matmul. One
 // workgroup computes eight blocks of 32 of a row.
+//% needs convolve emit sequence_of stage
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let row = wid.y;

@@ -1,4 +1,5 @@
 // Work items, splits and partials of attention kernels.
+//% provides first_seen item_of page_of partial_of split_begin work_of needs partials_of
 const NO_PARTIAL = 0xffffffffu;
 
 // Returns the first token of a split. Splits have FINE tokens up to COARSE_FROM, so that short contexts are

@@ -1,5 +1,6 @@
 // Computes the inputs of a scan of Mamba-2: convolved C, B and values, [rows, CHANNELS]; steps and decays, [rows,
 // HEADS]. A workgroup computes 128 channels of a row, or all of its steps and decays.
+//% needs convolve sequence_of
 @group(0) @binding(5) var<storage, read_write> convolved: array<f32>; // [rows, CHANNELS]: C, B, values
 @group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS]
 @group(0) @binding(7) var<storage, read_write> betas: array<f32>;     // [rows, HEADS] steps

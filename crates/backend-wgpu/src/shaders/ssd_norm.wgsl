@@ -1,5 +1,6 @@
 // Applies skip connection, gate and norm to the results of a scan of Mamba-2, [rows, WIDTH], and writes activations of
 // the next matmul. Each NORM_GROUP of elements has its own norm. One workgroup computes eight blocks of 32 of a row.
+//% needs emit stage
 @group(0) @binding(0) var<storage, read> values: array<f32>;    // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> z: array<f32>;         // [rows, Z_STRIDE], from Z_FIRST on
 @group(0) @binding(2) var<storage, read> convolved: array<f32>; // [rows, CHANNELS] values, from FIRST_VALUE on

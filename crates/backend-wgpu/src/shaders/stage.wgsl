@@ -1,5 +1,6 @@
 // Writes and reads quads of `scores`, which pass between matrices and threads. If matrices have a side of 8, `scores`
 // has single numbers.
+//% provides stage staged
 fn stage(at: u32, x: vec4<f32>) {
 //% if SIDE_8
 //% for i in 0..4

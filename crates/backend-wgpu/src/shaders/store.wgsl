@@ -1,4 +1,5 @@
 // Stores a result of a matmul, [rows, outputs], multiplied by the factor of its row.
+//% provides store
 @group(0) @binding(5) var<storage, read_write> out: array<f32>; // [rows, OUT_STRIDE]
 //% if BIAS
 @group(0) @binding(6) var<storage, read> bias: array<f32>;      // [outputs], for each expert

@@ -1,4 +1,5 @@
 // Stores activations for a matmul with cooperative matrices, from interleaved results of gate and up.
+//% provides store_activations needs activated four_halves
 @group(0) @binding(5) var<storage, read_write> to_halves: array<vec2<u32>>; // see `put_halves` in emit.wgsl
 //% if BIAS
 @group(0) @binding(6) var<storage, read> bias: array<f32>; // [outputs]

@@ -1,4 +1,5 @@
 // Stores V in pages whose words have two tokens of a dimension. Different workgroups write the two halves of a word.
+//% provides put_v needs finite nearest_half
 enable f16;
 //% if HAS_V
 @group(0) @binding(10) var<storage, read_write> v_pages: array<f16>; // see pages.rs

@@ -1,4 +1,5 @@
 // Stores V in pages whose words have two dimensions of a token.
+//% provides put_v needs pack
 //% if HAS_V
 @group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // see pages.rs
 

@@ -1,0 +1,325 @@
+//! Kernels of WGSL as pipelines of wgpu, and slots as its buffers.
+
+use std::{
+    collections::{BTreeSet, HashMap, hash_map::Entry},
+    sync::Arc,
+};
+
+use paguro_backend::{Limits, LoadError, Mixer, Rope, Weights};
+
+use super::{
+    code::{Code, Coded, Coder, Part, Slots},
+    launch::{Grid, HandoffPartials, Io, Kernel, Launch, LayerState, Model},
+    wgsl,
+};
+use crate::{
+    device::Device,
+    hidden::second_name,
+    lower::{Facts, LOGIT_ROWS, List, Node, RowClass, Sizes, Slot, lower},
+    matrix::DeviceMatrix,
+    pages::{self, page_bytes, page_words},
+    runner::page_kernel_words,
+    sampler,
+    template::Value::U,
+};
+
+/// Steps of any number of rows.
+const ALL_ROWS: RowClass = RowClass { from: 1, to: usize::MAX };
+
+/// Returns the bytes of all buffers besides weights, pages and states. A test compares the result with the allocations of a
+/// load.
+pub fn buffer_bytes(facts: &Facts<'_>) -> u64 {
+    let Facts { program, kv, limits, .. } = facts;
+    // A load fails with the error, and the number is never used.
+    let Ok((_, sizes)) = lower(facts) else { return 0 };
+    let ropes: BTreeSet<usize> = program.mixers().filter_map(rope_of).collect();
+    let rotations: usize = ropes.into_iter().map(|rope| 2 * facts.pairs(Some(rope))).sum();
+    let rotations = rotations * (limits.max_context.div_ceil(256) + 256);
+    let page_kernels = match pages::have_kinds(program, kv, limits.kv_dtype) {
+        true => {
+            let page_bytes = page_bytes(kv, limits.block_size, limits.kv_dtype);
+            page_kernel_words(program.state.bytes(), page_bytes, limits)
+        }
+        false => 0,
+    };
+    // Rows of logits and of the residual stream on their way to the host.
+    let rows = limits.max_outputs.clamp(1, LOGIT_ROWS) * (program.vocab + program.hidden);
+    sizes.bytes() + 4 * (rotations + page_kernels + rows) as u64
+}
+
+/// Returns the index of a mixer's rotation.
+fn rope_of(mixer: &Mixer) -> Option<usize> {
+    match mixer {
+        Mixer::Attention(attention) => attention.rope,
+        Mixer::Latent(latent) => Some(latent.rope),
+        Mixer::None | Mixer::Conv(_) | Mixer::DeltaRule(_) | Mixer::Ssd(_) | Mixer::Sum(_) => None,
+    }
+}
+
+/// Binds slots, and compiles nothing yet.
+struct Binder<'a> {
+    device: &'a Device,
+    facts: &'a Facts<'a>,
+    weights: &'a Weights,
+    buffers: HashMap<Slot, wgpu::Buffer>,
+    /// Second names of buffers whose uses wgpu does not see.
+    seconds: HashMap<Slot, wgpu::Buffer>,
+    matrices: Vec<DeviceMatrix>,
+    pages: Vec<[wgpu::Buffer; 2]>,
+    states: Vec<LayerState>,
+    counters: Vec<String>,
+    /// Counter of the attention that is to be merged next, if it is timed with the merge.
+    timed_with: Option<usize>,
+}
+
+/// Emits a program: uploads its weights, allocates its buffers, and lists its launches.
+///
+/// # Errors
+/// [`LoadError`]
+pub fn emit(device: &Device, facts: &Facts<'_>, weights: &Weights) -> Result<Model, LoadError> {
+    let (lists, sizes) = lower(facts)?;
+    let mut coder = Coder::new(facts, &sizes);
+    let mut binder = Binder::new(device, facts, weights, &sizes)?;
+    let mut known: HashMap<String, Vec<Arc<Launch>>> = HashMap::new();
+    let mut launches = |node: &Node, class: RowClass, coder: &mut Coder<'_>, binder: &mut Binder<'_>| {
+        // Classes share the launches that they have in common. Parts of programs can be compared as text only.
+        let coded = coder.code(node, class);
+        let key = format!("{node:?} {:?}", Vec::from_iter(coded.iter().map(|launch| &launch.grid)));
+        Ok::<_, LoadError>(match known.entry(key) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(place) => {
+                let launches = coded.into_iter().map(|launch| binder.launch(launch, coder).map(Arc::new));
+                place.insert(launches.collect::<Result<_, _>>()?).clone()
+            }
+        })
+    };
+    let (mut body, mut one_row_head) = (Vec::new(), Vec::new());
+    for List { class, body: nodes, head: _, direct } in &lists {
+        let mut own = Vec::new();
+        for node in nodes {
+            own.extend(launches(node, *class, &mut coder, &mut binder)?);
+        }
+        body.push((*class, own));
+        if let Some(direct) = direct {
+            one_row_head = launches(direct, *class, &mut coder, &mut binder)?;
+        }
+    }
+    let mut head = Vec::new();
+    for node in &lists[0].head {
+        head.extend(launches(node, ALL_ROWS, &mut coder, &mut binder)?);
+    }
+    let head_norm = head.remove(0);
+    for (name, part) in &coder.shown {
+        device.show(name, &part.files, &part.constants);
+    }
+    binder.model(body, (head_norm, head, one_row_head), &mut coder)
+}
+
+impl<'a> Binder<'a> {
+    fn new(
+        device: &'a Device,
+        facts: &'a Facts<'a>,
+        weights: &'a Weights,
+        sizes: &Sizes,
+    ) -> Result<Self, LoadError> {
+        let Facts { program, kv, limits, .. } = facts;
+        let Limits { block_size, kv_dtype, .. } = **limits;
+        let page_words = page_words(kv, block_size, kv_dtype);
+        let half = |what: &str| device.buffer(limits.pages * page_words, what);
+        let mut pages = Vec::new();
+        for _ in 0..pages::buffers(kv, block_size, kv_dtype) {
+            pages.push([half("pages of K")?, half("pages of V")?]);
+        }
+        let state = |shape| LayerState::new(device, shape, limits.states);
+        let states = program.state.layers.iter().map(state).collect::<Result<_, _>>()?;
+        let mut buffers = HashMap::new();
+        for (&slot, &words) in &sizes.words {
+            buffers.insert(slot, device.buffer(words, slot.what())?);
+        }
+        Ok(Self {
+            device,
+            facts,
+            weights,
+            buffers,
+            seconds: HashMap::new(),
+            matrices: vec![],
+            pages,
+            states,
+            counters: vec![],
+            timed_with: None,
+        })
+    }
+
+    /// Returns a launch with its pipelines and buffers.
+    fn launch(&mut self, coded: Coded, coder: &mut Coder<'_>) -> Result<Launch, LoadError> {
+        let Coded { kernels, grid, kv_group } = coded;
+        for joined in &coder.matrices[self.matrices.len()..] {
+            let sources: Vec<_> = joined.matrices.iter().map(|&id| self.weights.matrix(id)).collect();
+            self.matrices.push(DeviceMatrix::upload(self.device, &sources, joined.order)?);
+        }
+        let kernels =
+            kernels.into_iter().map(|code| self.kernel(&code, coder)).collect::<Result<Vec<_>, _>>()?;
+        // A launch that waits for another one is timed together with it.
+        let counter = kernels[0].counter;
+        let waits = self.device.target.timed && kernels[0].pipeline.hides();
+        let timed_with = self.timed_with.filter(|_| waits);
+        if waits {
+            self.timed_with = timed_with.or(Some(counter));
+        }
+        if let Grid::Merge(_) = grid {
+            self.timed_with = None;
+        }
+        Ok(Launch { kernels, grid, kv_group, timed_with })
+    }
+
+    fn kernel(&mut self, code: &Code, coder: &Coder<'_>) -> Result<Kernel, LoadError> {
+        let Code { name, counter, part: Part { files, constants, slots, seconds }, hazards } = code;
+        let pipeline = self.device.pipeline(name, files, constants, hazards);
+        let names: Vec<_> = pipeline.names().map(str::to_owned).collect();
+        let find =
+            |slots: &Slots, name: &str| slots.iter().find(|(known, _)| *known == name).map(|(_, s)| *s);
+        let mut buffers = Vec::new();
+        for name in &names {
+            let buffer = match (find(seconds, name), find(slots, name)) {
+                (Some(slot), _) => self.second(slot, coder)?,
+                (None, Some(slot)) => self.buffer(slot, coder)?,
+                (None, None) => panic!("kernel {} has no slot for {name}", pipeline.name),
+            };
+            buffers.push((name.as_str(), buffer));
+        }
+        let buffers: Vec<_> = buffers.iter().map(|(name, buffer)| (*name, buffer)).collect();
+        let mut kernel = Kernel::new(self.device, pipeline, constants, &buffers, hazards);
+        let counter = counter.as_ref().unwrap_or(name);
+        let known = self.counters.iter().position(|known| known == counter);
+        kernel.counter = known.unwrap_or_else(|| {
+            self.counters.push(counter.clone());
+            self.counters.len() - 1
+        });
+        Ok(kernel)
+    }
+
+    /// Returns the buffer of a slot.
+    fn buffer(&mut self, slot: Slot, coder: &Coder<'_>) -> Result<wgpu::Buffer, LoadError> {
+        if let Some(buffer) = self.buffers.get(&slot) {
+            return Ok(buffer.clone());
+        }
+        let device = self.device;
+        let buffer = match slot {
+            Slot::Pages { kv, is_k } => {
+                let Limits { block_size, kv_dtype, .. } = *self.facts.limits;
+                let place = pages::place(self.facts.kv, kv, block_size, kv_dtype).0;
+                self.pages[place][usize::from(!is_k)].clone()
+            }
+            Slot::State(layer, part) => self.states[layer].part(part).clone(),
+            Slot::Vector(id) => device.upload(self.weights.vector(id), "a vector")?,
+            Slot::Bias(index) => device.upload(&coder.biases[index].values, "biases")?,
+            Slot::Plane { matrix, part, plane } => {
+                let plane = &self.matrices[matrix].0[part][plane];
+                return Ok(plane.clone().expect("kernels read the planes of their layout"));
+            }
+            Slot::Rotations { rope, is_far } => {
+                let rope = &self.facts.program.ropes[rope];
+                device.upload(&rotations(rope, self.facts.limits.max_context, is_far), "rotations")?
+            }
+            Slot::Words(_) => device.buffer(coder.words().all, "handoff between launches")?,
+            Slot::Between(_) => {
+                let words = coder.words().queries + self.facts.program.hidden;
+                device.buffer(words, "queries and the residual stream")?
+            }
+            slot => panic!("the nodes have no size of {slot:?}"),
+        };
+        self.buffers.insert(slot, buffer.clone());
+        Ok(buffer)
+    }
+
+    /// Returns the second name of a slot's buffer. wgpu clears a buffer before its first use, but does not see uses under second
+    /// names, so it is cleared here.
+    fn second(&mut self, slot: Slot, coder: &Coder<'_>) -> Result<wgpu::Buffer, LoadError> {
+        let buffer = self.buffer(slot, coder)?;
+        let second = self.seconds.entry(slot).or_insert_with(|| {
+            let mut encoder = self.device.encoder();
+            encoder.clear_buffer(&buffer, 0, None);
+            self.device.queue.submit([encoder.finish()]);
+            second_name(&self.device.inner, &buffer)
+        });
+        Ok(second.clone())
+    }
+
+    /// Adds sampling, and returns the model.
+    fn model(
+        mut self,
+        body: Vec<(RowClass, Vec<Arc<Launch>>)>,
+        (head_norm, head, one_row_head): (Arc<Launch>, Vec<Arc<Launch>>, Vec<Arc<Launch>>),
+        coder: &mut Coder<'_>,
+    ) -> Result<Model, LoadError> {
+        let vocab = self.facts.program.vocab;
+        let chunks = vocab.div_ceil(sampler::CHUNK) as u32;
+        let constants = vec![("VOCAB", U(vocab as u32)), ("CHUNKS", U(chunks))];
+        let merge = vec![("CHUNKS", U(chunks)), ("MERGE", U(1))];
+        let (whole, low_bits) = sampler::whole(vocab);
+        let draw =
+            vec![("VOCAB", U(vocab as u32)), ("WHOLE", U(whole)), ("LOW_BITS", U(low_bits)), ("LOADS", U(8))];
+        let slots = vec![
+            ("samples", Slot::Samples),
+            ("best", Slot::Best),
+            ("logits", Slot::Logits),
+            ("masks", Slot::Masks),
+            ("tokens", Slot::Tokens),
+            ("edits", Slot::Edits),
+        ];
+        let mut launch = |name: &str, files: &[&'static str], constants, grid| {
+            self.launch(Coded::new(name, Part::new(files, constants, slots.clone()), grid), coder)
+        };
+        let adjust = launch("adjust", wgsl!("args", "adjust"), vec![], Grid::Threads)?;
+        let files = wgsl!("args", "argmax");
+        let argmax = [
+            launch("argmax", files, constants, Grid::Each(chunks))?,
+            launch("argmax_merge", files, merge, Grid::Rows)?,
+        ];
+        let sample = launch("sample", wgsl!("args", "sample"), draw, Grid::Rows)?;
+        let handoff_partials = self.buffers.get(&Slot::HandoffPartials).cloned();
+        let mut io = |slot| self.buffer(slot, coder);
+        let io = Io {
+            step: io(Slot::Step)?,
+            logits: io(Slot::Logits)?,
+            normed: io(Slot::Embeddings)?,
+            samples: io(Slot::Samples)?,
+            masks: io(Slot::Masks)?,
+            tokens: io(Slot::Tokens)?,
+            edits: io(Slot::Edits)?,
+        };
+        Ok(Model {
+            body,
+            head_norm,
+            head,
+            one_row_head,
+            adjust,
+            argmax,
+            sample,
+            states: self.states,
+            pages: self.pages,
+            io,
+            tilings: self.facts.tilings.clone(),
+            table_rows: self.buffers.get(&Slot::TableRows).cloned(),
+            counters: self.counters,
+            handoff_partials: handoff_partials
+                .map(|partials| HandoffPartials::new(self.device, partials))
+                .transpose()?,
+        })
+    }
+}
+
+/// Cosines and sines of positions 256 i, or of positions below 256 with the rope's magnitude.
+fn rotations(rope: &Rope, context: usize, is_far: bool) -> Vec<f32> {
+    let (positions, step, magnitude) = match is_far {
+        true => (context.div_ceil(256), 256, 1.0),
+        false => (256, 1, f64::from(rope.magnitude)),
+    };
+    let position = |index: usize| (index * step) as f64;
+    (0..positions)
+        .flat_map(|index| {
+            rope.frequencies.iter().map(move |&frequency| position(index) * f64::from(frequency))
+        })
+        .flat_map(|angle| [(magnitude * angle.cos()) as f32, (magnitude * angle.sin()) as f32])
+        .collect()
+}

@@ -1,0 +1,193 @@
+//! Kernels of mixtures of experts.
+
+use paguro_backend::{ExpertGroups, Experts, Scores};
+
+use super::{
+    code::{Code, Coded, Coder, Part, half_acts, read_acts},
+    launch::Grid,
+    matmul::{decoder, gate_finish, input, store_constants},
+    rows::NO_EXPERT,
+    vectors, wgsl,
+};
+use crate::{
+    hidden::Hazards,
+    layout::{BLOCK, Layout},
+    lower::{
+        Acts, AddExperts, Epilogue, ExpertMatmul, ExpertTiles, Input, Slot,
+        kernels::{self, Matmul},
+    },
+    template::{
+        Constants,
+        Value::{F, U},
+    },
+};
+
+impl Coder<'_> {
+    /// Returns the launch of the choice of experts.
+    pub fn route(&self, op: &Experts) -> Coded {
+        let router = &op.router;
+        let mut constants: Constants = vec![
+            ("COUNT", U(op.count as u32)),
+            ("USED", U(router.used as u32)),
+            ("SELECTION", U(u32::from(router.selection_bias.is_some()))),
+            ("SIGMOID", U(u32::from(router.scores == Scores::Sigmoid))),
+            ("RENORMALIZE", U(u32::from(router.renormalize))),
+            ("FACTOR", F(router.factor)),
+            ("EXPERT_SCALE", U(u32::from(router.expert_scale.is_some()))),
+        ];
+        if let Some(ExpertGroups { count, used, best }) = router.groups {
+            let counts = [("EXPERT_GROUPS", count), ("USED_GROUPS", used), ("BEST", best)];
+            constants.extend(counts.map(|(name, count)| (name, U(count as u32))));
+        }
+        let mut slots =
+            vec![("logits", Slot::RouterLogits), ("chosen", Slot::Chosen), ("weights", Slot::Weights)];
+        slots.extend(router.selection_bias.map(|bias| ("selection", Slot::Vector(bias))));
+        slots.extend(router.expert_scale.map(|scale| ("expert_scale", Slot::Vector(scale))));
+        Coded::new("route", Part::new(wgsl!("args", "route"), constants, slots), Grid::Rows)
+    }
+
+    /// Returns the launch that orders rows by expert.
+    pub fn route_tiles(&self, tiles: ExpertTiles) -> Coded {
+        let constants =
+            vec![("COUNT", U(tiles.count)), ("USED", U(tiles.used)), NO_EXPERT, ("TILE", U(tiles.tile))];
+        let slots = vec![
+            ("chosen", Slot::Chosen),
+            ("places", Slot::Places),
+            ("sources", Slot::Sources),
+            ("tile_experts", Slot::TileExperts),
+        ];
+        Coded::new("route_tiles", Part::new(wgsl!("args", "route_tiles"), constants, slots), Grid::One)
+    }
+
+    /// Returns the launch that copies activations in half precision in the order of places.
+    pub fn gather_halves(&self, acts: Acts, layout: Layout, width: usize, tiles: ExpertTiles) -> Coded {
+        let blocks = width.div_ceil(BLOCK) as u32;
+        let constants = vec![
+            ("ACT_BLOCKS", U(blocks)),
+            ("HALVES_AT", U(self.halves_at(layout))),
+            ("TILE", U(tiles.tile)),
+            NO_EXPERT,
+        ];
+        let slots = vec![
+            ("from_halves", half_acts(acts, layout)),
+            ("to_halves", Slot::Halves),
+            ("sources", Slot::Sources),
+            ("tile_experts", Slot::TileExperts),
+        ];
+        let part = Part::new(wgsl!("args", "gather_halves"), constants, slots);
+        let grid = Grid::ExpertTiles { tiles, each: (4 * blocks).div_ceil(64), along_x: false };
+        Coded::new("gather_halves", part, grid)
+    }
+
+    /// Returns the launches of a matmul of each row with the matrices of its experts, one for each part of the stack.
+    pub fn expert_matmul(&mut self, op: &ExpertMatmul) -> Vec<Coded> {
+        let target = self.facts.target.clone();
+        let weights = self.weights(&op.linears, op.order);
+        let layout = weights.layout;
+        let outputs: usize = op.linears.iter().map(|linear| self.facts.rows(linear)).sum();
+        let kernel = match (op.tiles, target.cooperative.filter(|_| layout != Layout::F32)) {
+            // The activations that a workgroup quantizes are shared by a block of outputs.
+            (None, _) if op.input == Input::Floats => {
+                kernels::one_row(&target, layout, outputs as u32, Some(BLOCK as u32))
+            }
+            (None, _) => kernels::of_pairs(),
+            (Some(tiles), Some(side)) => kernels::of_cooperative_tiles(side, tiles.tile),
+            (Some(tiles), None) => kernels::of_tiles(&target, tiles.tile),
+        };
+        // Activations in half precision of rows were gathered; those between up and down are made in the order of places.
+        let (halves, halves_at) = match op.reads_rows {
+            true => (Slot::Halves, 0),
+            false => (half_acts(op.acts, layout), self.halves_at(layout)),
+        };
+        let hidden = self.facts.program.hidden;
+        let mut launches = Vec::new();
+        for (index, rows) in weights.parts.iter().cloned().enumerate() {
+            let mut constants = vec![
+                ("EXPERTS", U(1)),
+                ("FIRST_EXPERT", U((rows.start / outputs) as u32)),
+                ("HELD_EXPERTS", U((rows.len() / outputs) as u32)),
+                ("PLACES_OF_ROW", U(if op.reads_rows { op.used as u32 } else { 1 })),
+                ("BY_SOURCE", U(u32::from(op.reads_rows))),
+                ("BLOCKS", U(weights.blocks as u32)),
+                ("OUTPUTS", U(outputs as u32)),
+                ("OUT_STRIDE", U(op.out.stride as u32)),
+                ("OUT_FIRST", U(op.out.first as u32)),
+            ];
+            constants.extend(store_constants(&op.epilogue));
+            let mut slots = vec![
+                ("out", op.out.slot),
+                ("row_factors", Slot::Factors),
+                ("row_squares", Slot::Squares),
+                ("chosen", Slot::Chosen),
+                ("sources", Slot::Sources),
+                ("tile_experts", Slot::TileExperts),
+                ("zero", Slot::Zero),
+                ("x_halves", halves),
+            ];
+            slots.extend(self.planes(&weights, index));
+            slots.extend(read_acts(op.acts));
+            let files = [wgsl!("args"), decoder(layout), wgsl!("factor")].concat();
+            let (mut suffix, mut finish) = ("_experts", Part::new(wgsl!("store"), vec![], vec![]));
+            if let Epilogue::Gate(activation) = op.epilogue {
+                suffix = "_experts_gate";
+                finish = gate_finish(activation, outputs / 2);
+                constants.push(("FINISHES", U(1)));
+            }
+            let mut input = input(op.input, op.acts, layout, weights.blocks, kernel.threads(&target), hidden);
+            if op.input == Input::Floats {
+                input = input.with(Part::new(wgsl!("quantize"), vec![], vec![]));
+            }
+            let bias = self.bias(&op.linears, op.order, rows.clone());
+            let rest = Part::new(&files, constants, slots).with(input).with(bias).with(finish);
+            let code = |kernel: &Matmul| {
+                let (files, constants) = vectors::kernel(kernel, &target, layout, weights.blocks, halves_at);
+                let part = rest.clone().with(Part::new(files, constants, vec![]));
+                (kernel.name(layout) + suffix, part)
+            };
+            let is_stored = matches!(op.epilogue, Epilogue::Store { .. }) && op.input == Input::Ready;
+            if target.as_hardware && layout != Layout::F32 && is_stored {
+                for (side, tile) in [(16, 16), (16, 32), (8, 16), (8, 32)] {
+                    let (name, part) = code(&kernels::of_cooperative_tiles(side, tile));
+                    self.show(name, &part);
+                }
+            }
+            let each = (outputs as u32).div_ceil(kernel.covers()[1]);
+            let grid = match op.tiles {
+                None => Grid::Pairs { used: op.used as u32, each, along_x: true },
+                Some(tiles) => Grid::ExpertTiles { tiles, each, along_x: true },
+            };
+            let (name, part) = code(&kernel);
+            let counter = Some(format!("{name}[{outputs}x{}]", weights.cols));
+            let kernels = vec![Code { name, counter, part, hazards: &Hazards::DECLARED }];
+            launches.push(Coded { kernels, grid, kv_group: 0 });
+        }
+        launches
+    }
+
+    /// Returns the launch that adds results of experts, or of the matmul that follows their sum, to the shared expert's.
+    pub fn add_experts(&self, op: &AddExperts) -> Coded {
+        let constants = vec![("ADD", U(u32::from(op.adds.is_some()))), ("WIDTH", U(op.width as u32))];
+        let part = Part::new(wgsl!("args", "add_experts"), constants, vec![("out", op.out)]);
+        Coded::new("add_experts", part.with(sum_experts(op)), Grid::Each(op.width.div_ceil(256) as u32))
+    }
+}
+
+/// Returns the part that sums results of experts.
+pub fn sum_experts(op: &AddExperts) -> Part {
+    let constants = vec![
+        ("TILED", U(u32::from(op.is_tiled))),
+        ("CHOSEN", U(u32::from(op.is_weighted))),
+        ("USED", U(op.used as u32)),
+        ("SHARED_EXPERT", U(u32::from(op.has_shared))),
+        ("OUTPUT_GATE", U(u32::from(op.has_output_gate))),
+        ("SCALE", F(op.adds.unwrap_or(1.0))),
+    ];
+    let slots = vec![
+        ("results", op.results),
+        ("weights", Slot::Weights),
+        ("places", Slot::Places),
+        ("shared_out", Slot::Shared),
+        ("output_gate", Slot::OutputGate),
+    ];
+    Part::new(wgsl!("sum_experts"), constants, slots)
+}

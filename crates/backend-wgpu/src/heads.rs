@@ -1,0 +1,184 @@
+//! Arrangement of K and V with the query heads of their layers. Programs without kernels are refused by name.
+
+use paguro_backend::{
+    Exit, Experts, FeedForward, Input, Layer, LoadError, Mixer, Norm, NormKind, Program, QkNorm, Residual,
+};
+
+/// Experts of a mixture, at most: a workgroup has the scores of all of them.
+const MOST_EXPERTS: usize = 1024;
+/// Elements of a key of a delta rule, at most: a workgroup of `delta_inputs.wgsl` norms a key.
+const MOST_KEY_DIM: usize = 128;
+/// Elements of a key of a scan, at most: threads have a column of the state in registers.
+const MOST_SCAN_KEY_DIM: usize = 256;
+
+/// Arrangement of K and V of all layers in pages.
+#[derive(Clone, Debug)]
+pub struct KvLayout {
+    /// Layers that share pages.
+    pub groups: Vec<KvGroup>,
+}
+
+/// Layers with the same window and heads of one shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvGroup {
+    /// See [`paguro_backend::KvGroup::window`].
+    pub window: Option<u32>,
+    /// Layer slots in a page.
+    pub layer_slots: usize,
+    /// Query heads of each layer.
+    pub heads: usize,
+    /// K/V heads of each layer.
+    pub kv_heads: usize,
+    /// Elements of a head. Those of latent attention are padded to a multiple of eight.
+    pub head_dim: usize,
+    /// Elements of one head without padding.
+    pub unpadded_dim: usize,
+    /// True for latent attention.
+    pub is_latent: bool,
+}
+
+impl KvGroup {
+    /// Elements of a row of queries.
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Query heads that share a K/V head.
+    pub fn queries_per_kv(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+}
+
+impl KvLayout {
+    /// Returns true if all layers have heads of one shape.
+    pub fn is_uniform(&self) -> bool {
+        let shape = |group: &KvGroup| KvGroup { window: None, ..*group };
+        self.groups.windows(2).all(|two| shape(&two[0]) == shape(&two[1]))
+    }
+
+    /// Returns the groups of a program, for the device with this name.
+    ///
+    /// # Errors
+    /// [`LoadError::Unsupported`], with the name of an operation without kernels.
+    pub fn of(program: &Program, device: &str) -> Result<Self, LoadError> {
+        let refusal = Refusal { device };
+        refusal.program(program)?;
+        let mut found: Vec<Option<(usize, bool)>> = vec![None; program.kv.groups.len()];
+        for mixer in program.mixers() {
+            let Some((kv_slot, heads)) = mixer.attends() else { continue };
+            let is_latent = matches!(mixer, Mixer::Latent(_));
+            let Some(found) = found.get_mut(kv_slot.group) else {
+                return Err(LoadError::BadProgram(format!("there is no group {} of K and V", kv_slot.group)));
+            };
+            let (known, was_latent) = *found.get_or_insert((heads, is_latent));
+            refusal.require(known == heads, "query heads whose number differs between layers of a group")?;
+            refusal.require(was_latent == is_latent, "latent and other attention with heads of one size")?;
+        }
+        let groups = program.kv.groups.iter().zip(found).map(|(group, found)| {
+            let (heads, is_latent) = found.unwrap_or((group.kv_heads, false));
+            let divides = group.kv_heads > 0 && heads.is_multiple_of(group.kv_heads);
+            refusal.require(divides, "query heads that do not share K/V heads evenly")?;
+            let head_dim = if is_latent { group.head_dim.next_multiple_of(8) } else { group.head_dim };
+            // No step of this backend has spans.
+            let paguro_backend::KvGroup { window, spans: _, layer_slots, kv_heads, head_dim: unpadded_dim } =
+                *group;
+            Ok(KvGroup { window, layer_slots, heads, kv_heads, head_dim, unpadded_dim, is_latent })
+        });
+        Ok(Self { groups: groups.collect::<Result<_, _>>()? })
+    }
+}
+
+/// Returns true for an RMS norm without a bias: activations are multiplied only by its weights, and the results of
+/// matmuls by the factor of their row.
+pub fn is_plain(norm: &Norm) -> bool {
+    norm.kind == NormKind::Rms && norm.bias.is_none()
+}
+
+/// Returns all mixtures of experts.
+pub fn experts(program: &Program) -> impl Iterator<Item = &Experts> {
+    program.layers.iter().filter_map(|layer| match &layer.ffn {
+        FeedForward::Experts(experts) => Some(experts),
+        FeedForward::None | FeedForward::Dense(_) => None,
+    })
+}
+
+/// Refuses programs, with the device's name.
+struct Refusal<'a> {
+    device: &'a str,
+}
+
+impl Refusal<'_> {
+    fn program(&self, program: &Program) -> Result<(), LoadError> {
+        self.require(!program.has_bounds(), "bounds of matrices (of towers)")?;
+        self.require(!program.bidirectional, "attention in both directions (of encoders)")?;
+        let Input::Tokens(embed) = &program.input else {
+            return self.refuse("programs that begin with rows");
+        };
+        let Exit::Logits(_) = &program.exit else {
+            return self.refuse("programs that end with rows");
+        };
+        self.require(embed.types.is_none(), "embeddings of token types")?;
+        self.require(embed.norm.is_none(), "a norm of embeddings")?;
+        let has_plain_norm = embed.layers.as_ref().is_none_or(|embeds| is_plain(&embeds.norm));
+        self.require(has_plain_norm, "LayerNorm of embeddings for layers")?;
+        if program.layers.is_empty() {
+            return Err(LoadError::BadProgram("there are no layers".into()));
+        }
+        program.layers.iter().try_for_each(|layer| self.layer(layer))
+    }
+
+    fn layer(&self, layer: &Layer) -> Result<(), LoadError> {
+        let has_norm_after = layer.norm_after_mixer.is_some() || layer.norm_after_ffn.is_some();
+        self.require(!has_norm_after, "norms of the residual stream")?;
+        if let Mixer::Sum(branches) = &layer.mixer {
+            let count = branches.len();
+            self.require(count == 2, &format!("sums of {count} mixers"))?;
+            let is_alone = layer.residual == Residual::Sequential || matches!(layer.ffn, FeedForward::None);
+            self.require(is_alone, "sums of mixers beside a feed-forward network")?;
+        }
+        layer.mixer.parts().try_for_each(|mixer| self.mixer(mixer))?;
+        if let FeedForward::Experts(experts) = &layer.ffn {
+            let most = experts.count <= MOST_EXPERTS;
+            self.require(most, &format!("a mixture of experts with {} experts", experts.count))?;
+        }
+        Ok(())
+    }
+
+    fn mixer(&self, mixer: &Mixer) -> Result<(), LoadError> {
+        match mixer {
+            Mixer::Attention(attention) => {
+                self.require(attention.distance_bias.is_none(), "biases of distances")?;
+                self.require(attention.v_norm.as_ref().is_none_or(is_plain), "LayerNorm of V")?;
+                let is_rms = |norm: &QkNorm| [norm.q, norm.k].iter().all(is_plain);
+                self.require(attention.qk_norm.as_ref().is_none_or(is_rms), "LayerNorm of queries and keys")
+            }
+            Mixer::DeltaRule(delta) => {
+                let key_dim = delta.shape.key_dim;
+                let fits = key_dim <= MOST_KEY_DIM;
+                self.require(fits, &format!("gated delta rules with keys of {key_dim} elements"))
+            }
+            Mixer::Latent(latent) => {
+                self.require(is_plain(&latent.latent_norm), "LayerNorm of latent vectors")
+            }
+            Mixer::Ssd(ssd) => {
+                let key_dim = ssd.shape.key_dim;
+                let fits = key_dim <= MOST_SCAN_KEY_DIM;
+                self.require(fits, &format!("scans with states of {key_dim} elements"))
+            }
+            Mixer::Conv(_) | Mixer::None => Ok(()),
+            Mixer::Sum(_) => self.refuse("a sum of sums of mixers"),
+        }
+    }
+
+    fn require(&self, holds: bool, what: &str) -> Result<(), LoadError> {
+        if holds { Ok(()) } else { self.refuse(what) }
+    }
+
+    fn refuse<T>(&self, what: &str) -> Result<T, LoadError> {
+        Err(LoadError::Unsupported {
+            device: self.device.to_owned(),
+            what: what.to_owned(),
+            supported: "it runs on the CPU (--device cpu)".to_owned(),
+        })
+    }
+}

@@ -1,0 +1,171 @@
+//! Everything that the passes know of a load: the program, its weights and limits, and the device.
+
+use paguro_backend::{
+    AttentionMode, KvDtype, Limits, Linear, LoadError, MatrixId, Program, RopeStyle, Weights,
+};
+
+use super::{
+    attention_tiles,
+    kernels::{self, Shares},
+    node::{RopeStore, RowClass},
+};
+use crate::{
+    adapter::LEAST_THREADS,
+    heads::{self, KvGroup, KvLayout},
+    layout::{BLOCK, Layout},
+    plan::Tiling,
+    target::Target,
+};
+
+/// Elements of a head, at most: a workgroup of attention has its queries and sums in its memory.
+const MOST_HEAD_DIM: usize = 640;
+
+/// Knowledge of the passes.
+pub struct Facts<'a> {
+    /// The device.
+    pub target: Target,
+    /// The program.
+    pub program: &'a Program,
+    /// Its K and V.
+    pub kv: &'a KvLayout,
+    /// The weights; none where only sizes are computed.
+    pub weights: Option<&'a Weights>,
+    /// Sizes of steps.
+    pub limits: &'a Limits,
+    /// Attention tiles and splits of each K/V group.
+    pub tilings: Vec<Tiling>,
+    /// Side of the cooperative matrices that steps of few rows attend with, if they do.
+    pub few: Option<u32>,
+}
+
+impl<'a> Facts<'a> {
+    /// Collects them.
+    ///
+    /// # Errors
+    /// [`LoadError::Unsupported`] for a shape without kernels.
+    pub fn new(
+        target: Target,
+        program: &'a Program,
+        kv: &'a KvLayout,
+        weights: Option<&'a Weights>,
+        limits: &'a Limits,
+    ) -> Result<Self, LoadError> {
+        let few = attention_tiles::few(&target, kv, limits);
+        let mut facts = Self { target, program, kv, weights, limits, tilings: vec![], few };
+        facts.check_supported()?;
+        facts.tilings = kv.groups.iter().map(|group| attention_tiles::tiling(&facts, group)).collect();
+        Ok(facts)
+    }
+
+    /// Returns the classes of rows, whose steps have different nodes.
+    pub fn classes(&self) -> Vec<RowClass> {
+        let mut borders = vec![1, 2];
+        for experts in heads::experts(self.program) {
+            borders.extend(Shares::of(&self.target, experts, self.limits).borders());
+        }
+        borders.extend(self.tilings.iter().filter_map(|tiling| Some(tiling.wide?.from)));
+        if self.target.cooperative.is_some() {
+            borders.extend([Layout::F16, Layout::Q4, Layout::Q8].map(|l| kernels::few_rows(l) as usize + 1));
+        }
+        borders.retain(|&border| border <= self.limits.max_rows.max(2));
+        borders.sort_unstable();
+        borders.dedup();
+        let ends = borders.iter().skip(1).copied().chain([usize::MAX]);
+        borders.iter().zip(ends).map(|(&from, to)| RowClass { from, to }).collect()
+    }
+
+    /// Returns the layout of a matrix; where only sizes are computed, any.
+    pub fn layout(&self, matrix: MatrixId) -> Layout {
+        self.weights.map_or(Layout::F32, |weights| Layout::of(weights.matrix(matrix).format))
+    }
+
+    /// Returns true if a matmul reads activations of eight bits.
+    pub fn is_quantized(&self, linear: &Linear) -> bool {
+        self.layout(linear.matrix).is_quantized()
+    }
+
+    /// Returns the rows of a matrix.
+    pub fn rows(&self, linear: &Linear) -> usize {
+        self.weights.map_or(0, |weights| weights.matrix(linear.matrix).rows)
+    }
+
+    /// Returns the elements of a row of a matrix.
+    pub fn cols(&self, linear: &Linear) -> usize {
+        self.weights.map_or(0, |weights| weights.matrix(linear.matrix).cols)
+    }
+
+    /// Returns true if one binding holds these matrices together.
+    pub fn is_whole(&self, linears: &[Linear]) -> bool {
+        let words = |linear: &Linear| {
+            let words = self.layout(linear.matrix).row_words(self.cols(linear).div_ceil(BLOCK));
+            self.rows(linear) * words.into_iter().max().unwrap_or(0)
+        };
+        linears.iter().map(words).sum::<usize>() as u64 * 4 <= self.target.binding_limit
+    }
+
+    /// Returns the K/V group of a layer.
+    pub fn group(&self, kv: paguro_backend::KvSlot) -> &'a KvGroup {
+        &self.kv.groups[kv.group]
+    }
+
+    /// Pairs of a head that are rotated.
+    pub fn pairs(&self, rope: Option<usize>) -> usize {
+        rope.map_or(0, |rope| self.program.ropes[rope].frequencies.len())
+    }
+
+    /// Returns true if pairs of a head are half a head apart.
+    pub fn is_split(&self, rope: Option<usize>) -> bool {
+        rope.is_some_and(|rope| self.program.ropes[rope].style == RopeStyle::HalfSplit)
+    }
+
+    /// Returns true if matmuls of steps of one row can also rotate and store K and V.
+    pub fn rotates_in_matmul(&self, op: &RopeStore) -> bool {
+        self.limits.kv_dtype == KvDtype::F16
+            && op.qk_norm.is_none()
+            && op.v_norm.is_none()
+            && op.linears.iter().all(Option::is_some)
+            && op.position_scale.is_none()
+            && self.pairs(op.rope).is_multiple_of(2)
+            && self.is_whole(&Vec::from_iter(op.linears.into_iter().flatten()))
+    }
+
+    /// Returns true if attention of steps of a class of rows uses handoff to the merge. Programs with states do not, because
+    /// their steps cannot be repeated, nor do programs whose heads differ between layers.
+    pub fn hands_partials(&self, class: RowClass) -> bool {
+        let is_wide = |tiling: &Tiling| tiling.wide.is_some_and(|wide| class.from >= wide.from);
+        self.target.handoff
+            && self.kv.is_uniform()
+            && self.tilings.iter().all(|tiling| tiling.emits && !is_wide(tiling))
+            && self.limits.attention == AttentionMode::Paged
+            && self.program.state.is_empty()
+    }
+
+    /// Returns an error about something without kernels.
+    pub fn unsupported(&self, what: String, supported: &str) -> LoadError {
+        LoadError::Unsupported { device: self.target.name.clone(), what, supported: supported.to_owned() }
+    }
+
+    fn check_supported(&self) -> Result<(), LoadError> {
+        for KvGroup { head_dim: dim, is_latent, .. } in &self.kv.groups {
+            // For larger heads, a workgroup of the merge computes a whole head.
+            let fits = if *dim > 256 {
+                (dim.is_multiple_of(BLOCK) || *is_latent) && *dim <= MOST_HEAD_DIM
+            } else {
+                true
+            };
+            if !dim.is_multiple_of(8) || !fits {
+                let supported = format!("multiples of 8 up to 256 and of {BLOCK} up to {MOST_HEAD_DIM} work");
+                return Err(self.unsupported(format!("head_dim {dim}"), &supported));
+            }
+        }
+        if !128_usize.is_multiple_of(self.limits.block_size) || self.limits.block_size < 16 {
+            let what = format!("pages of {} tokens", self.limits.block_size);
+            return Err(self.unsupported(what, "16, 32, 64 and 128 work"));
+        }
+        if self.target.workgroup_memory < 28 << 10 || self.target.workgroup_threads < LEAST_THREADS {
+            let what = "attention with its workgroup memory".to_owned();
+            return Err(self.unsupported(what, "28 KiB and 256 threads for each workgroup are needed"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,36 @@
+//! Formats of activations: those that the matmuls that read them need.
+
+use super::{
+    List,
+    facts::Facts,
+    node::{Formats, Node},
+};
+
+/// Enters the formats of all activations that nodes write.
+pub fn formats(facts: &Facts<'_>, list: &mut List) {
+    let nodes: Vec<Node> = list.body.iter().chain(&list.head).cloned().collect();
+    // The last matmul of the body may write the activations of the head.
+    for (index, node) in list.body.iter_mut().chain(&mut list.head).enumerate() {
+        node.emits = of(facts, &nodes, index);
+    }
+}
+
+/// Returns the formats that the readers of a node's activations need. Attention and its merge write the same activations, so
+/// that writers before the first reader do not end the search.
+fn of(facts: &Facts<'_>, nodes: &[Node], index: usize) -> Formats {
+    let mut formats = Formats::default();
+    let Some(acts) = nodes[index].writes_acts() else { return formats };
+    let mut is_read = false;
+    for node in &nodes[index + 1..] {
+        if let Some((_, linear)) = node.reads_acts().filter(|(read, _)| *read == acts) {
+            is_read = true;
+            let is_quantized = linear.is_some_and(|linear| facts.is_quantized(linear));
+            formats.q8 |= is_quantized;
+            formats.f32 |= linear.is_some() && !is_quantized;
+        }
+        if is_read && node.writes_acts() == Some(acts) {
+            break;
+        }
+    }
+    formats
+}

@@ -1,0 +1,109 @@
+//! Synchronization: barriers everywhere, or handoff without barriers where the device has it.
+//!
+//! Partials of attention pass to the merge by handoff. In steps of one row of programs whose layers all have the same five
+//! launches, everything else does as well: a layer has one barrier, before attention.
+
+use super::{
+    List,
+    facts::Facts,
+    node::{Epilogue, Input, Kernel, Link, Matmul, Node, Sync},
+};
+use crate::{heads::is_plain, layout::BLOCK, plan::Tile};
+
+/// Enters the synchronization of all nodes.
+pub fn sync(facts: &Facts<'_>, list: &mut List) {
+    if facts.hands_partials(list.class) {
+        for node in &mut list.body {
+            if matches!(node.kernel, Kernel::Merge(_) | Kernel::Attend(_)) {
+                node.sync = Sync::Partials;
+            }
+        }
+        if let Some(links) = words(facts, list) {
+            hand_words(facts, list, &links);
+        }
+    }
+}
+
+/// Enters the handoff of words. Activations with handoff have eight bits, so a head of floats gets a norm of its own.
+fn hand_words(facts: &Facts<'_>, list: &mut List, links: &[Option<(usize, Link)>]) {
+    for (node, link) in list.body.iter_mut().zip(links) {
+        if let Some((layer, link)) = *link {
+            node.sync = Sync::Words(layer, link);
+        }
+    }
+    let layers = links.iter().flatten().last().map_or(0, |(layer, _)| layer + 1);
+    let is_quantized =
+        |node: &Node| matches!(&node.kernel, Kernel::Matmul(op) if facts.is_quantized(&op.linears[0]));
+    list.direct = list.direct.take().filter(is_quantized);
+    match (&mut list.direct, list.body.last_mut()) {
+        (Some(direct), _) => direct.sync = Sync::Words(layers, Link::Head),
+        (None, Some(Node { kernel: Kernel::Matmul(op), .. })) => op.epilogue = Epilogue::Add(1.0),
+        (None, _) => {}
+    }
+}
+
+/// Returns the place of each node of the body in its layer, if all layers have the launches of handoff.
+fn words(facts: &Facts<'_>, list: &List) -> Option<Vec<Option<(usize, Link)>>> {
+    let is_normed = list.head.first().is_some_and(|node| match &node.kernel {
+        Kernel::Norm(op) => op.norm.as_ref().is_some_and(is_plain),
+        _ => false,
+    });
+    if !list.class.is_one() || facts.target.timed || !is_normed {
+        return None;
+    }
+    let mut links = Vec::new();
+    let mut nodes = list.body.iter().peekable();
+    while nodes.next_if(|node| matches!(node.kernel, Kernel::Embed { .. })).is_some() {
+        links.push(None);
+    }
+    nodes.next_if(|node| matches!(node.kernel, Kernel::Norm(_)))?;
+    links.push(None);
+    let mut widths = None;
+    for layer in 0.. {
+        let of = |node: &Node, holds: fn(&Matmul) -> bool| match &node.kernel {
+            Kernel::Matmul(op) => holds(op) && facts.is_quantized(&op.linears[0]),
+            _ => false,
+        };
+        let rotates = |op: &Matmul| matches!(op.epilogue, Epilogue::Rope(_));
+        let mut link = |link| links.push(Some((layer, link)));
+        let mut is_first = true;
+        while nodes.next_if(|node| of(node, rotates)).is_some() {
+            link(Link::Queries(is_first));
+            is_first = false;
+        }
+        if is_first {
+            return None;
+        }
+        let attend = nodes.next()?;
+        let Kernel::Attend(op) = &attend.kernel else { return None };
+        let group = facts.group(op.kv);
+        (op.tile == Tile::Row).then_some(())?;
+        link(Link::Attend);
+        nodes.next_if(|node| matches!(node.kernel, Kernel::Merge(_)))?;
+        link(Link::Merge);
+        let adds = |op: &Matmul| op.input == Input::Ready && matches!(op.epilogue, Epilogue::AddNorm(_));
+        nodes.next_if(|node| of(node, adds))?;
+        link(Link::Project);
+        let gates = |op: &Matmul| matches!((op.input, &op.epilogue), (Input::Squares(_), Epilogue::Gate(_)));
+        nodes.next_if(|node| of(node, gates))?;
+        link(Link::GateUp);
+        let adds = |op: &Matmul| {
+            op.input == Input::Floats && matches!(op.epilogue, Epilogue::AddNorm(_) | Epilogue::Add(1.0))
+        };
+        let down = nodes.next_if(|node| of(node, adds))?;
+        let Kernel::Matmul(down) = &down.kernel else { return None };
+        link(Link::Down(nodes.peek().is_none()));
+        // Words of all layers have the same places.
+        let own = [facts.program.hidden, group.q_width(), facts.cols(&down.linears[0])];
+        let fits = own.iter().all(|width| width.is_multiple_of(4 * BLOCK));
+        if !fits || *widths.get_or_insert(own) != own {
+            return None;
+        }
+        if nodes.peek().is_none() {
+            return Some(links);
+        }
+        // Each layer begins with the activations that the one before has written.
+        matches!(down.epilogue, Epilogue::AddNorm(_)).then_some(())?;
+    }
+    None
+}
