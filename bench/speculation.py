@@ -316,14 +316,15 @@ def streamed(port, body):
     return tokens, first - begin, last - first
 
 
-def rate(port, body, at_once):
-    """Returns the tokens per second of as many equal requests at once, without their prompts if it is one."""
+def rate(port, asked, at_once):
+    """Returns the tokens per second of requests one by one, without their prompts, or of as many at once."""
     if at_once == 1:
-        tokens, _, seconds = streamed(port, body)
-        return (tokens - 1) / max(seconds, 1e-9)
+        runs = [streamed(port, body) for body in asked]
+        return sum(tokens - 1 for tokens, *_ in runs) / max(sum(seconds for *_, seconds in runs), 1e-9)
     begin = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-        tokens = sum(pool.map(lambda seed: streamed(port, body | {"seed": seed})[0], range(at_once)))
+        every = [asked[index % len(asked)] | {"seed": index} for index in range(at_once)]
+        tokens = sum(found[0] for found in pool.map(lambda body: streamed(port, body), every))
     return tokens / (time.perf_counter() - begin)
 
 
@@ -353,25 +354,28 @@ def speed(options):
     rng = random.Random(5)
     chat = lambda text: [{"role": "user", "content": text}]
     file = "\n".join(code(rng, 20).splitlines()[:200])
+    name = re.search("def (.*?)[(]", file)[1]
+    edit = f"Write this file again, complete, with the function `{name}` renamed to `renamed`. Answer with the file only.\n```python\n{file}\n```"
+    chats = [{"messages": chat(question), "max_tokens": 96} for question in QUESTIONS]
     cases = {
-        "edit": (1, {"messages": chat(f"Write this file again, complete, with the one function `{re.search('def (.*?)[(]', file)[1]}` renamed to `renamed`. Answer with the file only.\n```python\n{file}\n```"), "max_tokens": 1000}),
-        "chat": (1, {"messages": chat(QUESTIONS[0] + " " + QUESTIONS[5]), "max_tokens": 200}),
-        "random": (1, {"messages": chat("Write."), "max_tokens": 160, "temperature": 2, "seed": 1}),
-        "chat x 8": (8, {"messages": chat(QUESTIONS[3]), "max_tokens": 64, "temperature": 0.8}),
-        "chat x 32": (32, {"messages": chat(QUESTIONS[5]), "max_tokens": 48, "temperature": 0.8}),
+        "edit": (1, [{"messages": chat(edit), "max_tokens": 800}]),
+        "chat": (1, chats),
+        "random": (1, [{"messages": chat("Write."), "max_tokens": 160, "temperature": 2, "ignore_eos": True, "seed": seed} for seed in (1, 2)]),
+        "chat x 8": (8, [body | {"temperature": 0.8} for body in chats]),
+        "chat x 32": (32, [body | {"temperature": 0.8, "max_tokens": 48} for body in chats]),
     }
     server = Server(options.binary, options.model, "--ctx", str(options.context), "--parallel", "32", *options.more)
     ports = {mode: llama(options, mode) for mode in MODES} if options.llama else {}
     for name in options.cases.split(","):
-        at_once, body = cases[name]
-        body = {"model": server.model} | body
+        at_once, asked = cases[name]
         found = {}
         # The first round reads prompts into prefix caches.
         for turn in range(options.rounds + 1):
             runs = [("off", server.port, {"speculate": "off"}), ("auto", server.port, {})]
             runs += [(mode, port, {}) for mode, port in ports.items() if at_once == 1]
             for run, port, more in runs[::-1] if turn % 2 else runs:
-                value = rate(port, body | more | ({"max_tokens": 2} if turn == 0 and at_once == 1 else {}), at_once)
+                more = {"model": server.model} | more | ({"max_tokens": 2} if turn == 0 and at_once == 1 else {})
+                value = rate(port, [body | more for body in asked], at_once)
                 if turn:
                     found.setdefault(run, []).append(value)
         ratios = [auto / off for auto, off in zip(found["auto"], found["off"])]

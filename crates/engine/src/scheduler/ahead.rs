@@ -52,6 +52,7 @@ impl Scheduler {
     /// Plans the step after the running one, in which the device `carries` some tokens; see the [module](self). Requests
     /// that leave the queue start at `now`. Returns true if the step was planned.
     pub fn plan_ahead(&mut self, now: Instant, carries: impl Fn(&OutputKind<'_>) -> bool) -> bool {
+        self.read_for_drafts();
         let has_draft = self.running.iter().any(|sequence| sequence.planned.drafted > 0);
         if has_draft || self.will_draft() {
             return false;

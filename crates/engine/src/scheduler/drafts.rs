@@ -131,9 +131,14 @@ impl Scheduler {
         let free_rows = self.limits.max_rows.saturating_sub(planned.len());
         let free_outputs = self.limits.max_outputs.saturating_sub(self.limits.max_sequences);
         let most = free_rows.min(free_outputs);
-        if drafting.iter().all(|&index| self.running[index].request.drafts.eager) {
-            let each = most / drafting.len();
-            return candidates.iter().map(|candidate| candidate.chances.len().min(each)).collect();
+        let is_eager = |index: &&usize| self.running[**index].request.drafts.eager;
+        let eager = drafting.iter().filter(is_eager).count();
+        if eager > 0 {
+            let length = |(index, candidate): (&usize, &Candidate)| match is_eager(&index) {
+                true => candidate.chances.len().min(most / eager),
+                false => 0,
+            };
+            return drafting.iter().zip(&candidates).map(length).collect();
         }
         let seconds = |work| speculation.times.seconds(&self.cost, work);
         let credits = planned.iter().map(|&index| self.running[index].drafts.credit);

@@ -4,6 +4,9 @@
 //! largest product of all rates (tokens of a sequence by the time of the step) are chosen, among those with which no rate
 //! falls noticeably. For one sequence, that is its rate; among several, none gains at the cost of another. If a device is
 //! full, so that a row more costs as much time as any other, no draft pays, because a drafted row may fail.
+//!
+//! Chances and times are estimates. So a step with drafts may only take longer than one without by the [`Credit`] of its
+//! sequences.
 
 use crate::cost::Work;
 
