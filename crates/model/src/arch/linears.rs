@@ -316,8 +316,8 @@ impl Linears {
                 let d = 2 * (width + keys)..2 * (width + keys) + heads;
                 Some(vec![
                     of(&op.cbv, &[c, b, width..2 * width]),
-                    of(&op.gate, &[0..width]),
-                    of(&op.dt, &[d]),
+                    of(&op.gate, std::slice::from_ref(&(0..width))),
+                    of(&op.dt, std::slice::from_ref(&d)),
                 ])
             }
             Part::DeltaOut => Some(vec![self.whole(&op.out)]),
