@@ -233,7 +233,7 @@ pub struct FakeRunner {
     in_flight: VecDeque<(u64, Option<Vec<OutputValue>>)>,
     /// Tokens sampled by the last step, by output.
     sampled: Vec<Option<u32>>,
-    /// What adapters add to digests.
+    /// Numbers that adapters add to digests.
     adapters: BTreeMap<AdapterId, u64>,
     steps: u64,
 }

@@ -68,7 +68,7 @@ pub(super) struct AdapterTable {
 impl AdapterTable {
     pub(super) fn new(settings: AdapterSettings) -> Self {
         let AdapterSettings { given, folders } = settings;
-        // Those that were given may be loaded again.
+        // Adapters of the command line may be loaded again.
         let folders = given.iter().map(|adapter| adapter.path.clone()).chain(folders);
         let folders = folders.filter_map(|folder| folder.canonicalize().ok()).collect();
         let table = Self { folders, adapters: Mutex::default() };
