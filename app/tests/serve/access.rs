@@ -132,6 +132,7 @@ fn every_route_accepts_the_senders_of_its_effect() {
           POST /api/create
           DELETE /api/delete
           POST /api/pull
+          POST /lora-adapters
           POST /ui/v1/import
           POST /ui/v1/keys
           DELETE /ui/v1/keys/{id}
@@ -139,6 +140,8 @@ fn every_route_accepts_the_senders_of_its_effect() {
           POST /ui/v1/tools/call
           POST /ui/v1/tools/servers
           DELETE /ui/v1/tools/servers/{name}
+          POST /v1/load_lora_adapter
+          POST /v1/unload_lora_adapter
         PTtowA----------------
           GET /ui/v1/catalogue
           GET /ui/v1/live
@@ -192,6 +195,7 @@ fn every_route_accepts_the_senders_of_its_effect() {
           GET /info
           GET /load
           GET /loads
+          GET /lora-adapters
           GET /metrics
           GET /props
           GET /ready
@@ -266,6 +270,8 @@ fn a_key_proves_as_much_as_the_token_of_the_page() {
           GET /info
           GET /load
           GET /loads
+          GET /lora-adapters
+          POST /lora-adapters
           GET /metrics
           POST /predict
           GET /props
@@ -299,6 +305,7 @@ fn a_key_proves_as_much_as_the_token_of_the_page() {
           POST /v1/completions/render
           POST /v1/embed
           POST /v1/embeddings
+          POST /v1/load_lora_adapter
           GET /v1/loads
           POST /v1/messages
           POST /v1/messages/count_tokens
@@ -310,6 +317,7 @@ fn a_key_proves_as_much_as_the_token_of_the_page() {
           GET /v1/responses/{id}
           DELETE /v1/responses/{id}
           POST /v1/score
+          POST /v1/unload_lora_adapter
           POST /v2/embed
           POST /v2/rerank
           GET /version
