@@ -167,7 +167,7 @@ pub type AttentionFn = fn(&[f32], &[f32], &[f32], HeadVectors<'_>, &AttentionSha
 /// A loaded model.
 pub struct ReferenceRunner {
     program: Arc<Program>,
-    /// `[parts, rows, cols]` each, by [`MatrixId`](crate::MatrixId).
+    /// `[parts, rows, cols]` each, by [`MatrixId`].
     matrices: Vec<Vec<f32>>,
     vectors: Vec<Vec<f32>>,
     tables: Vec<Matrix>,
