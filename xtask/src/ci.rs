@@ -154,7 +154,7 @@ fn clippy(root: &Path) -> Result<Outcome> {
 
 /// Sends random requests, and random peers to the sockets of KV events. The output has the seeds.
 fn requests(root: &Path, sample: &Sample) -> Result<Outcome> {
-    let [requests, peers] = if *sample == Sample::All { ["20000", "20000"] } else { ["4000", "4000"] };
+    let [requests, peers] = if *sample == Sample::All { ["20000", "20000"] } else { ["1500", "4000"] };
     let fuzz = |cases: &str, target: &[&str], test: &str| {
         let mut command = cargo(root);
         command.args(["test", "--workspace", "--locked"]).args(target).args([
