@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Mutex, MutexGuard, PoisonError, mpsc},
     thread,
@@ -16,7 +16,7 @@ use crate::{
     aarch64,
     ci::{RANDOM_PEERS, RANDOM_REQUESTS, cargo, quiet},
     clients, junit,
-    listing::Listing,
+    listing::{Listing, Program},
     output::Digest,
     sample::{LeftOut, Sample},
     table::Outcome,
@@ -49,30 +49,34 @@ const APP_ON_GPU: &str = "binary_id(paguro::it) and test(/(^|::)gpu::|on_a_gpu/)
 /// Runs all tests except those on a GPU. A test that cannot run here prints a line `skipped: ...`; these lines are
 /// collected.
 pub fn run(root: &Path, sample: &Sample) -> Result<Outcome> {
-    let listing = if has_nextest(root) { Some(Listing::read(root)?) } else { None };
-    let mut tests = Tests::new(sample, CPU, listing.as_ref())?;
-    if let Some(listing) = &listing {
-        check_names(listing)?;
+    let programs = Program::all(root)?;
+    let listing = Listing::read(&programs)?;
+    check_names(&listing)?;
+    let mut tests = Tests::new(sample, CPU, &listing)?;
+    if has_nextest(root) {
         tests.nextest(root, &format!("not package({GPU}) and not ({APP_ON_GPU})"))?;
-        tests.libtest(root, &["--workspace", "--doc"])?;
     } else {
-        println!(
-            "cargo-nextest is not installed: all variants run, without times and limits of single tests"
-        );
-        tests.libtest(root, &["--workspace"])?;
+        println!("cargo-nextest is not installed: tests run without times and limits");
+        tests.programs(programs.iter().filter(|program| !is_of_gpu(program)))?;
     }
+    tests.doc(root)?;
     tests.outcome(root, "test")
 }
 
 /// Runs the tests on this machine's first GPU, which may be a software driver.
 pub fn run_on_gpu(root: &Path, sample: &Sample) -> Result<Outcome> {
-    if !has_nextest(root) {
-        return Ok(Outcome::Skipped("cargo-nextest is not installed, so `test` runs them".to_owned()));
+    let programs = Program::all(root)?;
+    let mut tests = Tests::new(sample, GPU, &Listing::read(&programs)?)?;
+    // Without nextest, they ran with the other tests of their program.
+    if has_nextest(root) {
+        tests.nextest(root, APP_ON_GPU)?;
     }
-    let mut tests = Tests::new(sample, GPU, Some(&Listing::read(root)?))?;
-    tests.nextest(root, APP_ON_GPU)?;
-    tests.gpu_backend(root, sample)?;
+    tests.gpu_backend(programs, sample)?;
     tests.outcome(root, "gpu")
+}
+
+fn is_of_gpu(program: &Program) -> bool {
+    program.id.strip_prefix(GPU).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 /// Checks the names of tests in other lists of this program.
@@ -111,8 +115,8 @@ struct Tests {
 
 impl Tests {
     /// Prints how many slow variants are left out. `package` draws among formats and shapes.
-    fn new(sample: &Sample, package: &str, listing: Option<&Listing>) -> Result<Self> {
-        let (left_out, variants) = listing.map_or(Ok((Vec::new(), 0)), |listing| sample.left_out(listing))?;
+    fn new(sample: &Sample, package: &str, listing: &Listing) -> Result<Self> {
+        let (left_out, variants) = sample.left_out(listing)?;
         if let (Sample::Drawn(seeds), true) = (sample, variants > 0) {
             let (drawn, seed) = (variants - left_out.len(), seeds.get(package));
             println!(
@@ -168,11 +172,25 @@ impl Tests {
         Ok(())
     }
 
-    fn libtest(&mut self, root: &Path, build: &[&str]) -> Result<()> {
+    /// Runs the drawn tests of these programs, one program after the other.
+    fn programs<'a>(&mut self, programs: impl Iterator<Item = &'a Program>) -> Result<()> {
+        for program in programs {
+            let mut command = self.command(program);
+            self.libtest(&mut command)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the examples of the documentation.
+    fn doc(&mut self, root: &Path) -> Result<()> {
         let mut command = cargo(root);
-        command.args(["test", "--locked", "--no-fail-fast"]).args(build);
-        command.args(["--", "--show-output"]).env(DRAW, &self.draw).envs(self.seeds.clone());
-        self.statuses.push(process(&mut command, |line| {
+        command.args(["test", "--workspace", "--locked", "--no-fail-fast", "--doc", "--", "--show-output"]);
+        command.env(DRAW, &self.draw).envs(self.seeds.clone());
+        self.libtest(&mut command)
+    }
+
+    fn libtest(&mut self, command: &mut Command) -> Result<()> {
+        self.statuses.push(process(command, |line| {
             if self.digest.line(line) {
                 println!("{line}");
             }
@@ -180,10 +198,22 @@ impl Tests {
         Ok(())
     }
 
+    /// Returns a command that runs the drawn tests of a program.
+    fn command(&self, program: &Program) -> Command {
+        let mut command = program.command();
+        command.env(DRAW, &self.draw).envs(self.seeds.clone()).args(["--show-output", "--exact"]);
+        for LeftOut { package, target, test } in &self.left_out {
+            if program.id == format!("{package}::{target}") {
+                command.args(["--skip", test]);
+            }
+        }
+        command
+    }
+
     /// Runs the test programs of the GPU backend, so that each test's time is known. Two run at a time: a software driver
     /// compiles the kernels of a device one after the other.
-    fn gpu_backend(&mut self, root: &Path, sample: &Sample) -> Result<()> {
-        let runs = Mutex::new(self.gpu_programs(root, sample)?.into_iter());
+    fn gpu_backend(&mut self, programs: Vec<Program>, sample: &Sample) -> Result<()> {
+        let runs = Mutex::new(self.gpu_programs(programs, sample).into_iter());
         let results = Mutex::new(Vec::new());
         let next = || lock(&runs).next();
         let work = || {
@@ -211,65 +241,28 @@ impl Tests {
     }
 
     /// Test programs of the GPU backend with their names, the slowest first.
-    fn gpu_programs(&self, root: &Path, sample: &Sample) -> Result<Vec<(String, Command)>> {
+    fn gpu_programs(&self, programs: Vec<Program>, sample: &Sample) -> Vec<(String, Command)> {
         let mut runs = Vec::new();
-        for (target, binary) in binaries(root)? {
-            let command = |name: String| {
-                let mut command = Command::new(&binary);
-                command.current_dir(root.join("crates/backend-wgpu")).env(DRAW, &self.draw);
-                command.envs(self.seeds.clone());
-                command.args(["--show-output", "--exact", "-Zunstable-options", "--report-time"]);
+        for program in programs.into_iter().filter(is_of_gpu) {
+            let timed = || {
+                let mut command = self.command(&program);
                 // Times are an option that is not stable; this lets the test's own harness have it.
-                command.env("RUSTC_BOOTSTRAP", "1");
-                (name, command)
+                command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
+                command
             };
-            let mut all = command(format!("{GPU}::{target}"));
-            for test in self.left_out.iter().filter(|test| test.package == GPU && test.target == target) {
-                all.1.args(["--skip", &test.test]);
-            }
-            runs.push(all);
-            if target == "conformance" && cfg!(target_os = "linux") {
+            runs.push((program.id.clone(), timed()));
+            if program.id.ends_with("::conformance") && cfg!(target_os = "linux") {
                 runs.extend(sample.some(GPU, &WIDTHS).iter().map(|width| {
-                    let name = format!("{GPU}::{target} on a software driver with vectors of {width} bits");
-                    let mut command = command(name);
-                    command.1.env("LP_NATIVE_VECTOR_WIDTH", width).args(WIDTH_CASES);
-                    command
+                    let name = format!("{} on a software driver with vectors of {width} bits", program.id);
+                    let mut command = timed();
+                    command.env("LP_NATIVE_VECTOR_WIDTH", width).args(WIDTH_CASES);
+                    (name, command)
                 }));
             }
         }
         runs.sort_by_key(|(name, _)| !name.contains("::conformance"));
-        Ok(runs)
+        runs
     }
-}
-
-/// Builds the tests of the GPU backend, as part of the workspace so that nothing is built twice, and returns their names and files.
-fn binaries(root: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let mut command = cargo(root);
-    command.args([
-        "test",
-        "--workspace",
-        "--locked",
-        "--no-run",
-        "--message-format",
-        "json-render-diagnostics",
-    ]);
-    let output = command.stderr(Stdio::inherit()).output().context("cargo does not start")?;
-    if !output.status.success() {
-        bail!("the tests do not compile");
-    }
-    let mut binaries = Vec::new();
-    for line in output.stdout.split(|&byte| byte == b'\n').filter(|line| line.starts_with(b"{")) {
-        let message: serde_json::Value = serde_json::from_slice(line)?;
-        let of_gpu = message["package_id"].as_str().is_some_and(|id| id.contains("/backend-wgpu"));
-        if let (true, Some(file), Some(name)) =
-            (of_gpu, message["executable"].as_str(), message["target"]["name"].as_str())
-            && message["profile"]["test"] == true
-        {
-            binaries.push((name.to_owned(), file.into()));
-        }
-    }
-    binaries.sort();
-    Ok(binaries)
 }
 
 /// Calls `see` for each line that a test program writes.

@@ -36,6 +36,5 @@ fn math() -> u64 {
             digest.number(y.to_bits());
         }
     }
-    let digest = digest.finish();
-    digest[..8].iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte))
+    digest.short()
 }

@@ -182,3 +182,42 @@ impl Refusal<'_> {
         })
     }
 }
+
+paguro_backend::known_fields! {
+    Program { hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit }
+    Embed { table, scale, positions, types, norm, layers }
+    LayerEmbeds { table, scale, count, width, projection, norm }
+    Patches { width, ops }
+    Merged { rows, width, taps }
+    Head { norm, linear, scale, soft_cap }
+    Layer { mixer, ffn, residual, norm_after_mixer, norm_after_ffn, branch_scale, input, output_scale }
+    LayerInput { index, gate, activation, out, post_norm }
+    Branch { mixer, scale }
+    Attention {
+        norm, heads, q, k, v, qk_norm, v_norm, rope, position_scale, scale, soft_cap, distance_bias, sinks, kv, gate, out,
+        post_norm,
+    }
+    QkNorm { q, k, kind }
+    KvGroup { window, spans, layer_slots, kv_heads, head_dim }
+    Rope { style, frequencies, axes, magnitude }
+    Latent {
+        norm, shape, query, down, latent_norm, absorb, value, rope, position_scale, scale, kv, out, post_norm,
+    }
+    ShortConv { norm, width, input, convolution, out, post_norm, state }
+    DeltaRule {
+        norm, shape, sharing, qkv, gate, alpha, beta, convolution, decay, dt, out_norm, out, post_norm, state,
+    }
+    Ssd {
+        norm, shape, cbv, gate, gate_scale, dt, dt_scale, dt_bias, dt_limits, convolution, decay, skip, out_norm, out,
+        post_norm, state,
+    }
+    Dense { norm, width, gate, up, activation, down, post_norm }
+    Experts { norm, router, count, width, latent, gate, up, activation, down, shared, beside, post_norm }
+    Router { norm, linear, scores, selection_bias, groups, used, renormalize, factor, expert_scale }
+    SharedExpert { width, gate, up, down, output_gate }
+    Linear { matrix, bias, bounds }
+    Norm { kind, weight, bias, eps }
+    Step { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs }
+    StepSequence { rows, start, tables, state }
+    SampleRequest { params, draw, history, prompt_tokens, mask, logprobs }
+}

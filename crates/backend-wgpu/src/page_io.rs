@@ -2,9 +2,15 @@
 //!
 //! As for [steps](crate::canary), a driver may drop a submission without an error. A read only counts if its mark has arrived.
 
-use paguro_backend::{LoadError, PageFormat, PageId, StepError};
+use paguro_backend::{Digest, Limits, LoadError, PageFormat, PageId, StepError, Visitor};
 
-use crate::{NUMERICS, device::Device, emit::Model, target::Target};
+use crate::{
+    NUMERICS,
+    device::Device,
+    emit::Model,
+    plan::{Tiling, Wide},
+    target::Target,
+};
 
 /// Most bytes of pages in one submission.
 const BATCH: usize = 16 << 20;
@@ -21,13 +27,34 @@ pub struct PageReader {
     last: u32,
 }
 
-/// Returns the format of a device's pages of `page_bytes` bytes. `layout` names the arrangement.
-pub fn format(device: &Device, layout: &str, page_bytes: usize) -> PageFormat {
+/// Returns the format of a device's pages of `page_bytes` bytes.
+pub fn format(device: &Device, limits: &Limits, tilings: &[Tiling], page_bytes: usize) -> PageFormat {
     let Device { driver, rules, target, .. } = device;
     let Target { name, subgroup, most_threads, as_hardware, is_software, .. } = target;
+    let (kv, attention) = (limits.kv_dtype.name(), limits.attention.name());
+    let layout = format!("{kv} {} {attention} {:016x}", limits.block_size, tiling_digest(tilings));
     let adapter = format!("{name}, {driver}, {subgroup} {most_threads} {as_hardware} {is_software}");
-    let choices = format!("{} {:?} {}", rules.keeps_order, target.cooperative, target.emulated);
+    let side = target.cooperative.unwrap_or(0);
+    let choices = format!("{} {side} {}", rules.keeps_order, target.emulated);
     PageFormat { name: format!("gpu {NUMERICS} {layout} {adapter} {choices}"), page_bytes }
+}
+
+/// Returns a digest of the tiles and splits, on which the order of the sums in attention depends.
+fn tiling_digest(tilings: &[Tiling]) -> u64 {
+    let mut digest = Digest::default();
+    for tiling in tilings {
+        let &Tiling { rows, heads, workgroups, emits, always_merges, partials, busy, wide } = tiling;
+        for number in [rows, heads, workgroups, partials, busy] {
+            digest.number(number as u64);
+        }
+        digest.number(u64::from(emits) | u64::from(always_merges) << 1 | u64::from(wide.is_some()) << 2);
+        if let Some(Wide { from, groups, rows, heads, workgroups, busy }) = wide {
+            for number in [from, groups, rows, heads, workgroups, busy] {
+                digest.number(number as u64);
+            }
+        }
+    }
+    digest.short()
 }
 
 impl PageReader {

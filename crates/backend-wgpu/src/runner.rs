@@ -119,8 +119,6 @@ impl GpuRunner {
         let first = |of| kv.groups.iter().position(|group| pages::alike(group, of)).unwrap_or(0);
         let of_groups: Vec<_> = kv.groups.iter().map(|group| Content::Group(first(group))).collect();
         let page_bytes = 8 * page_words * model.pages.len();
-        let Limits { block_size, kv_dtype, attention, .. } = limits;
-        let page_layout = format!("{kv_dtype:?} {block_size} {attention:?} {:?}", model.tilings);
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
             canaries: Canaries::new(
@@ -135,7 +133,7 @@ impl GpuRunner {
             page_kernels,
             of_groups,
             table: program.layer_embeds().map(|embeds| Table::new(weights.table(embeds.table).clone())),
-            page_format: page_io::format(&device, &page_layout, page_bytes),
+            page_format: page_io::format(&device, &limits, &model.tilings, page_bytes),
             page_reader: None,
             kernel_statistics: KernelStatistics::new(&device, model.counters.clone())?,
             model,

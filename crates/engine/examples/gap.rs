@@ -21,7 +21,11 @@ use paguro_backend::{
     PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, Sampled, SamplingParams,
     StateLayout, Step, StepError, StepOutput, Ticket, VectorId, Weights,
 };
-use paguro_engine::{Engine, EngineOptions, Event, ModelParts, PageBudget, Request};
+use paguro_engine::{Engine, EngineOptions, Event, Grammar, ModelParts, PageBudget, Request};
+use paguro_model::{
+    gguf::{Array, Metadata, Value},
+    tokenizer::Tokenizer,
+};
 
 const VOCAB: usize = 32_000;
 /// Time of a step, without rows and for each row.
@@ -33,14 +37,23 @@ const PLACES: usize = 64;
 
 fn main() {
     println!("{:40} {:>9} {:>10} {:>9}", "load", "tokens/s", "idle", "ahead");
-    for (name, clients, prompt, answer) in [
-        ("64 answers", 64, 4, 400),
-        ("256 answers, 64 at a time", 256, 4, 100),
-        ("256 prompts of 256, 64 at a time", 256, 256, 100),
+    for load in [
+        Load { name: "64 answers", clients: 64, prompt: 4, answer: 400, grammars: 0 },
+        Load { name: "64 answers, 4 with a grammar", clients: 64, prompt: 4, answer: 400, grammars: 4 },
+        Load { name: "8 answers, one with a grammar", clients: 8, prompt: 4, answer: 400, grammars: 1 },
+        Load { name: "256 answers, 64 at a time", clients: 256, prompt: 4, answer: 100, grammars: 0 },
+        Load {
+            name: "256 prompts of 256, 64 at a time",
+            clients: 256,
+            prompt: 256,
+            answer: 100,
+            grammars: 0,
+        },
     ] {
         for carries in [true, false] {
             let device = if carries { "" } else { ", one step at a time" };
-            let (tokens, idle, ahead) = measure(carries, clients, prompt, answer);
+            let name = load.name;
+            let (tokens, idle, ahead) = measure(carries, &load);
             println!(
                 "{:40} {tokens:9.0} {:9.2} % {:7.1} %",
                 format!("{name}{device}"),
@@ -51,14 +64,27 @@ fn main() {
     }
 }
 
+/// Requests that arrive at once.
+struct Load {
+    name: &'static str,
+    clients: usize,
+    /// Tokens of a prompt.
+    prompt: usize,
+    /// Tokens of an answer, on average.
+    answer: usize,
+    /// Requests with a grammar that only words fit.
+    grammars: usize,
+}
+
 /// Returns the tokens in a second, the share of the time in which the device has nothing to do, and the share of steps that were
 /// planned ahead.
-fn measure(carries: bool, clients: usize, prompt: usize, answer: usize) -> (f64, f64, f64) {
+fn measure(carries: bool, load: &Load) -> (f64, f64, f64) {
+    let &Load { clients, prompt, answer, grammars, .. } = load;
     let backend = Clock { carries, idle: Arc::default() };
     let parts = ModelParts {
         program: program(),
         weights: Weights::default(),
-        tokenizer: None,
+        tokenizer: Some(tokenizer()),
         stop_tokens: Vec::new(),
         max_context: 4096,
         vision: None,
@@ -71,6 +97,8 @@ fn measure(carries: bool, clients: usize, prompt: usize, answer: usize) -> (f64,
     };
     let engine = Engine::start(&backend, parts, options).expect("the engine starts");
     let handle = engine.handle();
+    let words = Grammar::Regex("( w[0-9]+)*".into());
+    let words = handle.compile(&words).expect("a grammar");
     backend.idle.store(0, Ordering::Relaxed);
     let begin = Instant::now();
     let readers: Vec<_> = (0..clients)
@@ -79,8 +107,9 @@ fn measure(carries: bool, clients: usize, prompt: usize, answer: usize) -> (f64,
             // Answers of different lengths, so that they do not end together.
             let max_tokens = Some(answer / 2 + client * 31 % answer);
             let sampling = SamplingParams { temperature: 0.8, ..SamplingParams::default() };
+            let constraint = (client < grammars).then(|| words.clone());
             let mut generation = handle
-                .generate(Request { max_tokens, sampling, ..Request::new(tokens) })
+                .generate(Request { max_tokens, sampling, constraint, ..Request::new(tokens) })
                 .expect("a free place");
             thread::spawn(move || {
                 let mut tokens = 0;
@@ -175,8 +204,10 @@ impl Runner for ClockRunner {
         self.end = self.end.max(now) + STEP + ROW * step.tokens.len() as u32;
         let answer = |output: &paguro_backend::Output<'_>| match output.kind {
             OutputKind::Sample(request) => {
-                let token = (request.draw * 31 + output.row as u64) % VOCAB as u64;
-                OutputValue::Sampled(Sampled { token: token as u32, logprob: None, top: Vec::new() })
+                let drawn = (request.draw * 31 + output.row as u64) as usize % VOCAB;
+                let allowed = |token: &u32| request.mask.is_none_or(|mask| mask.allows(*token));
+                let token = (0..VOCAB).map(|step| ((drawn + step) % VOCAB) as u32).find(allowed).unwrap_or(0);
+                OutputValue::Sampled(Sampled { token, logprob: None, top: Vec::new() })
             }
             _ => OutputValue::Logits(vec![0.0; VOCAB]),
         };
@@ -222,6 +253,24 @@ impl Runner for ClockRunner {
     fn kernel_counts(&self) -> Vec<KernelCount> {
         Vec::new()
     }
+}
+
+/// Returns a tokenizer whose tokens are numbered words.
+fn tokenizer() -> Arc<Tokenizer> {
+    let pieces =
+        ["<unk>", "<s>", "</s>"].map(str::to_owned).into_iter().chain((3..VOCAB).map(|i| format!("▁w{i}")));
+    let types = (0..VOCAB as i32).map(|token| if token < 3 { 3 } else { 1 }).collect();
+    let scores = (0..VOCAB).map(|token| -(token as f32)).collect();
+    let mut metadata = Metadata::default();
+    for (key, value) in [
+        ("model", Value::String("llama".into())),
+        ("tokens", Value::Array(Array::Strings(pieces.collect()))),
+        ("token_type", Value::Array(Array::I32(types))),
+        ("scores", Value::Array(Array::F32(scores))),
+    ] {
+        metadata.insert(format!("tokenizer.ggml.{key}"), value);
+    }
+    Arc::new(Tokenizer::from_gguf(&metadata).expect("a tokenizer"))
 }
 
 fn program() -> Program {

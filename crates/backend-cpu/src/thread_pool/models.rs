@@ -74,3 +74,23 @@ fn locals_are_separate() {
         assert_eq!(sums.iter().sum::<usize>(), 3);
     });
 }
+
+/// A panic ends a phase after all threads have left it, and the next phase sees what they have written.
+#[test]
+fn phases_after_a_panic() {
+    check(2, || {
+        let mut pool = ThreadPool::new(2).expect("threads");
+        let cells = Cells::new();
+        let phase = || {
+            pool.run(2, Chunking::Single, |_, range| {
+                range.for_each(|item| cells.set(item, item + 1));
+                resume_unwind(Box::new("a panic without a message"));
+            });
+        };
+        assert!(catch_unwind(AssertUnwindSafe(phase)).is_err());
+        pool.run(2, Chunking::Single, |_, range| {
+            range.for_each(|item| cells.set(item, 10 * (item + 1)));
+        });
+        assert_eq!([cells.get(0), cells.get(1)], [10, 20]);
+    });
+}

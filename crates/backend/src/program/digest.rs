@@ -22,6 +22,11 @@ impl Digest {
         self.0.finalize().into()
     }
 
+    /// Returns the first eight bytes of the hash, for names that people read.
+    pub fn short(self) -> u64 {
+        self.finish()[..8].iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte))
+    }
+
     /// Adds bytes of known length.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.0.update(bytes);

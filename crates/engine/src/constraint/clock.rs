@@ -115,7 +115,7 @@ mod tests {
             sum = std::hint::black_box(sum + 1);
         }
         let outside = std::thread::spawn(move || clock.elapsed()).join().unwrap();
-        // The kernel updates the other number at each tick.
-        assert!(outside.is_none_or(|time| time > Duration::from_millis(5) && time < Duration::from_secs(5)));
+        // The kernel updates the other number at each tick, so it is behind and never ahead.
+        assert!(outside.is_none_or(|time| time > Duration::ZERO && time <= clock.stop()));
     }
 }

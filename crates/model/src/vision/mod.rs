@@ -18,8 +18,8 @@ mod qwen3vl;
 
 use std::fmt;
 
-use paguro_backend::{Program, Weights};
-use paguro_vision::{Family, Processor};
+use paguro_backend::{Digest, Program, Visitor, Weights};
+use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::{Map, Value};
 
 pub(crate) use self::export::contents as projector_contents;
@@ -251,9 +251,9 @@ impl Vision {
             true => tokenizer.token_name(image_token).into_owned(),
             false => family.marker.to_owned(),
         };
-        let mut digest = paguro_backend::Digest::default();
+        let mut digest = Digest::default();
         digest.bytes(&program.digest());
-        digest.bytes(format!("{processor:?}").as_bytes());
+        add_processor(&mut digest, &processor);
         let tower = Tower { program, weights, arrangement };
         Ok(Self {
             family: family.family,
@@ -265,6 +265,26 @@ impl Vision {
             projector: family.projector,
         })
     }
+}
+
+/// Adds all that determines a tower's input for a picture.
+fn add_processor(digest: &mut Digest, processor: &Processor) {
+    let Processor { rule, filter, mean, std, patch, merge } = processor;
+    let rule = match *rule {
+        SizeRule::Smart { min_pixels, max_pixels } => [0, min_pixels, max_pixels, 0],
+        SizeRule::Square { side } => [1, side.into(), 0, 0],
+        SizeRule::Budget { tokens } => [2, tokens.into(), 0, 0],
+        SizeRule::LongestEdge { pixels } => [3, pixels.into(), 0, 0],
+        SizeRule::Tiles { longest_edge, tile, split } => [4, longest_edge.into(), tile.into(), split.into()],
+    };
+    let filter = match filter {
+        Filter::Bilinear => 0,
+        Filter::Bicubic => 1,
+        Filter::Lanczos => 2,
+    };
+    let channels = mean.iter().chain(std).map(|value| value.to_bits().into());
+    let sides = [(*patch).into(), (*merge).into(), filter];
+    rule.into_iter().chain(channels).chain(sides).for_each(|number| digest.number(number));
 }
 
 /// Returns the tensors of a tower, with short names.
