@@ -109,7 +109,14 @@ fn in_gguf(folder: &Path, name: &str) -> Model {
         fs::write(&path, contents.write(Vec::new()).unwrap()).unwrap();
         path
     };
-    let text = write("gguf", file.contents().unwrap_or_else(|error| panic!("{name}: {error}")));
+    let text = file.contents().unwrap_or_else(|error| panic!("{name}: {error}"));
+    // llama.cpp refuses a projector with more parts than the text model adds.
+    let parts =
+        |contents: &Contents, key: &str| contents.metadata.u32s(key).map_or(0, |flags| flags.iter().sum());
+    let deepstack: u32 = parts(&projector, "clip.vision.is_deepstack_layers");
+    let key = format!("{}.n_deepstack_layers", text.metadata.str("general.architecture").unwrap_or_default());
+    assert_eq!(text.metadata.u32(&key).unwrap_or(0), deepstack, "{name}");
+    let text = write("gguf", text);
     let projector = write("mmproj.gguf", projector);
     let file = ModelFile::open(&text).and_then(|file| file.with_projector(&projector)).unwrap();
     file.load(&LoadOptions { max_context: Some(256) }).unwrap_or_else(|error| panic!("{name}: {error}"))

@@ -130,7 +130,7 @@ fn retrieval(folder: &HfFolder, is_encoder: bool, contents: &mut Contents) -> Re
     Ok(())
 }
 
-/// Numbers of RoPE that only a GGUF file needs.
+/// Numbers that only a GGUF file needs.
 fn original(config: &Map<String, Json>) -> arch::Original {
     let text = config.get("text_config").and_then(Json::as_object).unwrap_or(config);
     let scaling = ["rope_parameters", "rope_scaling"].iter().find_map(|key| text.get(*key)?.as_object());
@@ -141,7 +141,11 @@ fn original(config: &Map<String, Json>) -> arch::Original {
         let number = |number: &Json| i32::try_from(number.as_i64()?).ok();
         listed.iter().take(4).map(number).collect()
     });
-    arch::Original { context, sections }
+    // Without a list, `Qwen3VLVisionConfig` of transformers has three layers.
+    let vision = config.get("vision_config").and_then(Json::as_object);
+    let listed = |vision: &Map<String, Json>| Some(vision.get("deepstack_visual_indexes")?.as_array()?.len());
+    let deepstack = vision.map_or(0, |vision| listed(vision).unwrap_or(3));
+    arch::Original { context, sections, deepstack }
 }
 
 fn sampling(defaults: &GenerationDefaults, metadata: &mut Metadata) {

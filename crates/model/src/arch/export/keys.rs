@@ -51,6 +51,9 @@ impl Export<'_> {
         if config.block.bidirectional {
             self.set("attention.causal", Value::Bool(false));
         }
+        if known("n_deepstack_layers") && original.deepstack > 0 {
+            self.size("n_deepstack_layers", original.deepstack);
+        }
         for (key, value) in (config.definition.further_gguf_keys)(config) {
             self.set(key, value);
         }

@@ -33,6 +33,8 @@ pub(crate) struct Original {
     pub(crate) context: Option<usize>,
     /// RoPE's sections, which only matter for images.
     pub(crate) sections: Option<Vec<i32>>,
+    /// Number of first layers to which rows of images are added, in architectures that can have some.
+    pub(crate) deepstack: usize,
 }
 
 /// Converts a folder. `long` is its configuration for the longest context, `short` for the shortest; they differ in longrope's
