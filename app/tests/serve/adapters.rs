@@ -78,6 +78,7 @@ fn requests_with_different_adapters_share_a_batch() {
     assert_eq!(answer(&server, json!({"model": "tales::n1"})), alone[1]);
     assert_eq!(of(json!([{"id": 2, "scale": 1.0}])), alone[2]);
     assert_eq!(of(json!([{"id": 2, "scale": 0.0}])), base);
+    assert_eq!(answer(&server, json!({"model": "n3", "lora": []})), base);
     let both = of(json!([{"id": 0, "scale": 0.5}, {"id": 1, "scale": -1.0}]));
     assert!(both != base && !alone.contains(&both));
 
