@@ -108,8 +108,8 @@ fn adapters_are_imported_with_their_base() {
     adapters::write(&f.folder.path().join("wide"), 1, 510);
     fs::write(f.folder.path().join("file.gguf"), adapters::gguf(2, 512)).unwrap();
     expect![[r#"
-        fox (1.1 MB, F32, adapter)
-        reading 2 files, 1.1 MB
+        fox (741.9 kB, F32, adapter)
+        reading 2 files, 741.9 kB
         its base `our/tales` is not in the library; `paguro preset fox --base MODEL` names one
         exit 0"#]]
     .assert_eq(&f.words(&["import", "fox"]));
