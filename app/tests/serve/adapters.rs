@@ -177,8 +177,8 @@ fn adapters_of_the_library_are_served_with_their_base() {
         let output = command.stderr(std::process::Stdio::piped()).output().unwrap();
         (output.status.success(), String::from_utf8(output.stderr).unwrap())
     };
-    assert_eq!(import(&[&path("one"), "--base", "tales"]).0, true);
-    assert_eq!(import(&[&path("other"), "--base", "tales", "--copy"]).0, true);
+    assert!(import(&[&path("one"), "--base", "tales"]).0);
+    assert!(import(&[&path("other"), "--base", "tales", "--copy"]).0);
     let (imported, status) = import(&[&path("one"), "--name", "lost"]);
     assert!(imported && status.contains("its base `our/tales` is not in the library"), "{status}");
     let (imported, status) = import(&[&path("wide"), "--base", "tales"]);
@@ -254,4 +254,24 @@ fn adapters_of_the_library_are_served_with_their_base() {
     assert_eq!(server.request("DELETE", "/api/delete", &[], r#"{"model": "made"}"#).status, 200);
     assert_eq!(chat("made").status, 404);
     assert_eq!(answer(&server, json!({"model": "again"})), one);
+}
+
+#[test]
+fn memory_of_adapters_is_planned() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("one");
+    write(&path, 1, 512);
+    let path = path.display().to_string();
+    let imported = paguro(home.path(), &["import", &path, "--base", "tales"]).output().unwrap();
+    assert!(imported.status.success(), "{imported:?}");
+    // K and V take all that is left, except for the adapters of the command line and those that were named before.
+    let memory = ["--memory", "55MB"];
+    let server = Server::start_in(home, &[&memory[..], &["--lora", &format!("given={path}")]].concat());
+    let base = answer(&server, json!({}));
+    assert_ne!(answer(&server, json!({"model": "given"})), base);
+    let refused = server.post("/v1/chat/completions", &ask(json!({"model": "one"})));
+    assert!(refused.status == 507 && refused.body.contains("the adapter `one` needs"), "{refused:?}");
+    let unload = json!({"lora_name": "given"});
+    assert_eq!(server.post("/v1/unload_lora_adapter", &unload).status, 200);
+    assert_ne!(answer(&server, json!({"model": "one"})), base);
 }

@@ -73,17 +73,10 @@ fn refused(error: &AdapterError) -> LoadError {
 
 /// The adapter or model that a name stands for.
 #[derive(Debug)]
-pub(super) enum Named {
-    /// A model.
-    Model(ModelEntry),
-    /// An adapter.
-    Adapter {
-        adapter: NamedAdapter,
-        /// Its entry.
-        entry: ModelEntry,
-        /// The entry of its base.
-        base: ModelEntry,
-    },
+pub(super) struct Named {
+    pub(super) entry: ModelEntry,
+    /// The adapter, and the entry of its base; `None` for a model.
+    pub(super) adapter: Option<(NamedAdapter, ModelEntry)>,
 }
 
 impl Models {
@@ -134,7 +127,7 @@ impl Models {
             [adapter] => {
                 let base = self.find_model(&adapter.base).await?;
                 let entry = Self::adapter_entry(adapter, base.clone());
-                return Ok(Named::Adapter { adapter: adapter.clone(), entry, base });
+                return Ok(Named { entry, adapter: Some((adapter.clone(), base)) });
             }
             [one, ..] => {
                 let message =
@@ -145,7 +138,7 @@ impl Models {
         let entry = self.find_model(own).await?;
         let Some(place) = &entry.adapter else {
             return match base {
-                None => Ok(Named::Model(entry)),
+                None => Ok(Named { entry, adapter: None }),
                 Some(_) => Err(ApiError::ModelNotFound(name.to_owned())),
             };
         };
@@ -158,7 +151,7 @@ impl Models {
         let base = self.find_model(&place.base).await?;
         let adapter = self.adapters.put_stored(place, &entry.version);
         self.adapters.plan(adapter.generation);
-        Ok(Named::Adapter { adapter, entry, base })
+        Ok(Named { entry, adapter: Some((adapter, base)) })
     }
 
     /// Returns the entry of an adapter that is not the library's: that of its base, under its own name.
@@ -240,8 +233,8 @@ impl Models {
     /// There is none of this name.
     pub async fn unload_adapter(&self, name: &str) -> Result<(), ApiError> {
         let adapter = match self.find_named(name).await {
-            Ok(Named::Adapter { adapter, .. }) => adapter,
-            Ok(Named::Model(_)) | Err(ApiError::ModelNotFound(_)) => {
+            Ok(Named { adapter: Some((adapter, _)), .. }) => adapter,
+            Ok(Named { adapter: None, .. }) | Err(ApiError::ModelNotFound(_)) => {
                 return Err(ApiError::NotFound(format!(
                     "there is no adapter `{name}`; /lora-adapters lists the adapters"
                 )));

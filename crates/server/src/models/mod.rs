@@ -118,9 +118,7 @@ impl Models {
     /// # Errors
     /// [`ApiError::ModelNotFound`], or the library cannot be read.
     pub async fn find(&self, name: &str) -> Result<ModelEntry, ApiError> {
-        match self.find_named(name).await? {
-            Named::Adapter { entry, .. } | Named::Model(entry) => Ok(entry),
-        }
+        Ok(self.find_named(name).await?.entry)
     }
 
     /// Returns the model with this name or digest.
@@ -194,10 +192,10 @@ impl Models {
     /// # Errors
     /// [`ApiError::ModelNotFound`], or the library's error.
     pub async fn preset(&self, name: &str) -> Result<Presets, ApiError> {
-        let name = match self.find_named(name).await? {
+        let name = match self.find_named(name).await?.adapter {
             // Only the library keeps presets of adapters.
-            Named::Adapter { adapter, base, .. } if !adapter.is_stored() => base.name,
-            Named::Adapter { .. } | Named::Model(_) => name.to_owned(),
+            Some((adapter, base)) if !adapter.is_stored() => base.name,
+            _ => name.to_owned(),
         };
         let source = self.source.clone();
         Ok(blocking(move || source.preset(&name)).await?)
@@ -253,9 +251,10 @@ impl Models {
         context: Option<usize>,
         lora: Option<&[(usize, f32)]>,
     ) -> Result<Lease, ApiError> {
-        match self.find_named(name).await? {
-            Named::Model(entry) => self.adapt(self.lease_model(&entry, context).await?, None, lora).await,
-            Named::Adapter { adapter, entry, base } => {
+        let Named { entry, adapter } = self.find_named(name).await?;
+        match adapter {
+            None => self.adapt(self.lease_model(&entry, context).await?, None, lora).await,
+            Some((adapter, base)) => {
                 let mut lease = self.lease_model(&base, context).await?;
                 lease.entry = entry;
                 self.adapt(lease, Some(adapter), lora).await
