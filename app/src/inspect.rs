@@ -1,5 +1,6 @@
 //! `paguro inspect`: content and memory of a model.
 
+mod adapter;
 mod json;
 mod memory;
 mod shape;
@@ -36,6 +37,9 @@ pub fn inspect(
     devices: &Devices,
     terminal: Terminal,
 ) -> Outcome<()> {
+    if let Some(path) = adapter::find(args.model.name.as_deref(), library)? {
+        return adapter::inspect(&path, args, terminal);
+    }
     let source = Source::find(args.model.name.as_deref(), library)?;
     let file = args.projector.choice().open(&source, |line| terminal.note(line))?;
     let model = file.load(&LoadOptions { max_context: args.ctx });

@@ -13,6 +13,7 @@ use paguro_library::{
     known::{self, Short},
     plain_name,
 };
+use paguro_model::AdapterFile;
 
 use crate::{
     failure::{Failure, Outcome},
@@ -261,6 +262,11 @@ fn is_file_name(word: &str) -> bool {
 fn existing(path: &Path) -> Outcome<Source> {
     if !path.is_dir() || path.join("config.json").is_file() {
         return Ok(Source::Path(path.to_owned()));
+    }
+    if AdapterFile::is_at(path) {
+        let path = path.display();
+        let failure = Failure::usage(format!("`{path}` is an adapter (LoRA) and no model"));
+        return Err(failure.hint(format!("with its model: paguro run MODEL --lora {path}")));
     }
     let failure =
         Failure::usage(format!("`{}` is a folder without a model: it has no config.json", path.display()));

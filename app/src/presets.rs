@@ -34,6 +34,9 @@ pub struct Preset {
     /// Options of requests that do not set them, with the names of Ollama's API.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub options: Map<String, Value>,
+    /// The model that an adapter changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// Aliases by which the library finds the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
@@ -79,6 +82,7 @@ impl Preset {
             chat_template: self.chat_template.or(weaker.chat_template),
             system: self.system.or(weaker.system),
             options,
+            base: self.base.or(weaker.base),
             aliases: self.aliases.into_iter().chain(weaker.aliases).collect(),
         }
     }
@@ -124,7 +128,8 @@ impl Preset {
 
     /// Returns a model's version with this preset, so that a preset that changes the load reloads the model.
     pub fn version(&self, version: String) -> String {
-        let loads = Self { system: None, options: Map::new(), aliases: Vec::new(), ..self.clone() };
+        let loads =
+            Self { system: None, options: Map::new(), base: None, aliases: Vec::new(), ..self.clone() };
         if loads == Self::default() {
             return version;
         }
@@ -143,6 +148,7 @@ impl Preset {
         let template = self.chat_template.as_ref();
         row("chat-template", template.map(|text| format!("{} characters", text.chars().count())));
         row("system", self.system.clone());
+        row("base", self.base.clone());
         for (name, value) in &self.options {
             row(name, Some(value.to_string()));
         }
@@ -179,6 +185,7 @@ impl TryFrom<ModelPreset> for Preset {
             chat_template: text(preset.chat_template),
             system: text(preset.system),
             options: preset.options,
+            base: None,
             aliases: Vec::new(),
         })
     }

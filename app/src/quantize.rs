@@ -39,7 +39,7 @@ pub fn quantize(args: &QuantizeArgs, library: &LibrarySettings, terminal: Termin
     let source = Source::find(Some(&args.model), library)?;
     let importance = args.imatrix.as_deref().map(Importance::read).transpose();
     let importance = importance.map_err(|error| Failure::from_error(&error))?;
-    write(&source, &[], Some(args.format()), importance.as_ref(), &args.out, &args.write, terminal)
+    write(&source, Vec::new(), Some(args.format()), importance.as_ref(), &args.out, &args.write, terminal)
 }
 
 /// Runs `paguro convert`.
@@ -48,13 +48,14 @@ pub fn quantize(args: &QuantizeArgs, library: &LibrarySettings, terminal: Termin
 /// As [`quantize`]; a folder of which a GGUF file would lose something.
 pub fn convert(args: &ConvertArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let source = Source::find(Some(&args.model), library)?;
-    write(&source, &args.loras, None, None, &args.out, &args.write, terminal)
+    let loras = args.loras.iter().map(|lora| adapters::place(lora, library)).collect::<Outcome<_>>()?;
+    write(&source, loras, None, None, &args.out, &args.write, terminal)
 }
 
 /// Writes a model with adapters, in a mixture or in the formats that it has.
 fn write(
     source: &Source,
-    loras: &[String],
+    loras: Vec<(PathBuf, f32)>,
     mixture: Option<Mixture>,
     importance: Option<&Importance>,
     out: &Path,
@@ -64,8 +65,7 @@ fn write(
     check_output(out, args.replace)?;
     let file = load::file(source)?;
     let mut contents = file.contents().map_err(|error| Failure::from_error(&error))?;
-    for lora in loras {
-        let (path, scale) = adapters::scaled(lora);
+    for (path, scale) in loras {
         let adapter = AdapterFile::open(&path).map_err(|error| Failure::from_error(&error))?;
         adapter.merge(&mut contents, scale).map_err(|error| Failure::from_error(&error))?;
     }

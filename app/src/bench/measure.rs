@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use paguro_engine::{DraftOptions, Event, Generation, Handle, MOST_DRAFTED, Replay, Request};
+use paguro_engine::{Adapter, DraftOptions, Event, Generation, Handle, MOST_DRAFTED, Replay, Request};
 
 use super::{Case, Test};
 use crate::{
@@ -37,6 +37,14 @@ impl Random {
     }
 }
 
+/// An engine, and the adapters of its requests.
+pub struct Target {
+    /// The engine.
+    pub handle: Handle,
+    /// Request `i` has adapter `i` modulo their number.
+    pub adapters: Vec<Adapter>,
+}
+
 /// Tokens of each sequence before the measurement.
 pub struct Prefixes(Vec<Vec<u32>>);
 
@@ -46,12 +54,14 @@ impl Prefixes {
     ///
     /// # Errors
     /// The engine refuses or fails.
-    pub fn compute(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<Self> {
-        handle.clear_prefix_cache();
+    pub fn compute(target: &Target, case: &Case, random: &mut Random) -> Outcome<Self> {
+        target.handle.clear_prefix_cache();
         let prefixes: Vec<_> = (0..case.batch).map(|_| random.tokens(case.depth)).collect();
         if case.depth > 0 {
-            let only_prefix = |prefix: &Vec<u32>| submit(handle, prefix.clone(), 0, DraftOptions::off());
-            let generations = prefixes.iter().map(only_prefix).collect::<Outcome<Vec<_>>>()?;
+            let only_prefix = |(index, prefix): (usize, &Vec<u32>)| {
+                submit(target, index, prefix.clone(), 0, DraftOptions::off())
+            };
+            let generations = prefixes.iter().enumerate().map(only_prefix).collect::<Outcome<Vec<_>>>()?;
             timelines(generations)?;
         }
         Ok(Self(prefixes))
@@ -79,11 +89,12 @@ pub struct Measured {
 /// # Errors
 /// The engine refuses or fails; too few pages, so that sequences were preempted; or sequences ended repeatedly before
 /// the last one was submitted, because the machine is busy.
-pub fn measure(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Measured> {
+pub fn measure(target: &Target, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Measured> {
+    let handle = &target.handle;
     let before = handle.stats().preemptions;
     let mut rate = None;
     for _ in 0..TRIES {
-        rate = run(handle, case, prefixes, random)?;
+        rate = run(target, case, prefixes, random)?;
         if rate.is_some() {
             break;
         }
@@ -99,7 +110,8 @@ pub fn measure(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut R
 }
 
 /// Runs the case once. Returns `None` if a sequence ended before the others had begun.
-fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Option<Measured>> {
+fn run(target: &Target, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Option<Measured>> {
+    let handle = &target.handle;
     let Case { test, tokens, depth, .. } = *case;
     if depth == 0 {
         handle.clear_prefix_cache();
@@ -110,12 +122,15 @@ fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -
         prefixes.0.iter().map(|prefix| [prefix.clone(), random.tokens(new)].concat()).collect();
     // Sequences that are admitted a few steps earlier decode for longer.
     let most = if test == Test::Prefill { 1 } else { tokens + case.slack() };
-    let drafts = drafts(handle, case, &prompts, most)?;
+    let drafts = drafts(target, case, &prompts, most)?;
     let known: Vec<Option<Replay>> = drafts.iter().map(|drafts| drafts.replay.clone()).collect();
     let before = handle.stats();
     let start = Instant::now();
-    let submitted =
-        prompts.into_iter().zip(drafts).map(|(prompt, drafts)| submit(handle, prompt, most, drafts));
+    let submitted = prompts
+        .into_iter()
+        .zip(drafts)
+        .enumerate()
+        .map(|(index, (prompt, drafts))| submit(target, index, prompt, most, drafts));
     let lines = timelines(submitted.collect::<Outcome<Vec<_>>>()?)?;
     let rate = match test {
         Test::Prefill => Some(prefill_rate(&lines, start, depth + tokens)?),
@@ -136,7 +151,7 @@ fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -
 
 /// Returns the drafts of the answers to these prompts. Known answers are computed first, in steps of as many rows: with fast
 /// numerics, the last bits depend on their number.
-fn drafts(handle: &Handle, case: &Case, prompts: &[Vec<u32>], most: usize) -> Outcome<Vec<DraftOptions>> {
+fn drafts(target: &Target, case: &Case, prompts: &[Vec<u32>], most: usize) -> Outcome<Vec<DraftOptions>> {
     let (thousandths, length) = match case.drafts {
         BenchDrafts::Off => return Ok(vec![DraftOptions::off(); prompts.len()]),
         BenchDrafts::Auto => return Ok(vec![DraftOptions::default(); prompts.len()]),
@@ -152,7 +167,8 @@ fn drafts(handle: &Handle, case: &Case, prompts: &[Vec<u32>], most: usize) -> Ou
             ..DraftOptions::default()
         },
     };
-    let submitted = prompts.iter().map(|prompt| submit(handle, prompt.clone(), most, wrong()));
+    let submitted = prompts.iter().enumerate();
+    let submitted = submitted.map(|(index, prompt)| submit(target, index, prompt.clone(), most, wrong()));
     let lines = timelines(submitted.collect::<Outcome<Vec<_>>>()?)?;
     let known = lines.into_iter().enumerate().map(|(index, line)| {
         let (tokens, chance) = (line.answer.into(), f64::from(thousandths) / 1000.0);
@@ -185,10 +201,18 @@ impl Case {
     }
 }
 
-fn submit(handle: &Handle, prompt: Vec<u32>, max_tokens: usize, drafts: DraftOptions) -> Outcome<Generation> {
+fn submit(
+    target: &Target,
+    index: usize,
+    prompt: Vec<u32>,
+    max_tokens: usize,
+    drafts: DraftOptions,
+) -> Outcome<Generation> {
     let max_tokens = Some(max_tokens);
-    let request = Request { max_tokens, ignore_stop_tokens: true, drafts, ..Request::new(prompt) };
-    handle.generate(request).map_err(|error| Failure::from_error(&error))
+    let adapter = target.adapters.get(index % target.adapters.len().max(1));
+    let adapters = adapter.map(|adapter| (adapter.clone(), 1.0)).into_iter().collect();
+    let request = Request { max_tokens, ignore_stop_tokens: true, drafts, adapters, ..Request::new(prompt) };
+    target.handle.generate(request).map_err(|error| Failure::from_error(&error))
 }
 
 /// Times of a request's tokens.

@@ -8,13 +8,14 @@ mod memory;
 mod report;
 mod shape;
 
-use std::{cmp::Reverse, sync::Arc, time::Duration};
+use std::{cmp::Reverse, path::PathBuf, sync::Arc, time::Duration};
 
 use paguro_backend::KernelCount;
 use paguro_engine::{EngineOptions, PageBudget, PageOrder};
 use paguro_model::{LoadOptions, Model};
 
 use crate::{
+    adapters,
     cli::{Attention, BenchArgs, BenchDrafts, KvDtype, Pages, RunOnArgs},
     devices::Devices,
     failure::{Failure, Outcome},
@@ -23,7 +24,7 @@ use crate::{
     settings::{LibrarySettings, Terminal},
 };
 use cost::Cost;
-use measure::{Prefixes, Random, measure};
+use measure::{Prefixes, Random, Target, measure};
 use memory::PeakMemory;
 use report::{Row, Sample, Table};
 
@@ -61,11 +62,14 @@ struct Setup {
     kv_dtype: KvDtype,
     attention: Attention,
     pages: Pages,
+    /// True if requests have the adapters of `--lora`.
+    adapted: bool,
 }
 
 /// An engine under test.
 struct Bench {
     setup: Setup,
+    target: Target,
     loaded: Loaded,
     random: Random,
     rows: Vec<Row>,
@@ -99,9 +103,11 @@ pub fn bench(
         let trained = model.context_length;
         terminal.note(&format!("the model was trained for {trained} tokens; speed does not depend on that"));
     }
+    let loras =
+        args.loras.iter().map(|lora| Ok(adapters::place(lora, library)?.0)).collect::<Outcome<Vec<_>>>()?;
     let mut benches = setups(args)
         .into_iter()
-        .map(|setup| Bench::start(args, setup, &model, &cases, (devices, terminal)))
+        .map(|setup| Bench::start(args, setup, (&model, &loras), &cases, (devices, terminal)))
         .collect::<Outcome<Vec<_>>>()?;
 
     let mut memory = PeakMemory::new();
@@ -114,7 +120,7 @@ pub fn bench(
             for (bench, prefixes) in benches.iter_mut().zip(&prefixes) {
                 let bandwidth =
                     devices.read_bandwidth(&args.on, &bench.loaded.device, bench.setup.threads)?;
-                let measured = measure(&bench.loaded.handle, case, prefixes, &mut bench.random)?;
+                let measured = measure(&bench.target, case, prefixes, &mut bench.random)?;
                 bench.rows[index].samples.push(Sample { bandwidth, measured });
                 memory.look();
                 bar.inc(1);
@@ -153,7 +159,7 @@ fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
     Ok(cases)
 }
 
-/// Returns every combination of threads, K/V encoding, attention and page order.
+/// Returns every combination of threads, K/V encoding, attention and page order, without and with adapters.
 fn setups(args: &BenchArgs) -> Vec<Setup> {
     let threads: Vec<_> =
         if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
@@ -161,7 +167,11 @@ fn setups(args: &BenchArgs) -> Vec<Setup> {
     for &threads in &threads {
         for &kv_dtype in &args.kv_dtype {
             for &attention in &args.attention {
-                setups.extend(args.pages.iter().map(|&pages| Setup { threads, kv_dtype, attention, pages }));
+                for &pages in &args.pages {
+                    let setup = Setup { threads, kv_dtype, attention, pages, adapted: false };
+                    setups.push(setup);
+                    setups.extend((!args.loras.is_empty()).then_some(Setup { adapted: true, ..setup }));
+                }
             }
         }
     }
@@ -172,7 +182,7 @@ impl Bench {
     fn start(
         args: &BenchArgs,
         setup: Setup,
-        model: &Arc<Model>,
+        (model, loras): (&Arc<Model>, &[PathBuf]),
         cases: &[Case],
         (devices, terminal): (&Devices, Terminal),
     ) -> Outcome<Self> {
@@ -180,6 +190,10 @@ impl Bench {
         let chunk = options.max_batch_tokens;
         let on = RunOnArgs { timed: args.kernels, ..args.on.clone() };
         let loaded = load::start(model.clone(), options, false, setup.threads, (devices, &on), terminal)?;
+        let used = if setup.adapted { loras } else { &[] };
+        let adapter = |path: &PathBuf| adapters::load(path, &loaded.model, &loaded.handle);
+        let adapters = used.iter().map(adapter).collect::<Outcome<Vec<_>>>()?;
+        let target = Target { handle: loaded.handle.clone(), adapters };
         let cost = Cost::new(&model.program, &model.weights, setup.kv_dtype.into());
         let rows = cases
             .iter()
@@ -191,20 +205,27 @@ impl Bench {
                 kv_dtype: setup.kv_dtype,
                 attention: setup.attention,
                 pages: setup.pages,
+                adapters: used.len(),
                 case: *case,
                 bytes_per_token: cost.per_token(case, chunk),
                 samples: Vec::new(),
             })
             .collect();
-        let mut bench =
-            Self { setup, loaded, random: Random::new(SEED, model.program.vocab), rows, before: Vec::new() };
+        let mut bench = Self {
+            setup,
+            target,
+            loaded,
+            random: Random::new(SEED, model.program.vocab),
+            rows,
+            before: Vec::new(),
+        };
         // The warm-up causes the first page faults, raises the clock speed and fills caches.
         for test in [Test::Prefill, Test::Decode] {
             let tokens = cases.iter().filter(|case| case.test == test).map(|case| case.tokens.min(64)).max();
             if let Some(tokens) = tokens {
                 let case = Case { test, tokens, depth: 0, batch: 1, drafts: BenchDrafts::Off };
                 let prefixes = bench.prefixes(&case)?;
-                measure(&bench.loaded.handle, &case, &prefixes, &mut bench.random)?;
+                measure(&bench.target, &case, &prefixes, &mut bench.random)?;
             }
         }
         bench.before = bench.kernel_counts()?;
@@ -212,7 +233,7 @@ impl Bench {
     }
 
     fn prefixes(&mut self, case: &Case) -> Outcome<Prefixes> {
-        Prefixes::compute(&self.loaded.handle, case, &mut self.random)
+        Prefixes::compute(&self.target, case, &mut self.random)
     }
 
     fn kernel_counts(&self) -> Outcome<Vec<KernelCount>> {

@@ -29,6 +29,8 @@ pub struct Row {
     pub attention: Attention,
     /// Order of pages.
     pub pages: Pages,
+    /// Number of adapters of the requests.
+    pub adapters: usize,
     /// The measured case.
     pub case: Case,
     /// Bytes read per token.
@@ -98,6 +100,7 @@ impl Row {
             "kv_dtype": kv_dtype(self.kv_dtype),
             "attention": attention(self.attention),
             "pages": pages(self.pages),
+            "adapters": self.adapters,
             "test": name(test),
             "tokens": tokens,
             "depth": depth,
@@ -167,6 +170,10 @@ pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcom
             attention(first.attention),
             pages(first.pages)
         );
+        let setup = match first.adapters {
+            0 => setup,
+            count => format!("{setup}, {}", units::plural(count, "adapter")),
+        };
         let has_drafts = rows.iter().any(|row| row.case.drafts != BenchDrafts::Off);
         out.line(terminal.bold(&if several { head + &setup } else { head }))?;
         out.line(terminal.dim(&format!(
@@ -286,6 +293,7 @@ mod tests {
             kv_dtype: KvDtype::F16,
             attention: Attention::Paged,
             pages: Pages::Ordered,
+            adapters: 0,
             case: Case { test: Test::Decode, tokens: 4, depth: 0, batch: 1, drafts: BenchDrafts::Off },
             bytes_per_token: 100.0,
             // The machine was half as fast in the second round: the share of the ceiling is the same.

@@ -27,7 +27,8 @@ Examples:
   paguro bench MODEL.gguf
   paguro bench MODEL.gguf -p 0 -n 64 -d 0,2048,8192 -b 1,8 --kernels
   paguro bench MODEL.gguf -p 0 -n 256 --speculate off,0.7x2,0.7x4,0.7x8,0.7
-  paguro bench MODEL.gguf -p 0 -d 4096 --attention paged,gather -r 5")]
+  paguro bench MODEL.gguf -p 0 -d 4096 --attention paged,gather -r 5
+  paguro bench MODEL.gguf -b 1,16 --lora ADAPTER.gguf")]
 pub struct BenchArgs {
     /// See [`ModelArg`].
     #[command(flatten)]
@@ -68,6 +69,11 @@ pub struct BenchArgs {
     /// perhaps of a fixed length (0.7x4)
     #[arg(long, value_name = "DRAFTS,...", value_delimiter = ',', default_value = "off")]
     pub speculate: Vec<BenchDrafts>,
+
+    /// Measure with adapters (LoRA) as well, in an engine of its own: a folder of PEFT or mlx-lm, a GGUF file, or one of the
+    /// library; repeatable, for sequences with different ones
+    #[arg(long = "lora", value_name = "FILE")]
+    pub loras: Vec<String>,
 
     /// Samples of each test
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = choices::positive)]

@@ -17,6 +17,8 @@ Of a repository with GGUF files, one model is pulled: the one that is named afte
 the nearest to these, with all files if it is split. Of a repository without GGUF files, the folder of safetensors is \
 pulled; with both, `:safetensors` selects the folder. Addresses pasted from a browser are accepted.
 
+Adapters (LoRA) are pulled as models are. An adapter that does not fit its base is refused.
+
 Every file is checked against the hub's checksum before the model is in the library. The same command resumes an \
 interrupted pull. Pulling a model again downloads what has changed.
 
@@ -26,7 +28,8 @@ Examples:
   paguro pull qwen3:0.6b                        a well-known model
   paguro pull hf:Qwen/Qwen3-4B-GGUF             its usual quantization
   paguro pull hf:Qwen/Qwen3-4B-GGUF:Q8_0        this one
-  paguro pull hf:Qwen/Qwen3-0.6B --name qwen    safetensors, by another name")]
+  paguro pull hf:Qwen/Qwen3-0.6B --name qwen    safetensors, by another name
+  paguro pull hf:OWNER/ADAPTER --base qwen3:4b  an adapter of a model of the library")]
 pub struct PullArgs {
     /// A short name, or hf:OWNER/REPOSITORY[@REVISION][:QUANTIZATION | :FILE]
     #[arg(value_name = "MODEL")]
@@ -35,6 +38,10 @@ pub struct PullArgs {
     /// Its name in the library [default: the short name, or OWNER/REPOSITORY:QUANTIZATION]
     #[arg(long, value_name = "NAME")]
     pub name: Option<ModelName>,
+
+    /// The model that an adapter (LoRA) changes, of the library [default: the one that its files name]
+    #[arg(long, value_name = "MODEL")]
+    pub base: Option<String>,
 
     /// Succeed even if this version cannot run the model
     #[arg(long)]
@@ -57,7 +64,8 @@ Examples:
   paguro import ollama:qwen3:4b              one of them
   paguro import lmstudio:                    also hf-cache:
   paguro import MODEL.gguf --name tiny       a file, under another name
-  paguro import some/hf-folder --copy        a copy; the folder can be deleted")]
+  paguro import some/hf-folder --copy        a copy; the folder can be deleted
+  paguro import some/adapter --base tiny     an adapter (LoRA): a folder of PEFT or mlx-lm, or a GGUF file")]
 pub struct ImportArgs {
     /// A GGUF file (any one of a split model), a folder of models, or ollama:, lmstudio: or hf-cache: with or without a
     /// name
@@ -67,6 +75,10 @@ pub struct ImportArgs {
     /// Its name in the library [default: its file's, or that in the other program]
     #[arg(long, value_name = "NAME")]
     pub name: Option<ModelName>,
+
+    /// The model that an adapter (LoRA) changes, of the library [default: the one that its files name]
+    #[arg(long, value_name = "MODEL")]
+    pub base: Option<String>,
 
     /// Copy the files into the library
     #[arg(long, conflicts_with_all = ["link", "in_place"])]
@@ -234,6 +246,10 @@ pub struct PresetArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
+    /// The model that this adapter (LoRA) changes, of the library
+    #[arg(long, value_name = "MODEL")]
+    pub base: Option<String>,
+
     /// An option of requests, such as temperature=0.2; repeatable
     #[arg(long = "set", value_name = "OPTION=VALUE")]
     pub options: Vec<String>,
@@ -262,6 +278,7 @@ impl PresetArgs {
             || self.kv_dtype.is_some()
             || self.chat_template.is_some()
             || self.system.is_some()
+            || self.base.is_some()
             || !self.options.is_empty()
             || !self.aliases.is_empty()
             || !self.removed_aliases.is_empty()

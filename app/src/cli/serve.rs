@@ -426,6 +426,10 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_MAX_LORA_RANK", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub max_lora_rank: Option<usize>,
 
+    /// Memory for the adapters of each model, at most; it is a part of --memory [default: 4GiB]
+    #[arg(long, env = "PAGURO_MAX_LORA_MEMORY", value_name = "SIZE", help_heading = "Models")]
+    pub max_lora_memory: Option<Bytes>,
+
     /// Maximum concurrent sequences of each model [default: 64]
     #[arg(long, env = "PAGURO_PARALLEL", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub parallel: Option<usize>,
@@ -542,6 +546,7 @@ impl ServeOptions {
             loras: or_list(self.loras, weaker.loras),
             max_loras: self.max_loras.or(weaker.max_loras),
             max_lora_rank: self.max_lora_rank.or(weaker.max_lora_rank),
+            max_lora_memory: self.max_lora_memory.or(weaker.max_lora_memory),
             parallel: self.parallel.or(weaker.parallel),
             batch_tokens: self.batch_tokens.or(weaker.batch_tokens),
             step_time: self.step_time.or(weaker.step_time),

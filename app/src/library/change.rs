@@ -26,6 +26,7 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
     check(&library, args)?;
     let mut out = Output::new();
     for name in &args.names {
+        let adapters = adapters_of(&library, name)?;
         let removed = match library.remove(name) {
             Err(LibraryError::NotFound { .. }) if args.force => continue,
             removed => removed.map_err(|error| failure_of(name, error))?,
@@ -36,11 +37,22 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
         };
         let model = removed.record.name.short();
         out.line(format_args!("removed {model} ({freed})"))?;
+        let left: Vec<String> = adapters.iter().map(|adapter| adapter.name.short()).collect();
+        if !left.is_empty() {
+            out.line(format_args!("its adapters have no base now: {}", left.join(", ")))?;
+        }
         if let Err(error) = cache::forget(settings, &model) {
             out.line(format_args!("its cache on disk is still there: {error}"))?;
         }
     }
     Ok(())
+}
+
+/// Returns the adapters of a model, which stay without a base when it is removed.
+fn adapters_of(library: &Library, name: &str) -> Outcome<Vec<ModelRecord>> {
+    let Ok(model) = library.find(name) else { return Ok(Vec::new()) };
+    let records = library.list().map_err(failure)?;
+    Ok(model.adapters(&records).cloned().collect())
 }
 
 /// Checks all names before the first model is removed.

@@ -8,6 +8,7 @@ use paguro_library::{
 
 use super::{Chat, failure, inspect_with_chat, progress::Bars, usable};
 use crate::{
+    adapters::{self, BaseCheck},
     cli::PullArgs,
     failure::{Failure, Outcome},
     interrupt::Interrupt,
@@ -44,7 +45,9 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         terminal
             .status(&format!("it is on this machine as well; to use its file: paguro import {reference}"));
     }
-    let (record, chat) = download(&reference, name, settings, terminal, &Interrupt::install()?)?;
+    let base = args.base.as_deref();
+    let interrupt = Interrupt::install()?;
+    let (record, chat) = download((&reference, name, base), settings, terminal, &interrupt)?;
     print_summary(&record, &chat, terminal)?;
     match cannot_run(&record) {
         None => Ok(()),
@@ -66,13 +69,12 @@ pub fn cannot_run(record: &ModelRecord) -> Option<String> {
     Some(format!("this version of Paguro cannot run `{}`: {problem}", record.name.short()))
 }
 
-/// Downloads a model into the library.
+/// Downloads a model, or an adapter of the model `base`, into the library.
 ///
 /// # Errors
-/// The download fails, or Ctrl-C is pressed.
+/// The download fails, an adapter does not fit its base, or Ctrl-C is pressed.
 pub fn download(
-    reference: &Reference,
-    name: Option<ModelName>,
+    (reference, name, base): (&Reference, Option<ModelName>, Option<&str>),
     settings: &LibrarySettings,
     terminal: Terminal,
     interrupt: &Interrupt,
@@ -85,13 +87,14 @@ pub fn download(
     let options = PullOptions { name, cancel };
     let bars = Bars::new(terminal, "getting");
     let chat = ChatCheck::default();
-    let inspect = |path: &Path| chat.inspect(path);
+    let base = BaseCheck::new(settings, base);
+    let inspect = |path: &Path| base.check(path, chat.inspect(path)?);
     let result = library.pull(&hub, reference, &options, &inspect, &|progress| bars.show(progress));
     drop(bars);
     if matches!(result, Err(LibraryError::Cancelled)) {
         terminal.note("stopped; the same command goes on from here");
     }
-    let record = result.map_err(failure)?;
+    let record = result.and_then(|record| base.record(&library, record)).map_err(failure)?;
     chat.warn(&record, terminal);
     Ok((record, chat))
 }
@@ -138,13 +141,27 @@ impl ChatCheck {
     }
 }
 
+/// Refuses an adapter without a base.
+fn lacks_base(record: &ModelRecord) -> Result<(), String> {
+    if record.is_adapter() { adapters::base_name(record, &[]).map(drop) } else { Ok(()) }
+}
+
 /// Prints the name, size and quantization of the model, and the command that uses it.
 ///
 /// # Errors
 /// The error of standard output.
 pub fn print_summary(record: &ModelRecord, chat: &ChatCheck, terminal: Terminal) -> Outcome<()> {
     let (name, size) = (record.name.short(), units::bytes(record.size()));
-    Output::new().line(format_args!("{name} ({size}, {})", record.details.quantization))?;
+    let of = match (record.is_adapter(), record.base()) {
+        (false, _) => String::new(),
+        (true, Some(base)) => format!(", adapter of {base}"),
+        (true, None) => ", adapter".to_owned(),
+    };
+    Output::new().line(format_args!("{name} ({size}, {}{of})", record.details.quantization))?;
+    if let (true, Err(problem)) = (record.details.problem.is_none(), lacks_base(record)) {
+        terminal.status(&problem);
+        return Ok(());
+    }
     if record.details.problem.is_none() {
         terminal.status(&chat.command(&name));
     }

@@ -8,6 +8,8 @@ use paguro_library::{
     known,
 };
 
+use paguro_model::AdapterFile;
+
 use super::{
     empty_store, failure,
     get::{ChatCheck, cannot_run, print_summary},
@@ -16,6 +18,7 @@ use super::{
     usable,
 };
 use crate::{
+    adapters::BaseCheck,
     cli::{ImportArgs, Placement},
     failure::{Failure, Outcome},
     interrupt::Interrupt,
@@ -37,7 +40,7 @@ pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal)
     let (cancel, interrupt) = (Cancel::default(), Interrupt::install()?);
     let stop = cancel.clone();
     let _armed = interrupt.on_press(move || stop.cancel());
-    let importer = Importer { args, library: &library, cancel, terminal };
+    let importer = Importer { args, settings, library: &library, cancel, terminal };
     match models {
         None => importer.import_path(),
         Some(models) => importer.import_all(&models),
@@ -62,7 +65,7 @@ fn models(path: &Path, settings: &LibrarySettings, terminal: Terminal) -> Outcom
     if path.metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
         return Err(missing(path, settings));
     }
-    if !path.is_dir() || path.join("config.json").is_file() {
+    if !path.is_dir() || path.join("config.json").is_file() || AdapterFile::is_at(path) {
         return Ok(None);
     }
     let Listing { models, problems } = found::in_folder(path).map_err(failure)?;
@@ -92,6 +95,7 @@ fn missing(path: &Path, settings: &LibrarySettings) -> Failure {
 /// The library and the choices of one run.
 struct Importer<'a> {
     args: &'a ImportArgs,
+    settings: &'a LibrarySettings,
     library: &'a Library,
     cancel: Cancel,
     terminal: Terminal,
@@ -121,11 +125,12 @@ impl Importer<'_> {
         let options = self.options(Placement::InPlace);
         let (bars, chat) = (self.bars(&options), ChatCheck::default());
         let progress = |progress: paguro_library::Progress<'_>| bars.show(progress);
-        let inspect = |path: &Path| chat.inspect(path);
+        let base = BaseCheck::new(self.settings, self.args.base.as_deref());
+        let inspect = |path: &Path| base.check(path, chat.inspect(path)?);
         let result = self.library.import_again(&self.args.path, &options, &inspect, &progress);
         drop(bars);
         let record = match result.map_err(taken)? {
-            Taken::New(record) => record,
+            Taken::New(record) => base.record(self.library, record).map_err(taken)?,
             Taken::Same(record) => {
                 self.say_same(&record);
                 return Ok(());
@@ -182,17 +187,23 @@ impl Importer<'_> {
     /// Imports one model of another program.
     fn import_found(&self, model: &FoundModel) -> Result<(), LibraryError> {
         let default = if model.program == Program::Folder { Placement::InPlace } else { Placement::Link };
+        // An adapter of Ollama comes with the weights of its base.
+        let of_program = model.base.as_deref().map(|base| self.import_base(base, default)).transpose()?;
+        let wanted = self.args.base.as_deref().or(of_program.as_deref());
+        let base = BaseCheck::new(self.settings, wanted);
         let settings = ollama::translate(&model.settings);
         let mut options = self.options(default);
         options.defaults = settings.defaults;
         options.extra = settings.preset.to_record();
         let (bars, chat) = (self.bars(&options), ChatCheck::default());
         let progress = |progress: paguro_library::Progress<'_>| bars.show(progress);
-        let taken = self.library.import_found(model, &options, &|path| chat.inspect(path), &progress)?;
+        let inspect = |path: &Path| base.check(path, chat.inspect(path)?);
+        let taken = self.library.import_found(model, &options, &inspect, &progress)?;
         drop(bars);
         match taken {
             Taken::Same(record) => self.say_same(&record),
             Taken::New(record) => {
+                let record = base.record(self.library, record)?;
                 // A closed standard output does not end the import of the others.
                 let _ = print_summary(&record, &chat, self.terminal);
                 self.say_place(model, &record, &options);
@@ -201,7 +212,7 @@ impl Importer<'_> {
                 }
                 chat.warn(&record, self.terminal);
                 settings.notes.iter().for_each(|note| self.terminal.status(note));
-                if model.settings.template.is_some() && !chat.is_encoder() {
+                if model.settings.template.is_some() && !chat.is_encoder() && !record.is_adapter() {
                     let name = record.name.short();
                     self.terminal.status(&match chat.lacks_template() {
                         false => "its template in Go's language is not used; the file has a chat template".to_owned(),
@@ -217,6 +228,23 @@ impl Importer<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns the name of the library's model that an adapter of another program changes, which is imported first if the
+    /// library does not have it.
+    fn import_base(&self, base: &FoundModel, default: Placement) -> Result<String, LibraryError> {
+        let same = self.library.same_as(base)?;
+        if let Some(name) = same.first() {
+            return Ok(name.short());
+        }
+        let options = ImportOptions { name: None, replace: false, ..self.options(default) };
+        let (bars, chat) = (self.bars(&options), ChatCheck::default());
+        let progress = |progress: paguro_library::Progress<'_>| bars.show(progress);
+        let taken = self.library.import_found(base, &options, &|path| chat.inspect(path), &progress)?;
+        drop(bars);
+        let (Taken::New(record) | Taken::Same(record)) = taken;
+        let _ = print_summary(&record, &chat, self.terminal);
+        Ok(record.name.short())
     }
 
     fn say_same(&self, record: &ModelRecord) {

@@ -18,11 +18,11 @@ use std::{
 };
 
 use paguro_library::{
-    Details, Library, LibraryError, ModelName, ModelRecord,
+    AdapterDetails, Details, Library, LibraryError, ModelName, ModelRecord,
     found::Program,
     hub::{Hub, HubOptions},
 };
-use paguro_model::{LoadOptions, ModelError, ModelFile};
+use paguro_model::{AdapterFile, LoadOptions, ModelError, ModelFile};
 
 pub use change::{cp, prune, rm};
 pub use get::{download, pull};
@@ -123,6 +123,9 @@ enum Chat {
 
 /// Returns [`inspect`]'s result, and the state of the model's chat template.
 fn inspect_with_chat(path: &Path) -> Result<(Details, Chat), Box<dyn Error + Send + Sync>> {
+    if AdapterFile::is_at(path) {
+        return Ok((inspect_adapter(path)?, Chat::None));
+    }
     let file = ModelFile::open(path)?;
     file.check_templates()?;
     let description = file.description();
@@ -148,10 +151,34 @@ fn inspect_with_chat(path: &Path) -> Result<(Details, Chat), Box<dyn Error + Sen
         architecture: file.architecture().map(str::to_owned),
         parameters: description.parameters,
         quantization: description.quantization,
+        adapter: None,
         problem,
         inspected_by: VERSION.clone(),
     };
     Ok((details, chat))
+}
+
+/// Opens an adapter and returns the properties that the library records.
+fn inspect_adapter(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
+    let inspected_by = VERSION.clone();
+    match AdapterFile::open(path) {
+        Ok(file) => {
+            let trained_for = file.base().map(str::to_owned);
+            Ok(Details {
+                architecture: None,
+                parameters: file.parameters(),
+                quantization: file.weight_format().to_owned(),
+                adapter: Some(AdapterDetails { trained_for, rank: file.rank() }),
+                problem: None,
+                inspected_by,
+            })
+        }
+        Err(error @ ModelError::Io { .. }) => Err(error.into()),
+        Err(error) => {
+            let (adapter, problem) = (Some(AdapterDetails::default()), Some(error.to_string()));
+            Ok(Details { adapter, problem, inspected_by, ..Details::default() })
+        }
+    }
 }
 
 /// Converts an error of the library to a failure.

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::{empty, failure, find};
 use crate::{
+    adapters::BaseCheck,
     cli::PresetArgs,
     failure::{Failure, Outcome},
     models::is_embedded,
@@ -25,8 +26,13 @@ pub fn preset(args: &PresetArgs, settings: &LibrarySettings, terminal: Terminal)
     if args.clear || args.changes() {
         // Without --clear, a preset that cannot be read is not replaced.
         let old = if args.clear { Preset::default() } else { Preset::of(&record).map_err(Failure::new)? };
-        let new = changed(args, old)?;
+        let mut new = changed(args, old)?;
         new.check()?;
+        if args.base.is_some() {
+            let base = BaseCheck::new(settings, args.base.as_deref());
+            let path = library.path(&record).map_err(failure)?;
+            new.base = base.find(&path, &record.details)?;
+        }
         for alias in &args.aliases {
             check_alias(alias, &record, &library)?;
         }

@@ -3,13 +3,15 @@
 use std::time::SystemTime;
 
 use humantime::format_rfc3339_millis;
-use paguro_library::{ModelRecord, Source, found::Program};
+use paguro_library::{ModelRecord, Source, found::Program, plain_name};
 use serde_json::{Value, json};
 
 use super::{VERSION, empty, failure, find, import::list_found, inspect};
 use crate::{
+    adapters,
     cli::{ListArgs, ShowArgs},
     failure::Outcome,
+    models::is_embedded,
     output::Output,
     presets::Preset,
     settings::{LibrarySettings, Terminal},
@@ -30,9 +32,10 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         None => Vec::new(),
     };
     let mut out = Output::new();
+    let records: Vec<_> = models.iter().map(|(model, _)| model.clone()).collect();
     if args.json {
         return models.iter().try_for_each(|(model, problem)| {
-            let mut value = as_json(model);
+            let mut value = as_json(model, &records);
             value["problem"] = json!(problem);
             out.json(&value)
         });
@@ -58,7 +61,15 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
             model.details.quantization.clone(),
             ago(model.modified_at),
         ];
-        table.push(cells, problem.as_ref().map_or_else(String::new, |it| format!("cannot run: {it}")));
+        let last = match (problem, model.is_adapter()) {
+            (Some(problem), _) => format!("cannot run: {problem}"),
+            (None, false) => String::new(),
+            (None, true) => match base(model, &records) {
+                Ok(base) => format!("adapter of {base}"),
+                Err(problem) => format!("adapter: {problem}"),
+            },
+        };
+        table.push(cells, last);
     }
     table.write(&mut out, terminal)
 }
@@ -72,11 +83,12 @@ pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         return Err(empty(&args.name));
     };
     let model = find(&library, &args.name)?;
+    let records = library.list().map_err(failure)?;
     let path = library.path(&model).map_err(|error| error.to_string());
     let unusable = model.details.problem.as_ref().map(|problem| format!("cannot run: {problem}"));
     let mut out = Output::new();
     if args.json {
-        let mut value = as_json(&model);
+        let mut value = as_json(&model, &records);
         match path {
             Ok(path) => {
                 value["path"] = json!(path);
@@ -90,6 +102,11 @@ pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     let mut row = |name: &str, value: String| out.line(format_args!("  {name:<14}{value}"));
     row("source", source(&model.source))?;
     row("format", model.format.name().to_owned())?;
+    if let Some(adapter) = &model.details.adapter {
+        row("adapter of", base(&model, &records).unwrap_or_else(|problem| format!("(none): {problem}")))?;
+        row("trained for", adapter.trained_for.clone().unwrap_or_else(|| "(unknown)".into()))?;
+        row("rank", adapter.rank.to_string())?;
+    }
     row("architecture", model.details.architecture.clone().unwrap_or_else(|| "(none)".into()))?;
     let parameters = units::count(model.details.parameters);
     row("parameters", format!("{parameters} ({})", model.details.quantization))?;
@@ -103,6 +120,10 @@ pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> 
             unusable.map_or(Ok(()), |problem| row("problem", problem))?;
         }
         Err(problem) => row("problem", problem)?,
+    }
+    let adapters: Vec<_> = model.adapters(&records).map(|adapter| adapter.name.short()).collect();
+    if !adapters.is_empty() {
+        row("adapters", adapters.join(", "))?;
     }
     for (name, value) in &model.defaults {
         row("default", format!("{name} = {value}"))?;
@@ -118,6 +139,17 @@ pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     Ok(())
 }
 
+/// Returns the base of an adapter for display, or the reason for which there is none.
+fn base(adapter: &ModelRecord, records: &[ModelRecord]) -> Result<String, String> {
+    let name = adapters::base_name(adapter, records)?;
+    let is_it =
+        |record: &ModelRecord| plain_name(&record.name.short()).eq_ignore_ascii_case(plain_name(&name));
+    match is_embedded(&name) || records.iter().any(is_it) {
+        true => Ok(name),
+        false => Ok(format!("{name}, which is not in the library")),
+    }
+}
+
 fn source(source: &Source) -> String {
     match source {
         Source::Hub { endpoint, repo, commit } => format!("{endpoint}/{repo}, commit {commit}"),
@@ -127,8 +159,12 @@ fn source(source: &Source) -> String {
     }
 }
 
-fn as_json(model: &ModelRecord) -> Value {
+fn as_json(model: &ModelRecord, records: &[ModelRecord]) -> Value {
     let files = model.files.iter();
+    let adapter = model.details.adapter.as_ref().map(|adapter| {
+        let base = adapters::base_name(model, records).ok();
+        json!({"base": base, "trained_for": adapter.trained_for, "rank": adapter.rank})
+    });
     json!({
         "name": model.name.to_string(),
         "source": model.source,
@@ -136,6 +172,7 @@ fn as_json(model: &ModelRecord) -> Value {
         "architecture": model.details.architecture,
         "parameters": model.details.parameters,
         "quantization": model.details.quantization,
+        "adapter": adapter,
         "bytes": model.size(),
         "digest": model.digest().to_string(),
         "created_at": format_rfc3339_millis(model.created_at).to_string(),

@@ -16,7 +16,7 @@ mod session;
 
 use std::{
     io::{Write, stderr, stdin},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -65,6 +65,8 @@ pub struct Invocation<'a> {
 struct Opened {
     model: Arc<Model>,
     style: Style,
+    /// Its adapters with their scales.
+    adapters: Vec<(PathBuf, f32)>,
     /// Its files, for a session.
     weights: Option<Weights>,
 }
@@ -185,7 +187,7 @@ impl Invocation<'_> {
             let is_here = missing.elsewhere.is_some();
             return Err(if is_here { missing.failure() } else { unknown(missing.failure()) });
         };
-        library::download(&reference, short, self.library, self.terminal, self.interrupt)?;
+        library::download((&reference, short, None), self.library, self.terminal, self.interrupt)?;
         Source::find(Some(name), self.library)
     }
 
@@ -212,9 +214,20 @@ impl Invocation<'_> {
             Some(0) => load::Context::Trained,
             Some(tokens) => load::Context::Tokens(tokens),
         };
-        let weights = self.session.and_then(|session| session.weights(source));
-        let file = self.args.projector.choice().open(source, |line| self.terminal.note(line))?;
-        let model = load::writer_of(&file, source, context)?;
+        let (base, adapter) = adapters::split(source, self.library)?;
+        let mut adapters: Vec<_> = adapter.into_iter().map(|path| (path, 1.0)).collect();
+        for text in &self.args.loras {
+            adapters.push(adapters::place(text, self.library)?);
+        }
+        let weights = self.session.and_then(|session| session.weights(&base));
+        let file = self.args.projector.choice().open(&base, |line| self.terminal.note(line))?;
+        let mut model = load::writer_of(&file, &base, context)?;
+        // Of several adapters, none has the right to its own tokens.
+        if let [(path, _)] = &adapters[..]
+            && let Some(dialect) = adapters::dialect(path, &model)?
+        {
+            model = Arc::new(dialect);
+        }
         let style = Style::new(&model, self.args.raw, self.args.system.as_deref(), self.args.think)?;
         if self.args.think.is_some() && !prompt::has_switch(&model) {
             self.terminal.status(NO_SWITCH);
@@ -223,7 +236,7 @@ impl Invocation<'_> {
             let failure = Failure::usage("the model has no chat template, so it has no conversations");
             return Err(failure.hint("leave out --session"));
         }
-        Ok(Opened { model, style, weights })
+        Ok(Opened { model, style, adapters, weights })
     }
 
     /// Returns the conversation so far: the session's, or a new one.
@@ -242,7 +255,7 @@ impl Invocation<'_> {
 
     /// Starts an engine.
     fn start(&self, source: &Source, opened: Opened) -> Outcome<Running> {
-        let Opened { model, style, weights } = opened;
+        let Opened { model, style, adapters, weights } = opened;
         let grammar = grammar::read(&self.args.grammar)?;
         let name = source.short_name();
         let session = self.session.zip(weights);
@@ -251,11 +264,10 @@ impl Invocation<'_> {
         let digest =
             session.map(|(session, weights)| session.read_later(weights, loaded.handle.clone(), &name));
         let constraint = grammar::compile(grammar.as_ref(), &loaded)?;
-        let adapter = |text: &String| {
-            let (path, scale) = adapters::scaled(text);
+        let adapter = |(path, scale): (PathBuf, f32)| {
             Ok((adapters::load(&path, &loaded.model, &loaded.handle)?, scale))
         };
-        let adapters = self.args.loras.iter().map(adapter).collect::<Outcome<_>>()?;
+        let adapters = adapters.into_iter().map(adapter).collect::<Outcome<_>>()?;
         let reference = source.reference();
         Ok(Running { reference, _digest: digest, name, loaded, style, constraint, adapters })
     }

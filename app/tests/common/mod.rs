@@ -1,6 +1,8 @@
 //! Runs of the built binary.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod adapters;
+
 use std::{
     env, fs,
     io::Write,

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{Fixture, check, model, tales};
 use crate::{
     architectures::{gguf, hf},
-    common::Ran,
+    common::{Ran, adapters},
 };
 
 impl Fixture {
@@ -97,6 +97,79 @@ fn encoders_and_gpt_2_are_imported_pulled_and_run() {
     }
     let problems = f.run(&["list", "--json"]).json_lines();
     assert!(problems.len() == 9 && problems.iter().all(|model| model["problem"].is_null()), "{problems:?}");
+}
+
+#[test]
+fn adapters_are_imported_with_their_base() {
+    let f = Fixture::new();
+    let tales = tales();
+    let tales = tales.to_str().unwrap();
+    adapters::write(&f.folder.path().join("fox"), 1, 512);
+    adapters::write(&f.folder.path().join("wide"), 1, 510);
+    fs::write(f.folder.path().join("file.gguf"), adapters::gguf(2, 512)).unwrap();
+    expect![[r#"
+        fox (741.9 kB, F32, adapter)
+        reading 2 files, 741.9 kB
+        its base `our/tales` is not in the library; `paguro preset fox --base MODEL` names one
+        exit 0"#]]
+    .assert_eq(&f.words(&["import", "fox"]));
+    f.run(&["import", tales, "--name", "our/tales"]).ok();
+    let refused = f.words(&["import", "wide"]);
+    for part in ["`wide` cannot be opened", "[8, 510]", "512]", "`Tales 21M`", "our/tales", "exit 1"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let summary = f.run(&["import", "file.gguf", "--base", "our/tales", "--copy"]);
+    assert!(summary.out.contains("adapter of our/tales"), "{summary:?}");
+    assert!(summary.err.contains("run it: paguro run file"), "{summary:?}");
+    f.run(&["import", "file.gguf", "--name", "third"]).ok();
+    let listed = f.run(&["list", "--json"]).json_lines();
+    let of = |name: &str| listed.iter().find(|model| model["name"] == name).unwrap()["adapter"].clone();
+    assert_eq!(of("fox:latest"), json!({"base": "our/tales", "trained_for": "our/tales", "rank": 8}));
+    assert_eq!(of("file:latest"), json!({"base": "our/tales", "trained_for": null, "rank": 8}));
+    assert_eq!((of("third:latest")["base"].clone(), of("our/tales:latest")), (Value::Null, Value::Null));
+    let list = f.run(&["list"]).ok();
+    assert!(list.contains("adapter of our/tales") && list.contains("its files name no base"), "{list}");
+    f.run(&["preset", "third", "--base", "tales"]).ok();
+    let shown = f.run(&["show", "third"]).ok();
+    assert!(shown.contains("adapter of    tales\n") && shown.contains("rank          8\n"), "{shown}");
+    assert!(f.run(&["show", "our/tales"]).ok().contains("adapters      file, fox\n"));
+    for wrong in [
+        &["preset", "our/tales", "--base", "tales"][..],
+        &["preset", "third", "--base", "fox"],
+        &["preset", "third", "--base", "nothing"],
+        &["import", tales, "--name", "x", "--base", "tales"],
+    ] {
+        assert_ne!(f.run(wrong).code, Some(0), "{wrong:?}");
+    }
+    for path in ["fox", "file.gguf"] {
+        let inspected = f.run(&["inspect", path, "--json"]).json();
+        assert_eq!((&inspected["rank"], &inspected["adapter"]), (&json!(8), &json!(true)), "{path}");
+    }
+    assert!(f.run(&["inspect", "fox", "--tensors"]).ok().contains("layers.5.mlp.gate_proj"));
+
+    // With its base, and beside it.
+    let run = |args: &[&str]| {
+        let flags = ["run", "--json", "--temperature", "0", "--max-tokens", "8", "-q"];
+        f.run(&[&flags, args, &["Tell me a story"]].concat()).json()["text"].as_str().unwrap().to_owned()
+    };
+    let fox = run(&["fox"]);
+    assert_ne!(fox, run(&["our/tales"]));
+    assert_eq!(fox, run(&["our/tales", "--lora", "fox"]));
+    assert_eq!(run(&["our/tales"]), run(&["our/tales", "--lora", "fox:0"]));
+
+    // Ollama's model with an adapter comes with its base.
+    let weights = f.layer("model", &fs::read(tales).unwrap());
+    let adapter = f.layer("adapter", &adapters::gguf(2, 512));
+    f.manifest("library/tuned/latest", &[weights, adapter]);
+    f.run(&["import", "ollama:tuned"]).ok();
+    assert_eq!(f.run(&["show", "tuned", "--json"]).json()["adapter"]["base"], "our/tales");
+    assert_eq!(run(&["tuned"]), run(&["file"]));
+    assert!(f.run(&["rm", "our/tales"]).ok().contains("its adapters have no base now: tuned, file, fox"));
+    assert!(f.run(&["list"]).ok().contains("adapter of our/tales, which is not in the library"));
+    assert_ne!(f.run(&["run", "fox", "Hi"]).code, Some(0));
+    f.run(&["import", "ollama:tuned", "--replace"]).ok();
+    assert_eq!(f.run(&["show", "tuned", "--json"]).json()["adapter"]["base"], "tuned-base");
+    run(&["tuned"]);
 }
 
 #[test]

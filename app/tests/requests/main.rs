@@ -83,7 +83,7 @@ impl ModelSource for Tales {
     fn plan(&self, _: &ModelEntry, _: Option<usize>) -> Result<LoadPlan, LoadError> {
         let kv = 32 << 20;
         let (kv_least, kv_enough, kv_most) = (kv, kv, kv);
-        Ok(LoadPlan { weights: 0, buffers: 0, kv_least, kv_enough, kv_most, context: 256 })
+        Ok(LoadPlan { weights: 0, buffers: 0, adapters: 0, kv_least, kv_enough, kv_most, context: 256 })
     }
 
     fn load(&self, entry: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {

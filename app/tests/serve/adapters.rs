@@ -2,41 +2,14 @@
 
 use std::{fs, path::Path, thread};
 
-use serde_json::{Map, Value, json};
+use paguro_library::Digest;
+use serde_json::{Value, json};
 
 use super::{
     ask,
-    http::{Server, paguro},
+    common::adapters::{gguf, write},
+    http::{Answer, Server, paguro},
 };
-
-/// Writes an adapter of PEFT for the embedded model, with random values.
-fn write(folder: &Path, seed: u64, hidden: usize) {
-    let mut state = seed;
-    let mut random = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    let (mut header, mut data) = (Map::new(), Vec::new());
-    for layer in 0..6 {
-        for (part, out) in [("self_attn.q_proj", 512), ("self_attn.v_proj", 256), ("mlp.gate_proj", 1536)] {
-            for (side, shape, spread) in [("A", [8, hidden], 0.2), ("B", [out, 8], 1.0)] {
-                let begin = data.len();
-                let values = (0..shape[0] * shape[1]).map(|_| spread * random());
-                data.extend(values.flat_map(f32::to_le_bytes));
-                let name = format!("base_model.model.model.layers.{layer}.{part}.lora_{side}.weight");
-                let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]});
-                header.insert(name, entry);
-            }
-        }
-    }
-    let header = Value::Object(header).to_string();
-    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
-    let config = json!({"peft_type": "LORA", "r": 8, "lora_alpha": 8, "bias": "none",
-        "base_model_name_or_path": "our/tales"});
-    fs::create_dir_all(folder).unwrap();
-    fs::write(folder.join("adapter_model.safetensors"), bytes).unwrap();
-    fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
-}
 
 /// Text of an answer, with log-probabilities.
 fn answer(server: &Server, more: Value) -> String {
@@ -78,6 +51,7 @@ fn requests_with_different_adapters_share_a_batch() {
     assert_eq!(answer(&server, json!({"model": "tales::n1"})), alone[1]);
     assert_eq!(of(json!([{"id": 2, "scale": 1.0}])), alone[2]);
     assert_eq!(of(json!([{"id": 2, "scale": 0.0}])), base);
+    assert_eq!(answer(&server, json!({"model": "n3", "lora": []})), base);
     let both = of(json!([{"id": 0, "scale": 0.5}, {"id": 1, "scale": -1.0}]));
     assert!(both != base && !alone.contains(&both));
 
@@ -186,4 +160,118 @@ fn an_adapter_that_does_not_fit_is_refused_with_both_shapes() {
         .output()
         .unwrap();
     assert!(!run.status.success() && String::from_utf8_lossy(&run.stderr).contains("[8, 510]"));
+}
+
+#[test]
+fn adapters_of_the_library_are_served_with_their_base() {
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name).display().to_string();
+    for (seed, name, hidden) in [(1, "one", 512), (2, "other", 512), (3, "wide", 510), (4, "far", 512)] {
+        write(home.path().join(name).as_ref(), seed, hidden);
+    }
+    fs::write(home.path().join("other/chat_template.jinja"), "{{ messages[0].content }}").unwrap();
+    let far = json!({"added_tokens_decoder": {"99999": {"content": "<|far|>"}}});
+    fs::write(home.path().join("far/tokenizer_config.json"), far.to_string()).unwrap();
+    let import = |args: &[&str]| {
+        let mut command = paguro(home.path(), &[&["import"], args].concat());
+        let output = command.stderr(std::process::Stdio::piped()).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert!(import(&[&path("one"), "--base", "tales"]).0);
+    assert!(import(&[&path("other"), "--base", "tales", "--copy"]).0);
+    let (imported, status) = import(&[&path("one"), "--name", "lost"]);
+    assert!(imported && status.contains("its base `our/tales` is not in the library"), "{status}");
+    let (imported, status) = import(&[&path("wide"), "--base", "tales"]);
+    assert!(!imported && status.contains("[8, 510]") && status.contains("`Tales 21M`"), "{status}");
+    let (imported, status) = import(&[&path("far"), "--base", "tales"]);
+    assert!(!imported && status.contains("`<|far|>`") && status.contains("99999"), "{status}");
+
+    let server = Server::start_in(home, &[]);
+    let base = answer(&server, json!({}));
+    let one = answer(&server, json!({"model": "one"}));
+    let chat = |model: &str| server.post("/v1/chat/completions", &ask(json!({"model": model})));
+    let other = chat("other").ok();
+    assert!(one != base && other["choices"][0]["message"]["content"] != json!(base));
+    let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(tokens(&other) < tokens(&chat("one").ok()), "its own template");
+    assert_eq!(answer(&server, json!({"model": "tales::one"})), one);
+    let lost = chat("lost");
+    assert!(lost.status == 400 && lost.body.contains("our/tales"), "{lost:?}");
+    let listed = server.get("/v1/models").json();
+    let find = |name: &str| listed["data"].as_array().unwrap().iter().find(|it| it["id"] == name).cloned();
+    assert_eq!(find("one").unwrap()["parent"], "tales");
+    let adapters = server.get("/lora-adapters").json();
+    let id = adapters.as_array().unwrap().iter().position(|it| it["name"] == "one").unwrap();
+    assert_eq!(answer(&server, json!({"lora": [{"id": id, "scale": 1.0}]})), one);
+    let load = json!({"lora_name": "mine", "lora_path": "one"});
+    assert_eq!(server.post("/v1/load_lora_adapter", &load).status, 200);
+    assert_eq!(answer(&server, json!({"model": "mine"})), one);
+
+    // Ollama's way: uploaded files, and Modelfiles.
+    let upload = |bytes: &[u8]| {
+        let digest = Digest::of(bytes).to_string();
+        let head = format!(
+            "POST /api/blobs/{digest} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            server.address,
+            bytes.len()
+        );
+        let answer = server.raw(&[head.as_bytes(), bytes].concat());
+        assert_eq!(Answer::read(&mut &answer[..]).status, 201);
+        digest
+    };
+    let file = |name: &str| upload(&fs::read(server.home().join("one").join(name)).unwrap());
+    let files = json!({
+        "adapter_config.json": file("adapter_config.json"),
+        "adapter_model.safetensors": file("adapter_model.safetensors"),
+        "trainer_state.json": upload(b"{}"),
+    });
+    let create = |body: Value| server.post("/api/create", &body);
+    create(json!({"model": "made", "from": "tales", "adapters": files, "stream": false})).ok();
+    assert_eq!(answer(&server, json!({"model": "made"})), one);
+    let shown = server.post("/api/show", &json!({"model": "made"})).ok();
+    assert_eq!(shown["details"]["parent_model"], "tales");
+    let modelfile = shown["modelfile"].as_str().unwrap();
+    assert!(modelfile.contains("\nFROM tales\nADAPTER made\n"), "{modelfile}");
+    create(json!({"model": "again", "modelfile": modelfile, "stream": false})).ok();
+    assert_eq!(answer(&server, json!({"model": "again"})), one);
+    let blob = upload(&gguf(5, 512));
+    let modelfile = format!("FROM tales\nADAPTER @{blob}\nSYSTEM Be brief.");
+    create(json!({"model": "file", "modelfile": modelfile, "stream": false})).ok();
+    assert_ne!(answer(&server, json!({"model": "file"})), base);
+    let narrow = upload(&gguf(5, 256));
+    for (body, problem) in [
+        (json!({"from": "tales", "adapters": {"a.gguf": narrow}}), "256]"),
+        (json!({"from": "one", "adapters": {"a.gguf": blob}}), "is an adapter itself"),
+        (json!({"adapters": {"a.gguf": blob}}), "`from` is missing"),
+    ] {
+        let mut body = body;
+        body["model"] = json!("wrong");
+        body["stream"] = json!(false);
+        let answer = create(body);
+        assert!(answer.status == 400 && answer.body.contains(problem), "{answer:?}");
+    }
+    // One that leaves the library is unknown.
+    assert_eq!(server.request("DELETE", "/api/delete", &[], r#"{"model": "made"}"#).status, 200);
+    assert_eq!(chat("made").status, 404);
+    assert_eq!(answer(&server, json!({"model": "again"})), one);
+}
+
+#[test]
+fn memory_of_adapters_is_planned() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("one");
+    write(&path, 1, 512);
+    let path = path.display().to_string();
+    let imported = paguro(home.path(), &["import", &path, "--base", "tales"]).output().unwrap();
+    assert!(imported.status.success(), "{imported:?}");
+    // K and V take all that is left, except for the adapters of the command line and those that were named before.
+    let memory = ["--memory", "55MB"];
+    let server = Server::start_in(home, &[&memory[..], &["--lora", &format!("given={path}")]].concat());
+    let base = answer(&server, json!({}));
+    assert_ne!(answer(&server, json!({"model": "given"})), base);
+    let refused = server.post("/v1/chat/completions", &ask(json!({"model": "one"})));
+    assert!(refused.status == 507 && refused.body.contains("the adapter `one` needs"), "{refused:?}");
+    let unload = json!({"lora_name": "given"});
+    assert_eq!(server.post("/v1/unload_lora_adapter", &unload).status, 200);
+    assert_ne!(answer(&server, json!({"model": "one"})), base);
 }

@@ -356,7 +356,7 @@ fn a_created_model_has_its_fields_and_none_breaks_its_requests() {
         assert_eq!(answer.status, 200, "{fine}: {}", answer.body);
     }
     for (wrong, problem) in [
-        (json!({"adapters": {"a": "sha256:0"}}), "adapters"),
+        (json!({"adapters": {"a": "sha256:0"}}), "digest"),
         (json!({"quantize": "q4_K_M"}), "quantize"),
         (json!({"template": "{% if %}"}), "template"),
         (json!({"template": "{{ .System }} {{ .Prompt }}"}), "template"),
@@ -366,7 +366,7 @@ fn a_created_model_has_its_fields_and_none_breaks_its_requests() {
         (json!({"parameters": {"mirostat": 2}}), "mirostat"),
         (json!({"messages": [{"role": "nobody", "content": "A"}]}), "messages"),
         (json!({"system": 3}), "system"),
-        (json!({"modelfile": "FROM tales\nADAPTER x"}), "line 2"),
+        (json!({"modelfile": "FROM tales\nADAPTER x\nADAPTER y"}), "line 3"),
     ] {
         let answer = create(wrong.clone());
         assert!(answer.status == 400 && answer.body.contains(problem), "{wrong}: {answer:?}");

@@ -8,12 +8,15 @@
 //! | the matmul, and A | 16 outputs; 16 ranks and some rows | `rows` | its output; `low` |
 //! | B | 16 outputs | `low` | adds to the output |
 //!
+//! Rows of equal adapters are one unit's, wherever they are in the step, so that it reads its part of A and B once.
+//!
 //! Rows are multiplied in floats, of which a sum has one order for any number of rows. So the bits of a row depend
 //! neither on other rows nor on their adapters.
 
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Range,
+    sync::Arc,
 };
 
 use paguro_backend::{
@@ -33,7 +36,7 @@ use crate::{
 
 /// Matrices of one matmul phase, at most.
 const MATRICES: usize = 4;
-/// Rows that one unit of work multiplies with A.
+/// Rows that one unit of work multiplies with A, at most.
 const UNIT_ROWS: usize = 64;
 
 /// A packed [`LowRank`].
@@ -54,12 +57,53 @@ pub struct Adapters {
     low: Shared<f32>,
 }
 
-/// Consecutive rows whose sequences use the same adapters.
+/// Rows whose sequences use the same adapters.
 #[derive(Clone, Debug)]
 pub struct AdaptedRows {
-    pub rows: Range<usize>,
+    chunks: Arc<[Chunk]>,
     /// A sequence that uses them.
-    pub sequence: usize,
+    sequence: usize,
+}
+
+/// At most [`UNIT_ROWS`] of these rows.
+#[derive(Clone, Debug, Default)]
+struct Chunk {
+    /// The rows, in order.
+    runs: Vec<Range<usize>>,
+    /// Number of rows in earlier chunks.
+    first: usize,
+    count: usize,
+}
+
+impl AdaptedRows {
+    /// Returns these ascending rows, whose sequences use the adapters of `sequence`.
+    pub fn new(rows: impl Iterator<Item = usize>, sequence: usize) -> Self {
+        let mut chunks: Vec<Chunk> = Vec::new();
+        for row in rows {
+            let first = chunks.last().map_or(0, |last| last.first + last.count);
+            if chunks.last().is_none_or(|last| last.count == UNIT_ROWS) {
+                chunks.push(Chunk { first, ..Chunk::default() });
+            }
+            let Some(chunk) = chunks.last_mut() else { unreachable!("one was added") };
+            chunk.count += 1;
+            match chunk.runs.last_mut() {
+                Some(run) if run.end == row => run.end += 1,
+                _ => chunk.runs.push(row..row + 1),
+            }
+        }
+        Self { chunks: chunks.into(), sequence }
+    }
+
+    /// Returns the same rows of a list of ascending rows, as indices of the list; `None` if it has none of them.
+    pub fn within(&self, list: &[usize]) -> Option<Self> {
+        let rows = self.chunks.iter().flat_map(|chunk| chunk.runs.iter().cloned().flatten());
+        let found = Self::new(rows.filter_map(|row| list.binary_search(&row).ok()), self.sequence);
+        (!found.chunks.is_empty()).then_some(found)
+    }
+
+    fn count(&self) -> usize {
+        self.chunks.last().map_or(0, |last| last.first + last.count)
+    }
 }
 
 /// A pair and the rows that it changes.
@@ -67,7 +111,7 @@ pub struct Change<'a> {
     pair: &'a Pair,
     /// Index of the matmul's matrix.
     linear: usize,
-    rows: Range<usize>,
+    rows: AdaptedRows,
     scale: f32,
     /// Start of its rows in [`Adapters::low`].
     first: usize,
@@ -116,9 +160,9 @@ impl Adapters {
     /// Returns the changes of a matmul, those that apply to the same rows one after the other.
     fn changes(&self, step: &Step<'_>, adapted: &[AdaptedRows], ids: &[MatrixId]) -> Vec<Vec<Change<'_>>> {
         let mut levels: Vec<Vec<Change<'_>>> = Vec::new();
-        for AdaptedRows { rows, sequence } in adapted {
+        for rows in adapted {
             for (linear, id) in ids.iter().enumerate() {
-                let pairs = step.adapters_of(*sequence).iter().flat_map(|used| {
+                let pairs = step.adapters_of(rows.sequence).iter().flat_map(|used| {
                     let AdapterUse { sequence: _, adapter, scale } = used;
                     let pairs = self.loaded.get(adapter).and_then(|adapter| adapter.get(id));
                     pairs.into_iter().flatten().map(move |pair| (pair, scale * pair.scale))
@@ -128,7 +172,7 @@ impl Adapters {
                         levels.push(Vec::new());
                     }
                     let last = levels[level].last();
-                    let first = last.map_or(0, |last| last.first + last.rows.len() * last.pair.a.rows());
+                    let first = last.map_or(0, |last| last.first + last.rows.count() * last.pair.a.rows());
                     levels[level].push(Change { pair, linear, rows: rows.clone(), scale, first });
                 }
             }
@@ -138,9 +182,9 @@ impl Adapters {
 }
 
 impl Change<'_> {
-    /// Units of work of A: a group of ranks and some rows.
+    /// Units of work of A: a group of ranks and a chunk of rows.
     pub fn units(&self) -> usize {
-        self.pair.a.groups() * self.rows.len().div_ceil(UNIT_ROWS)
+        self.pair.a.groups() * self.rows.chunks.len()
     }
 
     /// Multiplies rows with A and scales them, for some units.
@@ -155,19 +199,19 @@ impl Change<'_> {
         let Self { pair, linear: _, rows, scale, first } = self;
         let (a, rank) = (&pair.a, pair.a.rows());
         for unit in units {
-            let (group, chunk) = (unit % a.groups(), unit / a.groups());
-            let begin = chunk * UNIT_ROWS;
-            let count = UNIT_ROWS.min(rows.len() - begin);
-            let at = first + begin * rank;
-            // SAFETY: in this phase the unit's columns of these rows are written by this worker alone, and read by nobody.
-            let out = unsafe { Destination::from_raw(low.as_ptr().add(at), low.len() - at, rank) };
-            let chunk_rows = rows.start + begin..rows.start + begin + count;
-            // SAFETY: inputs are only read in this phase.
-            let values = unsafe { input.rows(RowKind::Float, chunk_rows) };
-            a.multiply(kernels, 0, values, count, group..group + 1, &out, scratch);
+            let (group, chunk) = (unit % a.groups(), &rows.chunks[unit / a.groups()]);
+            let begin = first + chunk.first * rank;
+            let mut at = begin;
+            for run in &chunk.runs {
+                // SAFETY: in this phase the unit's columns of these rows are written by this worker alone, and read by nobody.
+                let out = unsafe { Destination::from_raw(low.as_ptr().add(at), low.len() - at, rank) };
+                // SAFETY: inputs are only read in this phase.
+                let values = unsafe { input.rows(RowKind::Float, run.clone()) };
+                a.multiply(kernels, 0, values, run.len(), group..group + 1, &out, scratch);
+                at += run.len() * rank;
+            }
             let columns = group * LANES..rank.min((group + 1) * LANES);
-            for row in 0..count {
-                let row = at + row * rank;
+            for row in (begin..at).step_by(rank) {
                 // SAFETY: as above.
                 let low = unsafe { low.get_mut(row + columns.start..row + columns.end) };
                 low.iter_mut().for_each(|value| *value *= scale);
@@ -184,13 +228,18 @@ impl Change<'_> {
         out: &Shared<f32>,
         scratch: &mut Scratch,
     ) {
-        let (b, count) = (&self.pair.b, self.rows.len());
-        let (rank, start) = (b.cols(), self.rows.start * b.rows());
-        // SAFETY: products with A are only read in this phase.
-        let values = unsafe { low.get(self.first..self.first + count * rank) };
-        // SAFETY: in this phase the groups of these rows are written by this worker alone, and read by nobody.
-        let out = unsafe { Destination::from_raw(out.as_ptr().add(start), out.len() - start, b.rows()) };
-        b.add_product(kernels, Rows::Float { values, stride: rank }, count, groups, &out, scratch);
+        let b = &self.pair.b;
+        let (rank, mut at) = (b.cols(), self.first);
+        for run in self.rows.chunks.iter().flat_map(|chunk| &chunk.runs) {
+            let (start, end) = (run.start * b.rows(), at + run.len() * rank);
+            // SAFETY: products with A are only read in this phase.
+            let values = unsafe { low.get(at..end) };
+            at = end;
+            // SAFETY: in this phase the groups of these rows are written by this worker alone, and read by nobody.
+            let out = unsafe { Destination::from_raw(out.as_ptr().add(start), out.len() - start, b.rows()) };
+            let rows = Rows::Float { values, stride: rank };
+            b.add_product(kernels, rows, run.len(), groups.clone(), &out, scratch);
+        }
     }
 }
 

@@ -277,34 +277,37 @@ impl StepPlan {
         }
     }
 
-    /// Finds consecutive rows with the same adapters.
+    /// Finds rows with the same adapters.
     fn plan_adapted(&mut self, step: &Step<'_>) {
         self.adapted.clear();
         if step.adapters.is_empty() {
             return;
         }
+        // A sequence of each, and its rows.
+        let mut found: Vec<(usize, Vec<usize>)> = Vec::new();
+        let (mut last, mut at) = (None, None);
         let uses = |sequence: usize| {
             step.adapters_of(sequence).iter().map(|used| (used.adapter, used.scale.to_bits()))
         };
         for (row, &sequence) in self.sequences.iter().enumerate() {
-            match self.adapted.last_mut() {
-                Some(last) if last.rows.end == row && uses(last.sequence).eq(uses(sequence)) => {
-                    last.rows.end += 1;
+            if last.replace(sequence) != Some(sequence) {
+                at = found.iter().position(|(other, _)| uses(*other).eq(uses(sequence)));
+                if at.is_none() && uses(sequence).next().is_some() {
+                    at = Some(found.len());
+                    found.push((sequence, Vec::new()));
                 }
-                _ if uses(sequence).next().is_none() => {}
-                _ => self.adapted.push(AdaptedRows { rows: row..row + 1, sequence }),
+            }
+            if let Some(at) = at {
+                found[at].1.push(row);
             }
         }
+        let rows = found.into_iter().map(|(sequence, rows)| AdaptedRows::new(rows.into_iter(), sequence));
+        self.adapted.extend(rows);
     }
 
     /// Returns the adapters of a list of these rows in ascending order; rows of the result count through the list.
     pub fn adapted_of(&self, rows: &[usize]) -> Vec<AdaptedRows> {
-        let of = |adapted: &AdaptedRows| {
-            let [start, end] =
-                [adapted.rows.start, adapted.rows.end].map(|end| rows.partition_point(|&row| row < end));
-            (start < end).then_some(AdaptedRows { rows: start..end, sequence: adapted.sequence })
-        };
-        self.adapted.iter().filter_map(of).collect()
+        self.adapted.iter().filter_map(|adapted| adapted.within(rows)).collect()
     }
 
     fn plan_rows(&mut self, step: &Step<'_>) {

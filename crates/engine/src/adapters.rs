@@ -195,7 +195,7 @@ impl Handle {
             let (used, most) = (held.bytes >> 20, limits.bytes >> 20);
             let own = bytes >> 20;
             return refuse(format!(
-                "has {own} MiB, and others have {used} MiB of the {most} MiB for adapters; unload one"
+                "has {own} MiB, and others have {used} MiB of the {most} MiB of --max-lora-memory; unload one"
             ));
         }
         Ok(())

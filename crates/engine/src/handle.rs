@@ -189,7 +189,8 @@ impl Handle {
             return Err(self.stopped());
         }
         request.check(shared.limits)?;
-        if !request.stop_strings.is_empty() && shared.tokenizer.is_none() {
+        let tokenizer = request.tokenizer.clone().or_else(|| shared.tokenizer.clone());
+        if !request.stop_strings.is_empty() && tokenizer.is_none() {
             let problem = "cannot be found: the engine has no tokenizer".into();
             return Err(SubmitError::Invalid { field: "stop_strings", problem });
         }
@@ -205,7 +206,7 @@ impl Handle {
         let id = shared.next_request.fetch_add(1, Ordering::Relaxed);
         let mut checked = CheckedRequest::new(id, &request, &shared.model_stop_tokens, shared.limits)?;
         if let Some(limit) = request.thought {
-            let Some(tokenizer) = shared.tokenizer.clone() else {
+            let Some(tokenizer) = tokenizer.clone() else {
                 let problem = "cannot be bounded: the engine has no tokenizer".into();
                 return Err(SubmitError::Invalid { field: "thought", problem });
             };
@@ -215,7 +216,7 @@ impl Handle {
         shared.queue.enter(request.prompt.len())?;
         // The answer continues the prompt, so its first space is kept. Without an answer there is no text.
         let has_answer = request.max_tokens != Some(0);
-        let stream = shared.tokenizer.as_ref().filter(|_| has_answer).map(|tokenizer| {
+        let stream = tokenizer.filter(|_| has_answer).map(|tokenizer| {
             let mut stream = tokenizer.stream();
             stream.skip_invalid();
             stream.show(request.shown_tokens.as_slice());

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use paguro_backend::{SamplingParams, Score};
-use paguro_model::Pooling;
+use paguro_model::{Pooling, tokenizer::Tokenizer};
 
 use crate::{
     Adapter, Constraint, DraftOptions, MOST_DRAFTED, Picture, RequestError, SubmitError, ThoughtLimit,
@@ -60,6 +60,8 @@ pub struct Request {
     pub lasting_tokens: Option<usize>,
     /// Adapters with their scales, all of which apply.
     pub adapters: Vec<(Adapter, f32)>,
+    /// Tokenizer of the answer's text; `None` for the model's own. Adapters may have tokens of their own.
+    pub tokenizer: Option<Arc<Tokenizer>>,
     /// Prefixes are shared only among requests with equal adapters, and with equal salts. The empty salt is a salt like any other.
     pub prefix_salt: Vec<u8>,
     /// Drafts of the answers. Tokens do not depend on them.
@@ -97,6 +99,7 @@ impl Default for Request {
             embedding: None,
             lasting_tokens: None,
             adapters: Vec::new(),
+            tokenizer: None,
             prefix_salt: Vec::new(),
             drafts: DraftOptions::default(),
             report_prefill: false,

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::{
+    adapter::{BASE, belongs_to_adapter, is_adapter},
     cancel::Cancel,
     digest::Digest,
     error::LibraryError,
@@ -253,6 +254,37 @@ impl Library {
         defaults: Map<String, Value>,
         inspect: &Inspect<'_>,
     ) -> Result<ModelRecord, LibraryError> {
+        self.create_with(name, files, (defaults, Map::new()), inspect)
+    }
+
+    /// Creates an adapter from stored blobs and their file names: one GGUF file, or those of a folder. It changes the model
+    /// `base`, which need not be in the library.
+    ///
+    /// # Errors
+    /// As for [`Library::create_from_blobs`].
+    pub fn create_adapter(
+        &self,
+        name: &ModelName,
+        files: &[(String, Digest)],
+        defaults: Map<String, Value>,
+        base: &str,
+        inspect: &Inspect<'_>,
+    ) -> Result<ModelRecord, LibraryError> {
+        let extra = [(BASE.to_owned(), base.into())].into_iter().collect();
+        // Clients upload all small files of a folder.
+        let is_folder = is_adapter(files.iter().map(|(name, _)| name.as_str()));
+        let belongs = |(name, _): &&(String, Digest)| !is_folder || belongs_to_adapter(name);
+        let files: Vec<_> = files.iter().filter(belongs).cloned().collect();
+        self.create_with(name, &files, (defaults, extra), inspect)
+    }
+
+    fn create_with(
+        &self,
+        name: &ModelName,
+        files: &[(String, Digest)],
+        (defaults, extra): (Map<String, Value>, Map<String, Value>),
+        inspect: &Inspect<'_>,
+    ) -> Result<ModelRecord, LibraryError> {
         self.writable()?;
         let writing = self.writing()?;
         let names: Vec<&str> = files.iter().map(|file| file.0.as_str()).collect();
@@ -271,7 +303,7 @@ impl Library {
                 return Err(LibraryError::NoBlob(file.digest));
             }
         }
-        let (source, extra) = (Source::Upload, Map::new());
+        let source = Source::Upload;
         let new = New { name: name.clone(), source, format, files, defaults, extra, replace: true };
         self.record(writing, new, &|path| {
             let details = inspect(path)?;
@@ -290,10 +322,7 @@ impl Library {
         let now = now();
         let record = ModelRecord {
             created_at: replaced.as_ref().map_or(now, |old| old.created_at),
-            extra: match &replaced {
-                Some(old) if !old.extra.is_empty() => old.extra.clone(),
-                _ => new.extra,
-            },
+            extra: extra_of(new.extra, replaced.as_ref(), &details),
             stamp: stamp(&details.inspected_by, &new.files),
             name: new.name,
             source: new.source,
@@ -322,6 +351,26 @@ fn refuse_unusable(details: &Details, name: impl ToString) -> Result<(), Library
     }
 }
 
+/// Returns the settings of a new model: those of the model that it replaces, if that has some. A model has no base, and an
+/// adapter keeps its base unless the new settings name one.
+fn extra_of(
+    new: Map<String, Value>,
+    replaced: Option<&ModelRecord>,
+    details: &Details,
+) -> Map<String, Value> {
+    let base = new.get(BASE).cloned();
+    let mut extra = match replaced {
+        Some(old) if !old.extra.is_empty() => old.extra.clone(),
+        _ => new,
+    };
+    if details.adapter.is_none() {
+        extra.remove(BASE);
+    } else if let Some(base) = base {
+        extra.insert(BASE.to_owned(), base);
+    }
+    extra
+}
+
 /// A model that is about to be recorded.
 struct New {
     name: ModelName,
@@ -342,7 +391,13 @@ impl New {
             format: old.format,
             files: old.files.clone(),
             defaults: old.defaults.clone(),
-            extra: Map::new(),
+            // Presets are those of a name, but an adapter is of no use without its base.
+            extra: old
+                .extra
+                .get_key_value(BASE)
+                .map(|(name, base)| (name.clone(), base.clone()))
+                .into_iter()
+                .collect(),
             replace: false,
         }
     }

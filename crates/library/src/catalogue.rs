@@ -23,7 +23,11 @@ use crate::{
 
 /// Migrations in order. `user_version` of a database is the number of applied ones. A released migration is never
 /// changed.
-const MIGRATIONS: [&str; 2] = [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("migrations/0001.sql"),
+    include_str!("migrations/0002.sql"),
+    include_str!("migrations/0003.sql"),
+];
 
 /// Timeout for the write lock of another process. Transactions take milliseconds.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
@@ -190,8 +194,8 @@ impl Catalogue {
         let details = &model.details;
         transaction.execute(
             "INSERT INTO models (base, tag, source, format, architecture, parameter_count, quantization, parameters, \
-             created_at, modified_at, problem, inspected_by, stamp, extra) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+             created_at, modified_at, problem, inspected_by, stamp, extra, adapter) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
             params![
                 model.name.base(),
                 model.name.tag(),
@@ -208,6 +212,7 @@ impl Catalogue {
                 details.inspected_by,
                 model.stamp,
                 json(&model.extra)?,
+                details.adapter.as_ref().map(json).transpose()?,
             ],
         )?;
         let id = transaction.last_insert_rowid();
@@ -235,7 +240,7 @@ impl Catalogue {
         let details = &model.details;
         self.lock().execute(
             "UPDATE models SET architecture = ?3, parameter_count = ?4, quantization = ?5, problem = ?6, \
-             inspected_by = ?7, stamp = ?8 WHERE base = ?1 AND tag = ?2 AND modified_at = ?9",
+             inspected_by = ?7, stamp = ?8, adapter = ?10 WHERE base = ?1 AND tag = ?2 AND modified_at = ?9",
             params![
                 model.name.base(),
                 model.name.tag(),
@@ -246,6 +251,7 @@ impl Catalogue {
                 details.inspected_by,
                 model.stamp,
                 to_millis(model.modified_at),
+                details.adapter.as_ref().map(json).transpose()?,
             ],
         )?;
         Ok(())
@@ -378,6 +384,9 @@ fn record(row: &Row<'_>) -> rusqlite::Result<ModelRecord> {
             architecture: row.get("architecture")?,
             parameters: row.get::<_, i64>("parameter_count")? as u64,
             quantization: row.get("quantization")?,
+            adapter: parsed(row, "adapter", |text: Option<String>| {
+                text.map(from_json).map_or(Some(None), |adapter| adapter.map(Some))
+            })?,
             problem: row.get("problem")?,
             inspected_by: row.get("inspected_by")?,
         },

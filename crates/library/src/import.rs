@@ -9,6 +9,7 @@ use std::{
 use serde_json::{Map, Value};
 
 use crate::{
+    adapter::{belongs_to_adapter, is_adapter},
     cancel::Cancel,
     digest::Digest,
     error::LibraryError,
@@ -144,6 +145,11 @@ pub(crate) fn is_safetensors(name: &str) -> bool {
     stem == "model" || split(stem).is_some_and(|(prefix, ..)| prefix == "model")
 }
 
+/// Returns true if files of these names are those of a model's folder.
+pub(crate) fn is_model<'a>(names: impl Iterator<Item = &'a str> + Clone) -> bool {
+    names.clone().any(|name| name == "config.json") && names.clone().any(is_weights)
+}
+
 /// Takes `NAME-00002-of-00003` apart.
 pub(crate) fn split(stem: &str) -> Option<(&str, u32, u32)> {
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -181,6 +187,12 @@ pub(crate) fn format_of(path: &Path, names: &[&str]) -> Result<Format, LibraryEr
     sorted.sort_unstable();
     if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(bad(format!("two files are named `{}`", pair[0])));
+    }
+    if is_adapter(names.iter().copied()) && !is_model(names.iter().copied()) {
+        return match names.iter().find(|name| !belongs_to_adapter(name)) {
+            None => Ok(Format::Safetensors),
+            Some(name) => Err(bad(format!("`{name}` is not a file of an adapter's folder"))),
+        };
     }
     if names.contains(&"config.json") {
         return match names.iter().find(|name| !belongs_to_folder(name)) {
@@ -235,8 +247,20 @@ pub(crate) fn find(path: &Path) -> Result<Found, LibraryError> {
     if open.is_dir() {
         let entries = fs::read_dir(&open).map_err(LibraryError::io("read the folder", path))?;
         let name = |path: &PathBuf| name_in(&open, path);
-        let (folders, mut files): (Vec<PathBuf>, Vec<PathBuf>) = entries
-            .filter_map(|entry| Some(entry.ok()?.path()))
+        let all: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        let all_names: Vec<String> = all.iter().filter_map(name).collect();
+        let all_names = || all_names.iter().map(String::as_str);
+        if is_adapter(all_names()) && !is_model(all_names()) {
+            let named = all.iter().filter_map(|path| Some((path.clone(), name(path)?)));
+            let mut files: Vec<_> = named.filter(|(_, name)| belongs_to_adapter(name)).collect();
+            files.sort();
+            files.iter().try_for_each(|(path, _)| with_content(path))?;
+            let file = |(path, name)| FoundFile { name, path, digest: None };
+            let files = files.into_iter().map(file).collect();
+            return Ok(Found { open, format: Format::Safetensors, files });
+        }
+        let (folders, mut files): (Vec<PathBuf>, Vec<PathBuf>) = all
+            .into_iter()
             .filter(|path| name(path).is_some_and(|name| belongs_to_folder(&name) || is_module(&name)))
             .partition(|path| name(path).is_some_and(|name| is_module(&name)));
         let in_module = |folder: &PathBuf| MODULE_FILES.map(|file| folder.join(file));
@@ -447,6 +471,14 @@ mod tests {
         check(&["a.gguf", "mmproj-a.gguf"], expect!["gguf"]);
         check(&["config.json", "model.safetensors", "tokenizer.json"], expect!["safetensors"]);
         check(&["config.json", "model.safetensors", "1_Pooling.config.json"], expect!["safetensors"]);
+        check(
+            &["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"],
+            expect!["safetensors"],
+        );
+        check(
+            &["adapter_config.json", "adapters.safetensors", "x.py"],
+            expect!["cannot import `x`: `x.py` is not a file of an adapter's folder"],
+        );
         check(&[], expect!["cannot import `x`: there are no files"]);
         check(
             &["a-00001-of-00002.gguf", "b-00002-of-00002.gguf"],

@@ -4,9 +4,12 @@
 //! and shared by models. Any number of processes may use it concurrently, and any of them may be killed at any time:
 //! the catalogue contains a model only if all of its files are present, complete and verified.
 //!
+//! An adapter (LoRA) is recorded as a model is, with the model that it changes ([`ModelRecord::find_base`]).
+//!
 //! The library does not read the content of a model. Its caller opens the model ([`Inspect`]) and reports its
 //! properties.
 
+mod adapter;
 mod add;
 mod cancel;
 mod catalogue;
@@ -31,6 +34,7 @@ pub mod found;
 pub mod hub;
 pub mod known;
 
+pub use adapter::{AdapterDetails, Base};
 pub use add::Taken;
 pub use cancel::Cancel;
 pub use digest::Digest;

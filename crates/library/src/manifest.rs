@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
+    adapter::AdapterDetails,
     digest::Digest,
     error::LibraryError,
     files::{entries, remove_file, sync_folder, write_durably},
@@ -42,6 +43,8 @@ struct Manifest {
     architecture: Option<String>,
     parameter_count: u64,
     quantization: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    adapter: Option<AdapterDetails>,
     /// Defaults of requests.
     #[serde(rename = "parameters")]
     defaults: Map<String, Value>,
@@ -214,6 +217,7 @@ fn to_json(model: &ModelRecord) -> Result<Vec<u8>, LibraryError> {
         architecture: model.details.architecture.clone(),
         parameter_count: model.details.parameters,
         quantization: model.details.quantization.clone(),
+        adapter: model.details.adapter.clone(),
         defaults: model.defaults.clone(),
         files: model.files.iter().map(file).collect(),
         created_at: millis(model.created_at),
@@ -256,6 +260,7 @@ fn read(path: &Path) -> Result<ModelRecord, LibraryError> {
             architecture: manifest.architecture,
             parameters: manifest.parameter_count,
             quantization: manifest.quantization,
+            adapter: manifest.adapter,
             problem: None,
             inspected_by: String::new(),
         },

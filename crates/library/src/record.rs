@@ -9,9 +9,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{digest::Digest, name::ModelName};
+use crate::{adapter::AdapterDetails, digest::Digest, name::ModelName};
 
-/// A model in the library.
+/// A model in the library, or an adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelRecord {
     /// Full name.
@@ -32,7 +32,7 @@ pub struct ModelRecord {
     /// Time of the last change of this record.
     pub modified_at: SystemTime,
     /// Settings of the model that are kept when its files are replaced. The library interprets only
-    /// [`aliases`](ModelRecord::aliases).
+    /// [`aliases`](ModelRecord::aliases) and [`base`](ModelRecord::base).
     pub extra: Map<String, Value>,
     /// Identifies the program version that inspected the files, and the state of the files at that time.
     pub(crate) stamp: String,
@@ -86,7 +86,7 @@ pub struct FileRecord {
 pub enum Format {
     /// One GGUF file, or all files of a split model.
     Gguf,
-    /// A folder with `config.json`, safetensors and a tokenizer.
+    /// A folder with `config.json`, safetensors and a tokenizer, or with an adapter in safetensors.
     Safetensors,
 }
 
@@ -136,6 +136,8 @@ pub struct Details {
     pub parameters: u64,
     /// Name of the quantization: `Q4_K_M`, `BF16`.
     pub quantization: String,
+    /// Properties of an adapter (LoRA); `None` for models.
+    pub adapter: Option<AdapterDetails>,
     /// Reason for which the program cannot run the model; `None` if it can.
     pub problem: Option<String>,
     /// Version of the program that has inspected the model. Another version inspects it again, because `problem` may

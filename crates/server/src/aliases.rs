@@ -1,6 +1,6 @@
 //! Aliases of models from the server's settings.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use paguro_model::ModelFile;
 
@@ -60,6 +60,10 @@ impl ModelSource for Aliased {
 
     fn load(&self, entry: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {
         self.source.load(entry, grant)
+    }
+
+    fn check_adapter(&self, path: &Path, base: &str) -> Result<(), LoadError> {
+        self.source.check_adapter(path, &self.find(base)?.name)
     }
 
     fn preset(&self, name: &str) -> Result<Presets, LoadError> {

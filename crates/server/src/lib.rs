@@ -64,7 +64,8 @@ pub use mcp::{McpServer, McpTransport, Trust};
 pub use models::{AdapterSetting, AdapterSettings, Residency};
 pub use settings::{Alias, HttpLimits, Listen, ServerSettings};
 pub use source::{
-    Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,
+    AdapterPlace, Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside,
+    Presets,
 };
 pub use stored::check_defaults;
 pub use ui::Setting;

@@ -1,9 +1,13 @@
 //! The interface through which the application provides models. The server names no device and no file.
 
-use std::{fmt::Debug, path::PathBuf, sync::Arc};
+use std::{
+    fmt::Debug,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use paguro_engine::{Engine, MemoryPlan};
-use paguro_model::{Model, ModelFile};
+use paguro_model::{AdapterFile, LoadOptions, Model, ModelError, ModelFile};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -42,6 +46,16 @@ pub trait ModelSource: Debug + Send + Sync + 'static {
     /// # Errors
     /// The model or the device does not support the load.
     fn load(&self, entry: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError>;
+
+    /// Checks that the adapter at `path` fits the model `base`. May block.
+    ///
+    /// # Errors
+    /// It does not, with the names and shapes of both.
+    fn check_adapter(&self, path: &Path, base: &str) -> Result<(), LoadError> {
+        let unsupported = |error: ModelError| LoadError::Unsupported(error.to_string());
+        let model = self.open(&self.find(base)?)?.load(&LoadOptions::default()).map_err(unsupported)?;
+        AdapterFile::open(path).and_then(|file| file.fit(&model)).map(drop).map_err(unsupported)
+    }
 
     /// Returns the defaults of a model that differ from the settings of all models. May block.
     ///
@@ -129,10 +143,16 @@ pub struct ModelEntry {
 /// Place of an adapter (LoRA).
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterPlace {
-    /// Name of the model that it changes.
+    /// Its name, also in entries of its aliases.
+    pub name: String,
+    /// Name of the model that it changes; empty if there is none, with the reason in [`Details::problem`].
     pub base: String,
     /// Its file or folder.
     pub path: PathBuf,
+    /// Chat template that replaces its own.
+    pub template: Option<Arc<str>>,
+    /// True for an adapter of the library.
+    pub in_library: bool,
 }
 
 impl ModelEntry {
@@ -182,6 +202,8 @@ pub struct LoadPlan {
     pub weights: u64,
     /// Buffers between operations.
     pub buffers: u64,
+    /// Adapters (LoRA) of the settings, and those that requests have named.
+    pub adapters: u64,
     /// Minimum K and V: enough for a short conversation.
     pub kv_least: u64,
     /// K and V of one sequence of `context` tokens.
@@ -195,7 +217,7 @@ pub struct LoadPlan {
 impl LoadPlan {
     /// Returns the total with `kv` bytes for K and V.
     pub fn with(&self, kv: u64) -> u64 {
-        self.weights.saturating_add(self.buffers).saturating_add(kv)
+        [self.buffers, self.adapters, kv].into_iter().fold(self.weights, u64::saturating_add)
     }
 }
 

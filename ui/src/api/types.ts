@@ -34,6 +34,12 @@ export interface ModelCard {
   /** It can be pulled again. */
   pulled: boolean;
   aliases: string[];
+  /** The model that an adapter changes; null for models. */
+  adapter: null | {
+    /** Empty if there is none. */
+    base: string;
+    loaded: boolean;
+  };
   file: null | {
     family: string;
     format: string;

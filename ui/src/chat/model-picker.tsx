@@ -25,7 +25,7 @@ export function ModelPicker({ model, choose }: { model: string | null; choose: (
         {started !== undefined ? (
           <LoaderCircle size={14} className="spin" aria-hidden />
         ) : (
-          <span className={`dot ${card?.loaded ? "on" : ""}`} aria-hidden />
+          <span className={`dot ${card?.loaded || card?.adapter?.loaded ? "on" : ""}`} aria-hidden />
         )}
         <span className="picked">{model ?? "No model"}</span>
         {started !== undefined && <Elapsed since={started} />}
@@ -51,12 +51,17 @@ export function ModelPicker({ model, choose }: { model: string | null; choose: (
               if (!one.loaded) void attempt(() => useServer.getState().load(one.name));
             }}
           >
-            <span className={`dot ${one.loaded ? "on" : ""}`} aria-hidden />
+            <span className={`dot ${one.loaded || one.adapter?.loaded ? "on" : ""}`} aria-hidden />
             <span className="grow">
               {one.name}
               <span className="menu-sub">
                 {one.problem ??
-                  [one.file?.family, one.file?.quantization, bytes(one.loaded?.bytes ?? one.bytes), one.loaded ? "loaded" : "not loaded"]
+                  [
+                    one.adapter ? `adapter of ${one.adapter.base}` : one.file?.family,
+                    !one.adapter && one.file?.quantization,
+                    bytes(one.loaded?.bytes ?? one.bytes),
+                    one.loaded || one.adapter?.loaded ? "loaded" : "not loaded",
+                  ]
                     .filter(Boolean)
                     .join(" · ")}
               </span>

@@ -36,7 +36,7 @@ function Page() {
   }, [refreshModels]);
   const wanted = text.trim().toLowerCase();
   const shown = models.filter((model) =>
-    [model.name, ...model.aliases, model.file?.family, model.file?.quantization].some((part) => part?.toLowerCase().includes(wanted)),
+    [model.name, ...model.aliases, model.adapter?.base, model.file?.family, model.file?.quantization].some((part) => part?.toLowerCase().includes(wanted)),
   );
   const free = Math.max(0, memory.limit - memory.used);
   return (
@@ -107,16 +107,18 @@ function fit(model: ModelCard, limit: number, free: number): { bytes: number; st
 }
 
 /** Consequences of deleting a model, in words. */
-function farewell(model: ModelCard): string {
+function farewell(model: ModelCard, adapters: string[]): string {
+  const left = adapters.length > 0 ? ` Its adapters stay, and have no model then: ${adapters.join(", ")}.` : "";
   const also = model.aliases.length > 0 ? ` ${model.aliases.length === 1 ? "Its alias is" : "Its aliases are"} removed as well.` : "";
-  if (model.in_place) return `It is removed from the library. Its files stay where they are, and it can be imported again.${also}`;
+  if (model.in_place) return `It is removed from the library. Its files stay where they are, and it can be imported again.${also}${left}`;
   const files = `Its ${bytes(model.bytes)} are removed from the disk, as far as no other model has the same files.`;
-  return `${files} ${model.pulled ? "It can be pulled again." : "There may be no other copy of it."}${also}`;
+  return `${files} ${model.pulled ? "It can be pulled again." : "There may be no other copy of it."}${also}${left}`;
 }
 
 function Model({ model, limit, free }: { model: ModelCard; limit: number; free: number }) {
   const [, navigate] = useLocation();
-  const { loading, load, unload, may, refreshModels } = useServer();
+  const { loading, load, unload, may, models, refreshModels } = useServer();
+  const adapters = models.filter((one) => one.adapter?.base === model.name).map((one) => one.name);
   const { file, loaded } = model;
   const [defaults, setDefaults] = useState(false);
   const wanted = fit(model, limit, free);
@@ -141,11 +143,18 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
           ) : loading[model.name] !== undefined ? (
             <span className="tag sand">loading</span>
           ) : null}
+          {model.adapter && (
+            <span className={model.adapter.loaded ? "tag sea" : "tag"}>
+              adapter{model.adapter.base && ` of ${model.adapter.base}`}
+              {model.adapter.loaded && ", loaded"}
+            </span>
+          )}
           {file?.uses.filter((one) => one !== "chat").map((one) => (
             <span key={one} className="tag">
               {one === "text" ? "continues text" : one}
             </span>
           ))}
+          {adapters.length > 0 && <span className="muted small">with adapters {adapters.join(", ")}</span>}
           {model.aliases.length > 0 && <span className="muted small">also {model.aliases.join(", ")}</span>}
         </div>
         {model.problem ? (
@@ -154,9 +163,9 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
           <p className="muted">
             {[
               file?.family,
-              file && `${count(file.parameters)} parameters`,
-              file?.quantization,
-              file?.format,
+              file && !model.adapter && `${count(file.parameters)} parameters`,
+              !model.adapter && file?.quantization,
+              !model.adapter && file?.format,
               `${bytes(model.bytes)} on disk`,
               file?.context && `trained for ${file.context} tokens`,
               model.built_in ? "inside the program" : model.created > 0 && `here since ${ago(model.created * 1000)}`,
@@ -169,7 +178,7 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
       </div>
       <div className="model-memory">
         <span className="label">
-          {loaded ? "In memory" : model.needs ? "Needs" : "Weights"}
+          {loaded ? "In memory" : model.needs ? (model.adapter ? "Needs, with its model" : "Needs") : "Weights"}
           <span className="num">{bytes(needed)}</span>
         </span>
         <div
@@ -235,7 +244,7 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
               type="button"
               className="button quiet icon small"
               aria-label={`Load ${model.name}`}
-              disabled={model.problem !== null || never || loading[model.name] !== undefined}
+              disabled={model.problem !== null || never || model.adapter?.loaded || loading[model.name] !== undefined}
               onClick={() => void attempt(() => load(model.name))}
             >
               <Play size={15} aria-hidden />
@@ -252,7 +261,7 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
           <ConfirmButton
             label={`Delete ${model.name}`}
             title={`Delete ${model.name}?`}
-            text={farewell(model)}
+            text={farewell(model, adapters)}
             action={remove}
             className="button quiet icon small"
           >

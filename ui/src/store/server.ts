@@ -103,6 +103,7 @@ function complete(model: ModelCard): ModelCard {
   return {
     ...model,
     aliases: model.aliases ?? [],
+    adapter: model.adapter ?? null,
     file: model.file && { ...model.file, uses, capabilities: model.file.capabilities ?? [] },
     problem: model.problem ?? null,
     needs: model.needs ?? null,

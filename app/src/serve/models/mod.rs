@@ -1,8 +1,9 @@
 //! The models of a server, by name: the embedded one, those of the settings, and the library.
 //!
-//! [`plan`] computes memory and limits of a load, [`source`] implements the server's `ModelSource`, and [`identity`]
+//! [`adapters`] reads adapters, [`plan`] computes memory and limits of a load, [`source`] implements the server's `ModelSource`, and [`identity`]
 //! detects files that were replaced.
 
+mod adapters;
 mod identity;
 mod named;
 mod plan;
@@ -20,10 +21,8 @@ use paguro_backend::KvDtype;
 use paguro_engine::{AdapterLimits, EngineOptions, HostMemory};
 use paguro_kv_store::Store;
 use paguro_library::{Library, LibraryError, ModelRecord, plain_name};
-use paguro_model::{AdapterFile, LoadOptions, ModelError, ModelFile};
-use paguro_server::{
-    AdapterSetting, AdapterSettings, Alias, Details, KvEvents, LoadError, ModelEntry, ModelSource,
-};
+use paguro_model::{ModelError, ModelFile};
+use paguro_server::{Alias, Details, KvEvents, LoadError, ModelEntry};
 use serde_json::Map;
 
 use self::{
@@ -32,7 +31,6 @@ use self::{
 };
 use super::disk;
 use crate::{
-    adapters,
     cli::{BatchTokensArg, RunOnArgs, ServeOptions, Speculate},
     devices::{Chosen, Devices},
     failure::{Failure, Outcome},
@@ -81,7 +79,7 @@ pub struct ServedModels {
     text_only: bool,
     /// `--image-max-tokens`.
     image_tokens: Option<usize>,
-    /// `--max-loras`, `--max-lora-rank`.
+    /// `--max-loras`, `--max-lora-rank`, `--max-lora-memory`.
     adapter_limits: AdapterLimits,
 }
 
@@ -161,40 +159,12 @@ impl ServedModels {
             adapter_limits: AdapterLimits {
                 count: options.max_loras.unwrap_or(defaults.adapters.count),
                 rank: options.max_lora_rank.unwrap_or(defaults.adapters.rank),
-                bytes: defaults.adapters.bytes,
+                bytes: options.max_lora_memory.map_or(defaults.adapters.bytes, |bytes| bytes.0),
             },
             known: Mutex::default(),
             planner: Mutex::default(),
             tiers,
         })
-    }
-
-    /// Reads the adapters of `--lora`, and checks that they fit their models.
-    ///
-    /// # Errors
-    /// One cannot be read or does not fit, or its name is that of another or of a model.
-    pub fn adapters(&self, loras: &[String]) -> Outcome<AdapterSettings> {
-        let mut given: Vec<AdapterSetting> = Vec::new();
-        for text in loras {
-            let adapter = adapters::named(text, &self.first)?;
-            let failed = |error: LoadError| Failure::usage(format!("--lora {text}: {error}"));
-            let base = self.find(&adapter.base).map_err(failed)?;
-            let adapter = AdapterSetting { base: base.name.clone(), ..adapter };
-            let is_same =
-                |other: &AdapterSetting| (&other.name, &other.base) == (&adapter.name, &adapter.base);
-            if given.iter().any(is_same) || self.find(&adapter.name).is_ok() {
-                let failure = Failure::usage(format!("--lora {text}: the name `{}` is taken", adapter.name));
-                return Err(failure.hint("choose another name: --lora NAME=PATH"));
-            }
-            let model = self.open(&base).map_err(failed)?;
-            let model = model.load(&LoadOptions { max_context: base.details.context });
-            let model = model.map_err(|error| Failure::from_error(&error))?;
-            let file = AdapterFile::open(&adapter.path).map_err(|error| Failure::from_error(&error))?;
-            file.fit(&model).map_err(|error| Failure::from_error(&error))?;
-            given.push(adapter);
-        }
-        let folders = self.library.iter().map(|library| library.root().to_owned()).collect();
-        Ok(AdapterSettings { given, folders })
     }
 
     /// Completes aliases without a model with the first model on the command line, or else the embedded one.
@@ -336,6 +306,9 @@ impl ServedModels {
 
     /// Returns the entry of a model of the library, from its record and its file.
     fn recorded(&self, library: &Library, record: &ModelRecord) -> ModelEntry {
+        if record.is_adapter() {
+            return self.recorded_adapter(library, record);
+        }
         let name = record.name.short();
         let stored = Preset::with_recorded(record);
         let preset = self.own_preset(&name).or(stored.clone().unwrap_or_default());

@@ -92,6 +92,7 @@ impl ServedModels {
         let given = self.kv_bytes.map(|bytes| bytes.saturating_add(plan.page_bytes));
         let enough = plan.kv_for(context);
         Ok(LoadPlan {
+            adapters: 0,
             weights: plan.memory.weights,
             buffers: plan.memory.buffers.saturating_add(plan.memory.states),
             kv_least: given.unwrap_or_else(|| plan.kv_for(context.min(LEAST_TOKENS))),

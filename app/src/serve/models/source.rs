@@ -56,6 +56,9 @@ impl ModelSource for ServedModels {
     }
 
     fn plan(&self, entry: &ModelEntry, context: Option<usize>) -> Result<LoadPlan, LoadError> {
+        if let Some(adapter) = &entry.adapter {
+            return self.plan(&self.find(&adapter.base)?, context);
+        }
         self.load_plan(&self.open(entry)?, &self.preset(&entry.name)?, context)
     }
 
@@ -150,9 +153,9 @@ impl ModelSource for ServedModels {
             )));
         }
         let (library, record) = self.record(name)?;
-        // A preset that cannot be read is replaced; aliases are changed elsewhere.
-        let aliases = Preset::of(&record).unwrap_or_default().aliases;
-        let preset = Preset { aliases, ..Preset::try_from(new).map_err(LoadError::Invalid)? };
+        // A preset that cannot be read is replaced; aliases and bases are changed elsewhere.
+        let Preset { aliases, base, .. } = Preset::of(&record).unwrap_or_default();
+        let preset = Preset { aliases, base, ..Preset::try_from(new).map_err(LoadError::Invalid)? };
         preset.check().map_err(|failure| LoadError::Invalid(failure.message().to_owned()))?;
         let stored = library.set_extra(&record.name.to_string(), preset.to_record());
         stored.map(drop).map_err(|error| LoadError::Failed(error.to_string()))

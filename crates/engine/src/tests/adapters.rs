@@ -1,6 +1,9 @@
 //! Adapters: loads and unloads beside running requests, the prefix cache, limits and events.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
 
 use paguro_backend_conformance::random_adapter;
 
@@ -86,6 +89,73 @@ fn answers_with_adapters_are_bit_for_bit_those_of_solo_runs() {
     }
 }
 
+/// Loads, unloads, requests and cancellations in random order.
+#[test]
+fn random_loads_and_unloads_change_no_answer() {
+    let parts = model_of(&[None, None], "");
+    let plain = requests(parts.program.vocab);
+    let start = |pages: usize, cache: bool| {
+        let options = EngineOptions {
+            block_size: 4,
+            pages: PageBudget::Tokens(pages),
+            max_batch_tokens: 23,
+            max_sequences: 8,
+            prefix_cache: cache,
+            speculate: cache,
+            ..EngineOptions::default()
+        };
+        Engine::start(&BACKEND, parts.clone(), options).unwrap()
+    };
+    let (solo, crowded) = (start(400, false), start(200, true));
+    let all: Vec<_> = (0..5).map(|seed| load(&solo.handle(), &parts, seed)).collect();
+    let mut expected = HashMap::new();
+    let handle = crowded.handle();
+    let mut loaded: [Option<Adapter>; 5] = Default::default();
+    let mut running = Vec::new();
+    let mut state = 7_u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let mut compared = 0;
+    for _ in 0..400 {
+        match random(8) {
+            // An adapter that was loaded is replaced by the same one; its requests keep the old one.
+            0 | 1 => {
+                let seed = random(5);
+                loaded[seed] = Some(load(&handle, &parts, seed as u64));
+            }
+            2 => drop(loaded[random(5)].take()),
+            3..=5 if running.len() < 16 => {
+                let index = random(plain.len());
+                let seeds: Vec<usize> =
+                    (0..5).filter(|&seed| loaded[seed].is_some() && random(3) == 0).collect();
+                let adapters = |of: &dyn Fn(usize) -> Adapter| -> Vec<(Adapter, f32)> {
+                    seeds.iter().map(|&seed| (of(seed), 1.0 - seed as f32 / 2.0)).collect()
+                };
+                let own = |seed: usize| loaded[seed].clone().unwrap();
+                let request = Request { adapters: adapters(&own), ..plain[index].clone() };
+                running.push((index, seeds.clone(), handle.generate(request).unwrap()));
+                expected.entry((index, seeds.clone())).or_insert_with(|| {
+                    let adapters = adapters(&|seed| all[seed].clone());
+                    real::answer(&solo.handle(), &Request { adapters, ..plain[index].clone() })
+                });
+            }
+            6 if !running.is_empty() => drop(running.swap_remove(random(running.len()))),
+            _ if !running.is_empty() => {
+                let (index, seeds, generation) = running.swap_remove(random(running.len()));
+                let got = real::read(generation, plain[index].branches);
+                assert_eq!(got, expected[&(index, seeds)], "{index}");
+                compared += 1;
+            }
+            _ => {}
+        }
+    }
+    drop(running);
+    assert!(compared > 40, "{compared}");
+    assert_eq!(handle.check_pages().unwrap(), Ok(()));
+}
+
 #[test]
 fn prefixes_are_shared_with_equal_adapters_only() {
     let parts = model_of(&[None, None], "");
@@ -150,7 +220,7 @@ fn adapters_have_limits() {
     refused(&start(AdapterLimits { rank: 1, ..AdapterLimits::default() }).handle(), "--max-lora-rank");
     let engine = start(AdapterLimits { bytes: bytes * 3 / 2, ..AdapterLimits::default() });
     let held = load(&engine.handle(), &parts, 1);
-    refused(&engine.handle(), "MiB for adapters");
+    refused(&engine.handle(), "--max-lora-memory");
     drop(held);
 
     // Pairs that do not fit are refused, and leave nothing.

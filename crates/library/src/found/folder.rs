@@ -7,9 +7,10 @@ use std::{
 };
 
 use crate::{
+    adapter::is_adapter,
     error::LibraryError,
     files::name_of,
-    import::{self, Found, FoundFile, gguf_stem, is_gguf, is_projector, is_weights, split},
+    import::{self, Found, FoundFile, gguf_stem, is_gguf, is_projector, split},
 };
 
 /// Levels of folders below the first one that are read.
@@ -76,9 +77,9 @@ fn list(folder: &Path) -> io::Result<Vec<PathBuf>> {
 fn add(root: &Path, folder: &Path, entries: Vec<PathBuf>, models: &mut Vec<Model>) -> Vec<PathBuf> {
     let (folders, files): (Vec<_>, Vec<_>) = entries.into_iter().partition(|path| path.is_dir());
     let names: Vec<String> = files.iter().map(|path| name_of(path)).collect();
-    let is_model =
-        names.iter().any(|name| name == "config.json") && names.iter().any(|name| is_weights(name));
-    if is_model {
+    let names = || names.iter().map(String::as_str);
+    let is_model = import::is_model(names());
+    if is_model || is_adapter(names()) {
         models.push(Model { name: path_below(root, folder, None), found: import::find(folder) });
     }
     let ggufs: Vec<&PathBuf> = files.iter().filter(|path| looks_like_gguf(path)).collect();

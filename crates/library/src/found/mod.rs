@@ -91,6 +91,8 @@ pub struct FoundModel {
     pub name: String,
     /// Size of the known files in bytes.
     pub bytes: u64,
+    /// The model that it changes, if it is an adapter (LoRA). The other fields are those of the adapter.
+    pub base: Option<Box<Self>>,
     /// Settings that Ollama has stored with it.
     pub settings: OllamaSettings,
     /// Its files, or the reason for which it cannot be used.
@@ -220,7 +222,7 @@ impl Listing {
         let size = |file: &import::FoundFile| std::fs::metadata(&file.path).map_or(0, |file| file.len());
         let bytes = found.as_ref().map_or(0, |found| found.files.iter().map(size).sum());
         let settings = OllamaSettings::default();
-        self.models.push(FoundModel { program, name, bytes, settings, found, library_name });
+        self.models.push(FoundModel { program, name, bytes, settings, found, library_name, base: None });
     }
 }
 

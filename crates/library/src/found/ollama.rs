@@ -1,7 +1,7 @@
 //! Ollama's models: manifests that name blobs by their SHA-256.
 //!
-//! `manifests/HOST/NAMESPACE/MODEL/TAG` is JSON with a list of layers: the weights in GGUF, a projector for images, a
-//! template, parameters, a system prompt, messages and licenses.
+//! `manifests/HOST/NAMESPACE/MODEL/TAG` is JSON with a list of layers: the weights in GGUF, a projector for images, an
+//! adapter (LoRA), a template, parameters, a system prompt, messages and licenses.
 
 use std::{
     fs::File,
@@ -114,16 +114,46 @@ pub(super) fn add(root: &Path, listing: &mut Listing) -> Result<(), LibraryError
 /// Reads a manifest.
 fn read(root: &Path, manifest: &Path, name: String, parts: &[String]) -> FoundModel {
     let mut settings = OllamaSettings::default();
-    let mut bytes = 0;
+    let (mut bytes, mut base_bytes) = (0, 0);
+    let mut base = None;
     let found = layers(manifest).and_then(|layers| {
-        let weights = layers.iter().filter(|layer| ["model", "projector"].contains(&layer.kind()));
-        bytes = weights.map(|layer| layer.size).fold(0, u64::saturating_add);
-        let found = weights_of(root, &layers, &name)?;
+        let size = |kinds: &[&str]| {
+            let weights = layers.iter().filter(|layer| kinds.contains(&layer.kind()));
+            weights.map(|layer| layer.size).fold(0, u64::saturating_add)
+        };
+        bytes = size(&["model", "projector", "adapter"]);
+        base_bytes = size(&["model", "projector"]);
+        let weights = weights_of(root, &layers, &name)?;
+        let adapter = adapter_of(root, &layers, &name)?;
         settings = settings_of(root, &layers)?;
-        Ok(found)
+        Ok(match adapter {
+            None => weights,
+            Some(adapter) => {
+                base = Some(weights);
+                adapter
+            }
+        })
     });
     let (name, found) = (plain(&name), found.map_err(|problem: String| plain(&problem)));
-    FoundModel { program: Program::Ollama, bytes, settings, found, library_name: naming(parts), name }
+    let library_name = naming(parts);
+    let base = base.map(|found| {
+        let library_name = match &library_name {
+            Naming::Name(name) => {
+                ModelName::new(&format!("{}-base", name.base()), name.tag()).map(Naming::Name)
+            }
+            other => Ok(other.clone()),
+        };
+        Box::new(FoundModel {
+            program: Program::Ollama,
+            name: name.clone(),
+            bytes: base_bytes,
+            settings: OllamaSettings::default(),
+            found: Ok(found),
+            library_name: library_name.unwrap_or(Naming::File),
+            base: None,
+        })
+    });
+    FoundModel { program: Program::Ollama, bytes, settings, found, library_name, base, name }
 }
 
 /// Returns the name in the library: Ollama's own without host and namespace, those of Hugging Face without the host, as
@@ -181,6 +211,16 @@ impl Layer {
         Ok((digest, path.clone()))
     }
 
+    /// Returns the blob of a layer with weights, under this name.
+    fn gguf(&self, root: &Path, name: String) -> Result<FoundFile, String> {
+        let (digest, path) = self.blob(root)?;
+        if !is_gguf(&path) {
+            let kind = self.kind();
+            return Err(format!("the blob `{}` of its {kind} layer is not a GGUF file", path.display()));
+        }
+        Ok(FoundFile { name, path, digest: Some(digest) })
+    }
+
     /// Returns the content of a small layer.
     fn content(&self, root: &Path) -> Result<Vec<u8>, String> {
         let (digest, path) = self.blob(root)?;
@@ -207,9 +247,6 @@ impl Layer {
 /// Returns the files with weights: the model and its projector.
 fn weights_of(root: &Path, layers: &[Layer], name: &str) -> Result<Found, String> {
     let of = |kind: &'static str| layers.iter().filter(move |layer| layer.kind() == kind);
-    if of("adapter").next().is_some() {
-        return Err("it has an adapter (LoRA), which this version does not apply".to_owned());
-    }
     if of("tensor").next().is_some() {
         return Err("its weights are single tensors and not a GGUF file".to_owned());
     }
@@ -218,23 +255,29 @@ fn weights_of(root: &Path, layers: &[Layer], name: &str) -> Result<Found, String
         [] => return Err("it has no weights on this machine; does it run in the cloud?".to_owned()),
         _ => return Err("its weights are several files, of which no one says their order".to_owned()),
     };
-    let file = |layer: &Layer, name: String| {
-        let (digest, path) = layer.blob(root)?;
-        if !is_gguf(&path) {
-            return Err(format!(
-                "the blob `{}` of its {} layer is not a GGUF file",
-                path.display(),
-                layer.kind()
-            ));
-        }
-        Ok(FoundFile { name, path, digest: Some(digest) })
-    };
-    let plain = ModelName::part_from(name.strip_suffix(&format!(":{LATEST}")).unwrap_or(name));
-    let mut files = vec![file(model, format!("{plain}.gguf"))?];
+    let plain = file_name(name);
+    let mut files = vec![model.gguf(root, format!("{plain}.gguf"))?];
     if let Some(projector) = of("projector").next() {
-        files.push(file(projector, format!("mmproj-{plain}.gguf"))?);
+        files.push(projector.gguf(root, format!("mmproj-{plain}.gguf"))?);
     }
     Ok(Found { open: files[0].path.clone(), format: Format::Gguf, files })
+}
+
+/// Returns the adapter, if there is one.
+fn adapter_of(root: &Path, layers: &[Layer], name: &str) -> Result<Option<Found>, String> {
+    match layers.iter().filter(|layer| layer.kind() == "adapter").collect::<Vec<_>>()[..] {
+        [] => Ok(None),
+        [adapter] => {
+            let file = adapter.gguf(root, format!("{}-lora.gguf", file_name(name)))?;
+            Ok(Some(Found { open: file.path.clone(), format: Format::Gguf, files: vec![file] }))
+        }
+        _ => Err("it has several adapters (LoRA)".to_owned()),
+    }
+}
+
+/// Returns the name of a model's file without its extension.
+fn file_name(name: &str) -> String {
+    ModelName::part_from(name.strip_suffix(&format!(":{LATEST}")).unwrap_or(name))
 }
 
 /// Returns the other layers.

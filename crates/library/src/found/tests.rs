@@ -94,6 +94,8 @@ fn models_of_ollama_are_named_and_broken_ones_have_their_reason() {
     place.manifest("registry.ollama.ai/somebody/mine/v1", std::slice::from_ref(&model));
     place.manifest("hf.co/owner/Some-GGUF/Q8_0", std::slice::from_ref(&model));
     place.manifest("example.com:5000/team/model/latest", std::slice::from_ref(&model));
+    let adapter = place.layer("adapter", b"GGUF adapter");
+    place.manifest(&format!("{own}/tuned/v1"), &[model.clone(), adapter]);
     // Broken ones.
     let with = |field: &str, value: serde_json::Value| {
         let mut layer = model.clone();
@@ -106,7 +108,8 @@ fn models_of_ollama_are_named_and_broken_ones_have_their_reason() {
         ("missing", vec![with("digest", json!(missing))]),
         ("half", vec![with("size", json!(99))]),
         ("cloud", vec![]),
-        ("lora", vec![model.clone(), place.layer("adapter", "x")]),
+        ("lora", vec![model.clone(), place.layer("adapter", b"ggla of old versions")]),
+        ("loras", vec![model.clone(), place.layer("adapter", GGUF), place.layer("adapter", b"GGUF other")]),
         ("tensors", vec![place.layer("tensor", "x")]),
         ("two", vec![model.clone(), place.layer("model", b"GGUF second")]),
         ("text", vec![place.layer("model", "not a model")]),
@@ -134,6 +137,11 @@ fn models_of_ollama_are_named_and_broken_ones_have_their_reason() {
     );
     assert_eq!(settings.messages, [json!({"role": "user", "content": "Hi"})]);
     assert_eq!(of(&listing, "qwen3:4b").licenses, ["MIT"]);
+    let tuned = listing.models.iter().find(|model| model.name == "tuned:v1").unwrap();
+    let base = tuned.base.as_ref().unwrap();
+    assert_eq!(base.library_name(&details()).unwrap().short(), "tuned-base:v1");
+    assert_eq!((base.bytes, base.found.as_ref().unwrap().files[0].name.as_str()), (13, "tuned-v1.gguf"));
+    assert_eq!(tuned.found.as_ref().unwrap().files[0].name, "tuned-v1-lora.gguf");
     let text = place.lines(listing);
     let line = |name: &str| {
         text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"))
@@ -141,6 +149,7 @@ fn models_of_ollama_are_named_and_broken_ones_have_their_reason() {
     for (name, expected) in [
         ("qwen3:4b", "qwen3:4b = qwen3:4b (1 files, 13 bytes)"),
         ("qwen3:latest", "qwen3:latest = qwen3:latest (1 files, 13 bytes)"),
+        ("tuned:v1", "tuned:v1 = tuned:v1 (1 files, 25 bytes)"),
         ("llava:7b", "llava:7b = llava:7b (2 files, 27 bytes)"),
         ("somebody", "somebody/mine:v1 = somebody/mine:v1 (1 files, 13 bytes)"),
         ("hf.co", "hf.co/owner/Some-GGUF:Q8_0 = owner/Some-GGUF:Q8_0 (1 files, 13 bytes)"),
@@ -152,7 +161,8 @@ fn models_of_ollama_are_named_and_broken_ones_have_their_reason() {
         ("missing", "missing:bad: the blob `/ollama/blobs/sha256-0000"),
         ("half", "half:bad: the blob `/ollama/blobs/sha256-"),
         ("cloud", "cloud:bad: it has no weights on this machine"),
-        ("lora", "lora:bad: it has an adapter (LoRA)"),
+        ("lora", "lora:bad: the blob `/ollama/blobs/sha256-"),
+        ("loras", "loras:bad: it has several adapters (LoRA)"),
         ("tensors", "tensors:bad: its weights are single tensors"),
         ("two", "two:bad: its weights are several files"),
         ("text", "text:bad: the blob `/ollama/blobs/sha256-"),
@@ -177,7 +187,7 @@ fn models_of_ollama_are_named_and_broken_ones_have_their_reason() {
         "{}",
         line("damaged")
     );
-    assert_eq!(text.lines().count(), 18, "{text}");
+    assert_eq!(text.lines().count(), 20, "{text}");
 }
 
 #[test]

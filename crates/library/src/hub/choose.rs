@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Choice, RemoteFile, Repository};
 use crate::{
+    adapter::{belongs_to_adapter, is_adapter},
     error::LibraryError,
     import::{TORCH_WEIGHTS, belongs_to_folder, gguf_stem, is_file_name, is_safetensors, is_weights, split},
     record::Format,
@@ -47,7 +48,7 @@ struct Candidate<'a> {
 /// Selects the requested files, or the best ones without a request.
 pub(crate) fn choose(repository: &Repository, choice: Option<&Choice>) -> Result<Chosen, LibraryError> {
     let candidates = candidates(&repository.files);
-    let folder = folder(&repository.files);
+    let folder = folder(&repository.files).or_else(|| adapter(&repository.files));
     let refuse = |problem: String, choices: Vec<String>| LibraryError::Choice {
         repo: repository.name.clone(),
         problem,
@@ -64,7 +65,7 @@ pub(crate) fn choose(repository: &Repository, choice: Option<&Choice>) -> Result
         },
         Some(Choice::Tag(tag)) if tag.eq_ignore_ascii_case(SAFETENSORS) => Vec::new(),
         Some(Choice::Tag(tag)) => tagged(&candidates, tag),
-        Some(Choice::File(path)) if belongs_to_folder(path) => Vec::new(),
+        Some(Choice::File(path)) if is_in_folder(path) => Vec::new(),
         Some(Choice::File(path)) => {
             candidates.iter().filter(|c| c.files.iter().any(|file| file.path == *path)).collect()
         }
@@ -81,7 +82,8 @@ pub(crate) fn choose(repository: &Repository, choice: Option<&Choice>) -> Result
             Some(Choice::Tag(tag)) => refuse(format!("nothing in it is `{tag}`"), all()),
             Some(Choice::File(path)) => refuse(format!("it has no model in a file `{path}`"), all()),
             None => refuse(
-                "it has neither a GGUF file nor a folder with config.json and model.safetensors or pytorch_model.bin"
+                "it has neither a GGUF file, nor config.json with model.safetensors or pytorch_model.bin, nor adapter_config.json with \
+                 adapter_model.safetensors"
                     .to_owned(),
                 Vec::new(),
             ),
@@ -93,11 +95,16 @@ pub(crate) fn choose(repository: &Repository, choice: Option<&Choice>) -> Result
     }
 }
 
+/// Returns true for a file of a model's or an adapter's folder.
+fn is_in_folder(path: &str) -> bool {
+    belongs_to_folder(path) || belongs_to_adapter(path)
+}
+
 fn is_about_folder(choice: Option<&Choice>) -> bool {
     match choice {
         None => true,
         Some(Choice::Tag(tag)) => tag.eq_ignore_ascii_case(SAFETENSORS) || tag.eq_ignore_ascii_case("latest"),
-        Some(Choice::File(path)) => belongs_to_folder(path),
+        Some(Choice::File(path)) => is_in_folder(path),
     }
 }
 
@@ -275,6 +282,13 @@ fn folder(files: &[RemoteFile]) -> Option<Vec<RemoteFile>> {
     Some(chosen)
 }
 
+/// Returns the adapter at the repository's root.
+fn adapter(files: &[RemoteFile]) -> Option<Vec<RemoteFile>> {
+    let mut chosen: Vec<_> = files.iter().filter(|file| belongs_to_adapter(&file.path)).cloned().collect();
+    chosen.sort_by(|a, b| a.path.cmp(&b.path));
+    is_adapter(chosen.iter().map(|file| file.path.as_str())).then_some(chosen)
+}
+
 #[cfg(test)]
 mod tests {
     use expect_test::{Expect, expect};
@@ -380,7 +394,7 @@ mod tests {
             &["tf_model.h5", "config.json"],
             None,
             expect![
-                "o/r: it has neither a GGUF file nor a folder with config.json and model.safetensors or pytorch_model.bin"
+                "o/r: it has neither a GGUF file, nor config.json with model.safetensors or pytorch_model.bin, nor adapter_config.json with adapter_model.safetensors"
             ],
         );
         check(
@@ -408,7 +422,7 @@ mod tests {
             &["mmproj-F16.gguf"],
             None,
             expect![
-                "o/r: it has neither a GGUF file nor a folder with config.json and model.safetensors or pytorch_model.bin"
+                "o/r: it has neither a GGUF file, nor config.json with model.safetensors or pytorch_model.bin, nor adapter_config.json with adapter_model.safetensors"
             ],
         );
     }
@@ -427,6 +441,37 @@ mod tests {
             &files,
             Some(Choice::File("Q4_K_M/m-00002-of-00002.gguf".into())),
             expect!["Q4_K_M: Q4_K_M/m-00001-of-00002.gguf Q4_K_M/m-00002-of-00002.gguf"],
+        );
+    }
+
+    #[test]
+    fn adapters_come_with_their_tokenizer() {
+        let files = [
+            "README.md",
+            "adapter_config.json",
+            "adapter_model.safetensors",
+            "checkpoint-10/adapter_config.json",
+            "checkpoint-10/adapter_model.safetensors",
+            "tokenizer_config.json",
+            "training_args.bin",
+        ];
+        let adapter = "latest: adapter_config.json adapter_model.safetensors tokenizer_config.json";
+        for choice in [None, tag("safetensors"), Some(Choice::File("adapter_model.safetensors".into()))] {
+            let file = |path: &&str| RemoteFile {
+                path: (*path).to_owned(),
+                size: 1,
+                check: Check::Git("0".repeat(40)),
+            };
+            let files = files.iter().map(file).collect();
+            let repository = Repository { name: "o/r".into(), commit: "c".into(), files };
+            let chosen = choose(&repository, choice.as_ref()).unwrap();
+            let paths: Vec<_> = chosen.files.iter().map(|file| file.path.as_str()).collect();
+            assert_eq!(format!("{}: {}", chosen.tag, paths.join(" ")), adapter);
+        }
+        check(
+            &["adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors"],
+            None,
+            expect!["latest: config.json model.safetensors"],
         );
     }
 

@@ -3,6 +3,7 @@
 //! An adapter has two matrices for each linear that it changes. [`AdapterFile::fit`] finds the linear in a model, whatever
 //! the format of the model's own files, and checks the shapes.
 
+mod dialect;
 mod merge;
 mod peft;
 
@@ -23,6 +24,9 @@ use crate::{
     rearrange::Transpose,
     tensor::Tensor,
 };
+
+/// Format of llama.cpp's files.
+const GGUF: &str = "GGUF";
 
 /// Weights of PEFT and of mlx-lm.
 const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapters.safetensors"];
@@ -153,11 +157,13 @@ impl AdapterFile {
             let scale = if alpha == 0.0 { 1.0 } else { alpha / a.rows as f32 };
             pairs.push(Pair { target, a, b, scale });
         }
-        let base = metadata.str("general.base_model.0.name");
+        let repository = metadata.str("general.base_model.0.repo_url");
+        let repository = repository.and_then(|url| url.strip_prefix("https://huggingface.co/"));
+        let base = repository.or_else(|| metadata.str("general.base_model.0.name"));
         Ok(Self {
             name: metadata.str("general.name").map_or_else(|| name_of(path), str::to_owned),
             path: path.to_owned(),
-            format: "GGUF",
+            format: GGUF,
             files: gguf.files.clone(),
             naming: Naming::Gguf,
             base: base.map(str::to_owned),
@@ -195,6 +201,27 @@ impl AdapterFile {
         self.pairs.iter().map(|pair| (pair.a.bytes.len() + pair.b.bytes.len()) as u64).sum()
     }
 
+    /// Returns the number of its weights.
+    pub fn parameters(&self) -> u64 {
+        let size = |matrix: &Matrix| (matrix.rows * matrix.cols) as u64;
+        self.pairs.iter().map(|pair| size(&pair.a) + size(&pair.b)).sum()
+    }
+
+    /// Returns the format of most of its weights.
+    pub fn weight_format(&self) -> &'static str {
+        let mut bytes: BTreeMap<&str, usize> = BTreeMap::new();
+        for matrix in self.pairs.iter().flat_map(|pair| [&pair.a, &pair.b]) {
+            *bytes.entry(matrix.format.name()).or_default() += matrix.bytes.len();
+        }
+        bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map_or("F32", |(name, _)| name)
+    }
+
+    /// Returns the names of the tensors that it changes, each with the shapes of A and B.
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, [[usize; 2]; 2])> {
+        let shape = |matrix: &Matrix| [matrix.rows, matrix.cols];
+        self.pairs.iter().map(move |pair| (pair.target.as_str(), [shape(&pair.a), shape(&pair.b)]))
+    }
+
     /// Returns the names of the tensors that it changes.
     pub fn targets(&self) -> impl Iterator<Item = &str> {
         self.pairs.iter().map(|pair| pair.target.as_str())
@@ -203,8 +230,10 @@ impl AdapterFile {
     /// Returns the changes of a model's matrices, in memory.
     ///
     /// # Errors
-    /// [`ModelError`], if a tensor is none of the model's linears, or has another shape.
+    /// [`ModelError`], if a tensor is none of the model's linears, or has another shape; if the folder has tokens that the
+    /// model does not have room for.
     pub fn fit(&self, model: &Model) -> Result<Vec<LowRank>, ModelError> {
+        self.has_own_tokens(model)?;
         self.fit_linears(&model.linears, &model.name)
     }
 

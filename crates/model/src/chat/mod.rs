@@ -39,7 +39,7 @@ const MAX_FUEL: u64 = 32_000_000;
 const STACK: usize = 64 << 20;
 
 /// A compiled chat template.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ChatTemplate {
     source: String,
     env: Environment<'static>,

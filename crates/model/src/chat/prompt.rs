@@ -88,7 +88,7 @@ impl ChatPrompt {
 }
 
 /// Finds the names of control tokens, and of markers, in messages.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ControlNames {
     /// Folded and sorted.
     names: Vec<String>,

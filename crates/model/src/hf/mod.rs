@@ -223,6 +223,14 @@ pub(crate) fn open_adapter(
     Ok((config, open(&folder.join(weights), 0, safetensors::read)?.0))
 }
 
+/// Returns a file of a folder about its tokens; `None` if there is none.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn read_small(folder: &Path, name: &str) -> Result<Option<Vec<u8>>, ModelError> {
+    read_file(&folder.join(name), MAX_TOKENIZER)
+}
+
 fn no_config(path: &Path) -> ModelError {
     let ggufs = match fs::read_dir(path) {
         Ok(entries) => entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect(),

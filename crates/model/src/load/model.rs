@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// A model that is ready to be loaded by a backend.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Model {
     /// Name in the metadata, or else the file's name.
     pub name: String,

@@ -347,3 +347,119 @@ fn what_is_not_supported_is_refused_by_name() {
     assert!(with("adapter.alora.invocation_tokens", Value::U32(1)).contains("aLoRA"));
     assert!(with("general.type", Value::String("model".into())).contains("no adapter"));
 }
+
+/// Writes a small Qwen 3.5 in which three value heads share a key head, with these changes merged.
+fn write_qwen35(folder: &Path, merged: &[Change]) -> Vec<Tensor> {
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../app/tests/architectures/hf/cases.json");
+    let all: Json = serde_json::from_slice(&fs::read(cases).unwrap()).unwrap();
+    let mut case =
+        all["cases"].as_array().unwrap().iter().find(|it| it["name"] == "qwen3_5").unwrap().clone();
+    case["config"]["linear_num_value_heads"] = json!(6);
+    let mut random = Random(11);
+    let tensor = |tensor: &Json| {
+        let name = tensor[0].as_str().unwrap();
+        let (center, spread) = (tensor[1].as_f64().unwrap() as f32, tensor[2].as_f64().unwrap() as f32);
+        let dims = tensor[3].as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap() as usize);
+        // The case has four value heads of 24 values.
+        let of_six = |dim: usize| match dim {
+            160 => 208,
+            96 => 144,
+            4 => 6,
+            other => other,
+        };
+        let is_kernel = name.ends_with("conv1d.weight");
+        let dims = dims.enumerate().map(|(at, dim)| match name.contains("linear_attn") {
+            true if !(is_kernel && at == 2) => of_six(dim),
+            _ => dim,
+        });
+        Tensor::new(name, &dims.collect::<Vec<_>>(), || center + spread * random.float())
+    };
+    let mut tensors: Vec<Tensor> = case["tensors"].as_array().unwrap().iter().map(tensor).collect();
+    for change in merged {
+        let name = format!("{}.weight", change.name);
+        add(tensors.iter_mut().find(|tensor| tensor.name == name).unwrap(), change, 0);
+    }
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("config.json"), case["config"].to_string()).unwrap();
+    fs::write(folder.join("tokenizer.json"), all["tokenizer"].to_string()).unwrap();
+    fs::write(folder.join("model.safetensors"), safetensors::write(&tensors)).unwrap();
+    tensors
+}
+
+/// Files of Qwen 3.5 have the value heads in another order than folders.
+#[test]
+fn value_heads_are_found_in_both_orders() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, peft) = (folder.path().join("base"), folder.path().join("peft"));
+    let tensors = write_qwen35(&base, &[]);
+    let mut random = Random(12);
+    let matrices = tensors.iter().filter(|it| it.shape.len() == 2 && !it.name.contains("embed"));
+    let changes: Vec<Change> = matrices
+        .map(|tensor| {
+            let name = tensor.name.strip_suffix(".weight").unwrap();
+            change(name, [tensor.shape[0], tensor.shape[1]], &mut random)
+        })
+        .collect();
+    let merged = folder.path().join("merged");
+    write_qwen35(&merged, &changes);
+    fs::create_dir(&peft).unwrap();
+    write_peft(&peft, &peft_config(), &changes);
+    let adapter = AdapterFile::open(&peft).unwrap();
+    let in_gguf = || {
+        let mut bytes = Vec::new();
+        ModelFile::open(&base).unwrap().contents().unwrap().write(&mut bytes).unwrap();
+        let file = ModelFile::from_bytes("base", std::sync::Arc::new(bytes)).unwrap();
+        file.load(&LoadOptions::default()).unwrap()
+    };
+    let expected = Model::open(&merged, &LoadOptions::default()).unwrap();
+    let expected = run::logits(&expected, &TOKENS);
+    for model in [Model::open(&base, &LoadOptions::default()).unwrap(), in_gguf()] {
+        let pairs = adapter.fit(&model).unwrap();
+        near(&model.architecture, &run::logits_with(&model, &TOKENS, &pairs), &expected);
+    }
+}
+
+/// Tokens and the chat template of an adapter's folder apply; tokens without a row are refused.
+#[test]
+fn folders_may_have_tokens_and_templates() {
+    let tiny = models::llama();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for base in bases(&tiny, folder) {
+        let peft = tempfile::tempdir_in(folder).unwrap();
+        let peft = peft.path();
+        write_peft(peft, &peft_config(), &changes(&tiny));
+        let adapter = AdapterFile::open(peft).unwrap();
+        assert!(adapter.dialect(&base, None).unwrap().is_none());
+        let end = base.tokenizer.token_name(7).into_owned();
+        let write = |config: Json| fs::write(peft.join("tokenizer_config.json"), config.to_string()).unwrap();
+
+        write(json!({"eos_token": end, "chat_template": "{{ messages[0].content }}{{ eos_token }}"}));
+        let dialect = adapter.dialect(&base, None).unwrap().unwrap();
+        assert!(dialect.stop_tokens.contains(&7) && !base.stop_tokens.contains(&7));
+        let source = |model: &Model| model.chat_template.as_ref().map(|it| it.source().to_owned());
+        assert_eq!(source(&dialect).unwrap(), "{{ messages[0].content }}{{ eos_token }}");
+        fs::write(peft.join("chat_template.jinja"), "newer").unwrap();
+        assert_eq!(source(&adapter.dialect(&base, None).unwrap().unwrap()).unwrap(), "newer");
+        let other = adapter.dialect(&base, Some("given")).unwrap().unwrap();
+        assert_eq!(source(&other).unwrap(), "given");
+        fs::write(peft.join("chat_template.jinja"), "{% if %}").unwrap();
+        let broken = adapter.dialect(&base, None).unwrap().unwrap();
+        assert!(broken.chat_template.is_none() && broken.template_problem.is_some());
+        fs::remove_file(peft.join("chat_template.jinja")).unwrap();
+
+        let own =
+            |id: usize, name: &str| json!({"added_tokens_decoder": {id.to_string(): {"content": name}}});
+        write(own(7, &end));
+        assert!(adapter.dialect(&base, None).unwrap().is_none());
+        write(own(7, "<|mine|>"));
+        let error = adapter.dialect(&base, None).unwrap_err().to_string();
+        assert!(error.contains("no tokenizer.json"), "{error}");
+        write(own(models::VOCAB, "<|far|>"));
+        let error = adapter.fit(&base).unwrap_err().to_string();
+        assert!(error.contains("`<|far|>`") && error.contains(&models::VOCAB.to_string()), "{error}");
+        fs::remove_file(peft.join("tokenizer_config.json")).unwrap();
+        fs::write(peft.join("added_tokens.json"), r#"{"<|far|>": 1000000}"#).unwrap();
+        assert!(adapter.fit(&base).is_err());
+    }
+}

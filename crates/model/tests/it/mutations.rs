@@ -513,16 +513,26 @@ fn damaged_adapters_are_refused() {
     let changes = adapters::changes(&tiny);
     adapters::write_peft(peft, &adapters::peft_config(), &changes);
     fs::write(peft.join("adapter.gguf"), adapters::gguf(&tiny, &changes).write()).unwrap();
-    for (file, header) in
-        [("adapter_model.safetensors", 600), ("adapter_config.json", 200), ("adapter.gguf", 500)]
-    {
+    let tokens = r#"{"added_tokens_decoder": {"0": {"content": "<unk>"}}, "eos_token": "</s>",
+        "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}"#;
+    fs::write(peft.join("tokenizer_config.json"), tokens).unwrap();
+    for (file, header) in [
+        ("adapter_model.safetensors", 600),
+        ("adapter_config.json", 200),
+        ("tokenizer_config.json", 200),
+        ("adapter.gguf", 500),
+    ] {
         let path = peft.join(file);
         let whole = fs::read(&path).unwrap();
         let opened = if file == "adapter.gguf" { path.as_path() } else { peft };
         let survives = |bytes: &[u8]| {
             fs::write(&path, bytes).unwrap();
-            let open =
-                AssertUnwindSafe(|| AdapterFile::open(opened).and_then(|file| file.fit(&model)).is_ok());
+            let used = || {
+                let file = AdapterFile::open(opened)?;
+                file.fit(&model)?;
+                file.dialect(&model, None)
+            };
+            let open = AssertUnwindSafe(|| used().is_ok());
             let (result, most) = MEMORY.watch(|| catch_unwind(open));
             assert!(most < allowance(bytes.len()), "{file}: {most} bytes were allocated");
             result.unwrap_or_else(|_| panic!("{file}: panicked"))

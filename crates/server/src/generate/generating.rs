@@ -115,6 +115,13 @@ impl Generating {
         request.constraint = constraint;
         request.prefix_salt = prefix_salt;
         request.adapters.clone_from(&lease.adapters);
+        if let Some(base) = lease.base_of_dialect() {
+            // The engine knows the stop tokens and the tokenizer of the base only.
+            let model = &lease.model;
+            let own = model.stop_tokens.iter().filter(|token| !base.stop_tokens.contains(token));
+            request.stop_tokens.extend(own.filter(|_| !request.ignore_stop_tokens));
+            request.tokenizer = Some(model.tokenizer.clone());
+        }
         request.tenant = caller.tenant;
         request.deadline = caller.deadline.map(Into::into);
         let mut stop_strings: Arc<[String]> = Arc::default();

@@ -1,11 +1,13 @@
 //! Resident models. A model is loaded on its first request and stays while requests use it and for `keep_alive`
 //! afterwards. If another model needs the memory, the least recently used one is unloaded.
 
+mod adapter_table;
 mod adapters;
 mod resident;
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -21,8 +23,9 @@ use tokio::{
     task::spawn_blocking,
 };
 
-use adapters::AdapterTable;
-pub use adapters::{AdapterSetting, AdapterSettings, NamedAdapter};
+use adapter_table::AdapterTable;
+pub use adapter_table::{AdapterSetting, AdapterSettings, NamedAdapter};
+use adapters::Named;
 use resident::Slot;
 pub use resident::{KeepAliveSetter, Lease, Resident, ResidentInfo};
 
@@ -115,15 +118,7 @@ impl Models {
     /// # Errors
     /// [`ApiError::ModelNotFound`], or the library cannot be read.
     pub async fn find(&self, name: &str) -> Result<ModelEntry, ApiError> {
-        match self.find_adapter(name).await? {
-            Some((adapter, base)) => Ok(Self::adapter_entry(&adapter, base)),
-            None => self.find_model(name).await,
-        }
-    }
-
-    /// Returns the name of the model that a request with this name runs on.
-    async fn base_of(&self, name: &str) -> Result<String, ApiError> {
-        Ok(self.find_adapter(name).await?.map_or_else(|| name.to_owned(), |(_, base)| base.name))
+        Ok(self.find_named(name).await?.entry)
     }
 
     /// Returns the model with this name or digest.
@@ -157,7 +152,7 @@ impl Models {
         let source = self.source.clone();
         let usable = move || {
             let mut entries = source.list()?;
-            entries.retain(|entry| entry.details.problem.is_none());
+            entries.retain(|entry| entry.details.problem.is_none() && entry.adapter.is_none());
             // An alias has the version of its model.
             let mut seen = HashSet::new();
             entries.retain(|entry| seen.insert(entry.version.clone()));
@@ -174,8 +169,17 @@ impl Models {
 
     /// Deletes the cached data of a removed model's requests.
     pub fn forget(&self, name: String) {
+        self.forget_adapter(&name);
         let source = self.source.clone();
         spawn_blocking(move || source.forget(&name));
+    }
+
+    /// Checks that the adapter at `path` fits the model `base`. May block.
+    ///
+    /// # Errors
+    /// It does not, with the names and shapes of both.
+    pub fn check_adapter(&self, path: &Path, base: &str) -> Result<(), LoadError> {
+        self.source.check_adapter(path, base)
     }
 
     /// Returns the place of a model outside of the library.
@@ -188,7 +192,12 @@ impl Models {
     /// # Errors
     /// [`ApiError::ModelNotFound`], or the library's error.
     pub async fn preset(&self, name: &str) -> Result<Presets, ApiError> {
-        let (source, name) = (self.source.clone(), self.base_of(name).await?);
+        let name = match self.find_named(name).await?.adapter {
+            // Only the library keeps presets of adapters.
+            Some((adapter, base)) if !adapter.is_stored() => base.name,
+            _ => name.to_owned(),
+        };
+        let source = self.source.clone();
         Ok(blocking(move || source.preset(&name)).await?)
     }
 
@@ -242,15 +251,15 @@ impl Models {
         context: Option<usize>,
         lora: Option<&[(usize, f32)]>,
     ) -> Result<Lease, ApiError> {
-        let (named, base) = match self.find_adapter(name).await? {
-            Some((adapter, base)) => (Some(adapter), base),
-            None => (None, self.find_model(name).await?),
-        };
-        let mut lease = self.lease_model(&base, context).await?;
-        if let Some(adapter) = &named {
-            lease.entry = Self::adapter_entry(adapter, base);
+        let Named { entry, adapter } = self.find_named(name).await?;
+        match adapter {
+            None => self.adapt(self.lease_model(&entry, context).await?, None, lora).await,
+            Some((adapter, base)) => {
+                let mut lease = self.lease_model(&base, context).await?;
+                lease.entry = entry;
+                self.adapt(lease, Some(adapter), lora).await
+            }
         }
-        self.adapt(lease, named, lora).await
     }
 
     /// Leases a model without adapters.
@@ -403,7 +412,8 @@ impl Models {
             let outcome = match loaded {
                 Ok(loaded) => {
                     models.loads.fetch_add(1, Ordering::Relaxed);
-                    let resident = Resident::new(entry, loaded, models.residency.keep_alive);
+                    let adapters = models.planned_bytes(&entry.name);
+                    let resident = Resident::new(entry, loaded, adapters, models.residency.keep_alive);
                     models.slots().insert(key, Slot::Ready(Arc::new(resident)));
                     Ok(())
                 }
@@ -423,6 +433,7 @@ impl Models {
     async fn load(&self, key: &Key, entry: &ModelEntry, context: Option<usize>) -> Result<Loaded, LoadError> {
         let (source, wanted) = (self.source.clone(), entry.clone());
         let plan = blocking(move || source.plan(&wanted, context)).await?;
+        let plan = LoadPlan { adapters: self.planned_bytes(&entry.name), ..plan };
         let kv = self.make_room(key, entry, &plan).await?;
         let started = Instant::now();
         let (source, wanted) = (self.source.clone(), entry.clone());
@@ -453,12 +464,13 @@ impl Models {
         let least = plan.with(plan.kv_least);
         if least > memory {
             return Err(LoadError::TooLarge(format!(
-                "`{}` needs {} of memory (weights {}, buffers {}, at least {} for K and V), but all models together \
+                "`{}` needs {} of memory (weights {}, buffers {}, adapters {}, at least {} for K and V), but all models together \
                  may take {}; raise --memory, or use a smaller model, --kv-dtype q8 or --kv-dtype q4",
                 entry.name,
                 bytes(least),
                 bytes(plan.weights),
                 bytes(plan.buffers),
+                bytes(plan.adapters),
                 bytes(plan.kv_least),
                 bytes(memory)
             )));

@@ -46,6 +46,8 @@ pub struct Resident {
     engine: Option<Engine>,
     /// Its adapters.
     pub(super) adapters: LoadedAdapters,
+    /// Bytes that were planned for adapters.
+    planned_adapters: u64,
     usage: Mutex<Use>,
     /// True after a request for a longer context was logged.
     is_clamped: AtomicBool,
@@ -66,6 +68,8 @@ pub(super) struct Use {
 pub struct Lease {
     /// The model as the request names it: its own entry, or that of an adapter.
     pub entry: ModelEntry,
+    /// The model, with the tokens and the chat template of the adapter that the request names.
+    pub model: Arc<Model>,
     /// Adapters of the request with their scales.
     pub adapters: Vec<(Adapter, f32)>,
     resident: Arc<Resident>,
@@ -83,8 +87,10 @@ pub struct ResidentInfo {
     pub handle: Handle,
     /// The device's name.
     pub device: String,
-    /// Its memory.
+    /// Its memory without adapters.
     pub memory: MemoryPlan,
+    /// Bytes of the model and its adapters.
+    pub bytes: u64,
     /// Tokens in a page.
     pub block_size: usize,
     /// Adapters that are loaded.
@@ -110,14 +116,19 @@ impl Slot {
 
     pub(super) fn bytes(&self) -> u64 {
         match self {
-            Self::Ready(resident) => resident.memory.total(),
+            Self::Ready(resident) => resident.bytes(),
             Self::Loading { reserved, .. } => *reserved,
         }
     }
 }
 
 impl Resident {
-    pub(super) fn new(entry: ModelEntry, loaded: Loaded, keep_alive: Option<Duration>) -> Self {
+    pub(super) fn new(
+        entry: ModelEntry,
+        loaded: Loaded,
+        planned_adapters: u64,
+        keep_alive: Option<Duration>,
+    ) -> Self {
         let Loaded { model, engine, device, memory, block_size } = loaded;
         let usage = Use { users: 0, since: Instant::now(), keep_alive };
         let handle = engine.handle();
@@ -130,9 +141,20 @@ impl Resident {
             block_size,
             engine: Some(engine),
             adapters: LoadedAdapters::default(),
+            planned_adapters,
             usage: Mutex::new(usage),
             is_clamped: AtomicBool::new(false),
         }
+    }
+
+    /// Returns the bytes that it uses or may use.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes_with(0)
+    }
+
+    /// Returns the bytes with another adapter of `bytes`.
+    pub(super) fn bytes_with(&self, bytes: u64) -> u64 {
+        self.memory.total() + self.planned_adapters.max(self.adapters.bytes() + bytes)
     }
 
     /// Ends the engine and waits for its thread.
@@ -164,6 +186,7 @@ impl Resident {
             handle: self.handle.clone(),
             device: self.device.clone(),
             memory: self.memory,
+            bytes: self.memory.total() + self.adapters.bytes(),
             block_size: self.block_size,
             adapters: self.adapters.list(),
             users,
@@ -200,6 +223,7 @@ impl Lease {
         resident.usage().users += 1;
         Self {
             entry: resident.entry.clone(),
+            model: resident.model.clone(),
             adapters: Vec::new(),
             resident: resident.clone(),
             models: models.clone(),
@@ -209,6 +233,11 @@ impl Lease {
     /// Returns the model, without adapters.
     pub(super) fn resident(&self) -> &Resident {
         &self.resident
+    }
+
+    /// Returns the model without its adapter, if the adapter has tokens or a chat template of its own.
+    pub fn base_of_dialect(&self) -> Option<&Arc<Model>> {
+        Some(&self.resident.model).filter(|base| !Arc::ptr_eq(base, &self.model))
     }
 
     /// Returns the adapters that are loaded in the model.

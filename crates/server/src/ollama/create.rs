@@ -1,12 +1,14 @@
 //! `/api/create`: a model of the library from another model or from files, with defaults of its own.
 //!
+//! With an adapter (LoRA), the model is its base with the adapter, which are computed together: the base is loaded once.
+//!
 //! A model has the defaults of its base, except for those that the request sets, as in Ollama. All values are checked
 //! before they are stored, by the code that reads them for a request.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, error::Error, path::Path};
 
 use axum::{extract::State, response::Response};
-use paguro_library::{Digest, LibraryError, ModelName};
+use paguro_library::{Details, Digest, Library, LibraryError, ModelName};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -37,6 +39,9 @@ pub struct CreateParams {
     from: Option<String>,
     /// Digests of its files by name. The blobs must have been uploaded before.
     files: Option<BTreeMap<String, String>>,
+    /// Digests of an adapter's files by name: one GGUF file, or those of a folder of PEFT. The blobs must have been uploaded
+    /// before. `from` is the model that it changes.
+    adapters: Option<BTreeMap<String, String>>,
     /// Chat template in jinja, in place of that of the files.
     template: Option<String>,
     /// Default options of its requests. Options that are not set are those of the base model.
@@ -57,7 +62,6 @@ pub struct CreateParams {
 
 impl wire::Body for CreateParams {
     const OTHERS: &'static [&'static [Other]] = &[&[
-        refused("adapters", &[], "adapters are not applied here"),
         refused("quantize", &[], "weights stay as they are; `paguro quantize` writes them in another format"),
         refused(
             "quantization",
@@ -87,11 +91,18 @@ pub async fn create(
     Json(mut body): Json<CreateParams>,
 ) -> Result<Response, ApiError> {
     let service = state.library()?.clone();
-    body.read_modelfile()?;
+    let named_adapter = body.read_modelfile()?;
     let name: ModelName = given(body.model.take(), body.name.take())?.parse()?;
     refuse_outside(&state, &name.short())?;
-    let files = body.files.take().into_iter().flatten().map(|(file, digest)| Ok((file, digest.parse()?)));
-    let files: Vec<(String, Digest)> = files.collect::<Result<_, LibraryError>>()?;
+    let parsed = |files: Option<BTreeMap<String, String>>| {
+        let files = files.into_iter().flatten().map(|(file, digest)| Ok((file, digest.parse()?)));
+        files.collect::<Result<Vec<(String, Digest)>, LibraryError>>()
+    };
+    let files = parsed(body.files.take())?;
+    let mut adapter = parsed(body.adapters.take())?;
+    if let Some(named) = named_adapter.filter(|_| adapter.is_empty()) {
+        adapter = service.run(move |service| adapter_files(&service.library, &named)).await?;
+    }
     let from = match body.from.take().filter(|from| !from.is_empty()) {
         Some(from) => Some(canonical(&state, &from).await?),
         None => None,
@@ -102,13 +113,23 @@ pub async fn create(
         Some(_) if !files.is_empty() => {
             return Err(ApiError::invalid("files", "give either `from` or `files`"));
         }
+        None if !adapter.is_empty() => {
+            let message = "`from` is missing: the name of the model that the adapter changes";
+            return Err(ApiError::invalid("from", message));
+        }
         None if files.is_empty() => {
             return Err(ApiError::invalid("from", "`from` and `files` are missing; give one of them"));
         }
         None => {}
         Some(from) => {
             outside = state.models.outside(from);
-            if outside.is_none() {
+            if !adapter.is_empty() {
+                if state.models.find(from).await?.adapter.is_some() {
+                    let message = format!("`{from}` is an adapter itself; `from` is a model");
+                    return Err(ApiError::invalid("from", message));
+                }
+                // The defaults of the base apply to the requests of its adapters.
+            } else if outside.is_none() {
                 let base = from.clone();
                 defaults = service.run(move |service| Ok(service.library.find(&base)?.defaults)).await?;
             }
@@ -120,12 +141,26 @@ pub async fn create(
     body.complete(&mut defaults);
     // Checked now, so that later requests do not fail. Values of an older version may be among those of the base.
     stored::read(&defaults, &tolerance)?;
-    if let Some(from) = from.as_ref().filter(|_| !(is_plain && defaults.is_empty())) {
+    if let Some(from) = from.as_ref().filter(|_| !adapter.is_empty() || !(is_plain && defaults.is_empty())) {
         defaults.insert("from".into(), json!(from));
     }
+    let models = state.models.clone();
     work(stream, move |reports, _| async move {
         let _ = reports.send(Status::new("writing manifest"));
         let made = service.run_long(move |service| match (from, outside) {
+            (Some(base), _) if !adapter.is_empty() => {
+                let inspect = |path: &Path| -> Result<Details, Box<dyn Error + Send + Sync>> {
+                    let details = (service.inspect)(path)?;
+                    if details.adapter.is_none() {
+                        return Err("it is a model and no adapter".into());
+                    }
+                    if details.problem.is_none() {
+                        models.check_adapter(path, &base)?;
+                    }
+                    Ok(details)
+                };
+                service.library.create_adapter(&name, &adapter, defaults, &base, &inspect)
+            }
             (_, Some(outside)) => service.import(&outside, &name, defaults),
             (Some(from), None) => service.library.create_from_model(&name, &from, defaults),
             (None, None) => service.library.create_from_blobs(&name, &files, defaults, &service.inspect),
@@ -135,10 +170,24 @@ pub async fn create(
     .await
 }
 
+/// Returns the files of an adapter that a Modelfile names: by the digest of a blob, or by its name in the library.
+fn adapter_files(library: &Library, named: &str) -> Result<Vec<(String, Digest)>, LibraryError> {
+    if let Ok(digest) = named.strip_prefix('@').unwrap_or(named).parse::<Digest>() {
+        return Ok(vec![("adapter.gguf".to_owned(), digest)]);
+    }
+    let record = library.find(named)?;
+    let problem = match record.files.iter().find_map(|file| file.location.as_ref()) {
+        _ if !record.is_adapter() => "is a model and no adapter".to_owned(),
+        Some(path) => format!("is outside of the library, at `{}`; import it with --copy", path.display()),
+        None => return Ok(record.files.into_iter().map(|file| (file.name, file.digest)).collect()),
+    };
+    Err(LibraryError::NotAModel { path: named.into(), problem: format!("it {problem}") })
+}
+
 impl CreateParams {
-    /// Fills in the fields that only the Modelfile has.
-    fn read_modelfile(&mut self) -> Result<(), ApiError> {
-        let Some(text) = self.modelfile.take() else { return Ok(()) };
+    /// Fills in the fields that only the Modelfile has, and returns the adapter that it names.
+    fn read_modelfile(&mut self) -> Result<Option<String>, ApiError> {
+        let Some(text) = self.modelfile.take() else { return Ok(None) };
         let file = Modelfile::parse(&text)?;
         if self.files.is_none() {
             self.from = self.from.take().or(file.from);
@@ -155,7 +204,7 @@ impl CreateParams {
         if self.license.is_none() && !file.licenses.is_empty() {
             self.license = Some(OneOrMany::Many(file.licenses));
         }
-        Ok(())
+        Ok(file.adapter)
     }
 
     /// Drops a template that equals the base model's, which `/api/show` reports.

@@ -17,6 +17,8 @@ const QUOTES: &str = "\"\"\"";
 pub struct Modelfile {
     /// Base model.
     pub from: Option<String>,
+    /// Adapter of the base: the digest of an uploaded blob, or a name of the library.
+    pub adapter: Option<String>,
     /// Chat template.
     pub template: Option<String>,
     /// System prompt.
@@ -37,6 +39,7 @@ impl Modelfile {
             let _ = writeln!(out, "{instruction} {}", quoted(value));
         };
         self.from.iter().for_each(|from| line("FROM", from));
+        self.adapter.iter().for_each(|adapter| line("ADAPTER", adapter));
         self.template.iter().for_each(|template| line("TEMPLATE", template));
         self.system.iter().for_each(|system| line("SYSTEM", system));
         for (name, value) in &self.parameters {
@@ -78,10 +81,12 @@ impl Modelfile {
             let Some((value, after)) = value(after) else { return wrong("a text between \"\"\" has no end") };
             rest = after;
             match instruction.as_str() {
-                "FROM" | "TEMPLATE" | "SYSTEM" | "LICENSE" if value.is_empty() => {
+                "FROM" | "ADAPTER" | "TEMPLATE" | "SYSTEM" | "LICENSE" if value.is_empty() => {
                     return wrong(&format!("`{instruction}` has no value"));
                 }
                 "FROM" => file.from = Some(value),
+                "ADAPTER" if file.adapter.is_some() => return wrong("a model has one `ADAPTER`"),
+                "ADAPTER" => file.adapter = Some(value),
                 "TEMPLATE" => file.template = Some(value),
                 "SYSTEM" => file.system = Some(value),
                 "LICENSE" => file.licenses.push(value),
@@ -96,10 +101,9 @@ impl Modelfile {
                     let value = serde_json::from_str(&value).unwrap_or_else(|_| Value::from(value));
                     file.parameters.insert(name.to_owned(), value);
                 }
-                "ADAPTER" => return wrong("adapters are not applied here"),
                 _ => {
                     return wrong(&format!(
-                        "`{instruction}` is unknown; there are FROM, TEMPLATE, SYSTEM, PARAMETER, MESSAGE and LICENSE"
+                        "`{instruction}` is unknown; there are FROM, ADAPTER, TEMPLATE, SYSTEM, PARAMETER, MESSAGE and LICENSE"
                     ));
                 }
             }
@@ -211,7 +215,7 @@ mod tests {
         assert_eq!(file.messages, [("user".to_owned(), "Who are \"you\"?".to_owned())]);
         assert_eq!(file.licenses, ["MIT"]);
         for (text, problem) in [
-            ("FROM a\nADAPTER b", "line 2: adapters"),
+            ("FROM a\nADAPTER b\nADAPTER c", "line 3: a model has one `ADAPTER`"),
             ("SYSTEM \"\"\"open", "line 1: a text"),
             ("\nRUN x", "line 2: `RUN` is unknown"),
             ("FROM\n", "`FROM` has no value"),
@@ -229,6 +233,7 @@ mod tests {
             let texts: Vec<_> = texts;
             let file = Modelfile {
                 from: Some("base".into()),
+                adapter: Some("lora".into()),
                 template: Some(texts[0].clone()),
                 system: Some(texts[1].clone()),
                 parameters: json!({"stop": [texts[2]], "top_k": 3, "seed": -1}).as_object().unwrap().clone(),

@@ -236,8 +236,8 @@ pub async fn ps(State(state): State<AppState>) -> Result<Json<Processes>, ApiErr
         models.push(Process {
             model: name.clone(),
             name,
-            size: resident.memory.total(),
-            size_vram: if resident.device == "cpu" { 0 } else { resident.memory.total() },
+            size: resident.bytes,
+            size_vram: if resident.device == "cpu" { 0 } else { resident.bytes },
             digest: resident.entry.digest(),
             details,
             expires_at: rfc3339(SystemTime::now() + expires_in),
@@ -276,9 +276,10 @@ pub async fn show(
     let mut model_info = model_info(&file);
     model_info.insert("general.parameter_count".into(), file.description().parameters.into());
     let capabilities = state.file_cards.capabilities(&state, &entry).await?;
-    let base = match entry.stored_text("from") {
-        Some(from) => state.models.find(from).await.ok().map(|base| base.name),
-        None => None,
+    let base = match (&entry.adapter, entry.stored_text("from")) {
+        (Some(adapter), _) => Some(adapter.base.clone()),
+        (None, Some(from)) => state.models.find(from).await.ok().map(|base| base.name),
+        (None, None) => None,
     };
     let messages = entry.defaults.get("messages").and_then(Value::as_array).cloned().unwrap_or_default();
     let system = entry.stored_text("system").unwrap_or_default().to_owned();
@@ -287,6 +288,7 @@ pub async fn show(
     let text = |message: &Value, name: &str| message[name].as_str().unwrap_or_default().to_owned();
     let modelfile = Modelfile {
         from: Some(base.clone().unwrap_or_else(|| entry.name.clone())),
+        adapter: entry.adapter.as_ref().filter(|_| base.is_some()).map(|_| entry.name.clone()),
         template: Some(template.clone()).filter(|template| !template.is_empty()),
         system: Some(system.clone()).filter(|system| !system.is_empty()),
         messages: messages.iter().map(|it| (text(it, "role"), text(it, "content"))).collect(),

@@ -49,7 +49,8 @@ pub struct Success {
 pub struct LoadLoraRequest {
     /// Its name in requests.
     pub lora_name: String,
-    /// Its file or folder: in the library, or one that was given to `paguro serve --lora`.
+    /// The name of an adapter of the library, or a file or folder: in the library's folder, or one that was given to
+    /// `paguro serve --lora`.
     pub lora_path: String,
     /// Name of the model that it changes; if absent, the only model that is loaded or that there is. (From vLLM's
     /// `--lora-modules`.)
@@ -77,11 +78,14 @@ impl Body for UnloadLoraRequest {
 }
 
 /// Lists all adapters.
+///
+/// # Errors
+/// The library cannot be read.
 #[utoipa::path(
     get, path = "/lora-adapters", tag = "Adapters",
     responses((status = 200, body = Vec<LoraAdapter>)),
 )]
-pub async fn list(State(state): State<AppState>) -> Json<Vec<LoraAdapter>> {
+pub async fn list(State(state): State<AppState>) -> Result<Json<Vec<LoraAdapter>>, ApiError> {
     let adapter = |(id, adapter): (usize, crate::models::NamedAdapter)| LoraAdapter {
         id,
         name: adapter.name,
@@ -89,7 +93,7 @@ pub async fn list(State(state): State<AppState>) -> Json<Vec<LoraAdapter>> {
         path: adapter.path.display().to_string(),
         scale: adapter.scale,
     };
-    Json(state.models.adapters().into_iter().enumerate().map(adapter).collect())
+    Ok(Json(state.models.adapters().await?.into_iter().enumerate().map(adapter).collect()))
 }
 
 /// Sets the scales with which adapters apply to requests that name no adapter; those of absent ones become 0.
@@ -106,7 +110,7 @@ pub async fn scale(
     Json(LoraScales(scales)): Json<LoraScales>,
 ) -> Result<Json<Success>, ApiError> {
     let scales: Vec<_> = scales.iter().map(|it| (it.id, it.scale)).collect();
-    state.models.scale_adapters(&scales)?;
+    state.models.scale_adapters(&scales).await?;
     Ok(Json(Success { success: true }))
 }
 

@@ -117,7 +117,7 @@ async fn take(state: &AppState) -> Sample {
         .models
         .resident()
         .into_iter()
-        .map(|resident| (resident.entry.name, resident.device, resident.memory.total(), resident.handle))
+        .map(|resident| (resident.entry.name, resident.device, resident.bytes, resident.handle))
         .collect();
     let models = models.into_iter().map(async |(name, device, bytes, handle)| {
         let snapshot = timeout(PATIENCE, handle.snapshot(with_kernels)).await.ok()?.ok()?;

@@ -49,7 +49,9 @@ pub struct ModelCard {
     pulled: bool,
     /// Other names of the model.
     aliases: Vec<String>,
-    /// Contents of its file; absent if the file cannot be read.
+    /// The model that it changes; absent for models.
+    adapter: Option<AdapterCard>,
+    /// Contents of its file, or of that of its model; absent if the file cannot be read.
     file: Option<FileCard>,
     /// Reason for which its file cannot be read.
     problem: Option<String>,
@@ -57,6 +59,15 @@ pub struct ModelCard {
     needs: Option<NeedsCard>,
     /// State of the loaded model; absent while it is not loaded.
     loaded: Option<LoadedCard>,
+}
+
+/// An adapter (LoRA).
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AdapterCard {
+    /// Name of the model that it changes; empty if there is none.
+    base: String,
+    /// True while it is loaded with its model.
+    loaded: bool,
 }
 
 /// Memory of a load, in bytes.
@@ -165,7 +176,7 @@ impl From<ResidentInfo> for LoadedCard {
         let groups = &model.model.program.kv.groups;
         Self {
             device: model.device,
-            bytes: model.memory.total(),
+            bytes: model.bytes,
             context: model.handle.max_context(),
             block_size: model.block_size,
             one_kv_group: matches!(groups.as_slice(), [group] if group.window.is_none()),
@@ -289,7 +300,11 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<ModelCards>, Api
     state.file_cards.keep(&entries);
     let mut loaded: HashMap<String, ResidentInfo> =
         state.models.resident().into_iter().map(|model| (model.entry.name.clone(), model)).collect();
-    let memory_used = loaded.values().map(|model| model.memory.total()).sum();
+    let with_adapters: Vec<(String, String)> = loaded
+        .values()
+        .flat_map(|it| it.adapters.iter().map(|adapter| (it.entry.name.clone(), adapter.name().to_string())))
+        .collect();
+    let memory_used = loaded.values().map(|model| model.bytes).sum();
     let mut models: Vec<ModelCard> = Vec::new();
     let mut aliases: HashMap<String, Vec<String>> = HashMap::new();
     for entry in entries {
@@ -300,17 +315,26 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<ModelCards>, Api
             aliases.entry(canonical).or_default().push(entry.name);
             continue;
         }
-        let (file, problem) = match state.file_cards.of(&state, &entry).await {
-            Ok(card) => (Some(FileCard::clone(&card)), None),
-            Err(problem) => (None, Some(problem.to_string())),
+        let (file, problem) = match (&entry.adapter, &entry.details.problem) {
+            // Its file is that of its model, which is missing.
+            (Some(_), Some(problem)) => (None, Some(problem.clone())),
+            _ => match state.file_cards.of(&state, &entry).await {
+                Ok(card) => (Some(FileCard::clone(&card)), None),
+                Err(problem) => (None, Some(problem.to_string())),
+            },
         };
+        let adapter = entry.adapter.as_ref().map(|place| AdapterCard {
+            base: place.base.clone(),
+            loaded: with_adapters.iter().any(|(base, name)| (base, name) == (&place.base, &place.name)),
+        });
         let outside = state.models.outside(&entry.name);
         models.push(ModelCard {
-            in_library: outside.is_none(),
+            in_library: entry.adapter.as_ref().map_or(outside.is_none(), |place| place.in_library),
             built_in: matches!(outside, Some(Outside::Program { .. })),
             in_place: entry.details.in_place,
             pulled: entry.details.pulled,
             aliases: Vec::new(),
+            adapter,
             loaded: loaded.remove(&entry.name).map(LoadedCard::from),
             name: entry.name,
             bytes: entry.bytes,

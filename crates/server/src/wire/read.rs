@@ -19,8 +19,9 @@ const MOST_VALUES: usize = 8 << 20;
 /// Maximum number of unknown fields of one body that are compared with known ones.
 const MOST_COMPARED: usize = 256;
 
-/// Fields for which an empty value is meaningful: an empty answer, an empty prompt.
-const EMPTY_IS_A_VALUE: [&str; 7] = ["content", "text", "arguments", "output", "prompt", "input", "schema"];
+/// Fields for which an empty value is meaningful: an empty answer, an empty prompt, no adapters.
+const EMPTY_IS_A_VALUE: [&str; 8] =
+    ["content", "text", "arguments", "output", "prompt", "input", "schema", "lora"];
 
 /// Names of other servers' fields that only resemble ours.
 const FOREIGN: [&str; 4] = ["models", "min_k", "top_n", "mode"];
