@@ -182,7 +182,7 @@ mod tests {
         check(&lora("meta/llama-1b"), "meta/Llama-1B");
         check(&lora("other/Llama-1B"), "bartowski/Llama-1B-GGUF:Q4_K_M meta/Llama-1B");
         check(&lora("c/Twice"), "a/Twice-GGUF:Q4_0 b/Twice-GGUF:Q8_0");
-        check(&lora("/home/me/models/mine/"), "Mine");
+        check(&lora("/srv/models/mine/"), "Mine");
         check(&lora("c/Another"), "-");
         check(&lora("/"), "-");
         check(&record("lora", None, Some("meta/Llama-1B"), Some("tales")), "tales");

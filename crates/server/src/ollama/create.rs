@@ -141,7 +141,7 @@ pub async fn create(
     body.complete(&mut defaults);
     // Checked now, so that later requests do not fail. Values of an older version may be among those of the base.
     stored::read(&defaults, &tolerance)?;
-    if let Some(from) = from.as_ref().filter(|_| !adapter.is_empty() || !(is_plain && defaults.is_empty())) {
+    if let Some(from) = from.as_ref().filter(|_| !adapter.is_empty() || !is_plain || !defaults.is_empty()) {
         defaults.insert("from".into(), json!(from));
     }
     let models = state.models.clone();
