@@ -146,5 +146,5 @@ mod emulated {
     }
 
     paguro_backend_conformance::conformance!(maybe subject_of(&FOR_PRODUCTS); only format_f16 format_q4_k format_q8_0);
-    paguro_backend_conformance::conformance!(maybe subject_of(&FOR_ATTENTION); only many_rows spans bidirectional long_context);
+    paguro_backend_conformance::conformance!(maybe subject_of(&FOR_ATTENTION); only many_rows long_context);
 }

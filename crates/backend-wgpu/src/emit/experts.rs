@@ -171,6 +171,7 @@ impl Coder<'_> {
             ("EXPERTS_OF_ROW", U(op.used as u32)),
             ("BLOCKS", U(blocks as u32)),
             ("OUTPUTS", U(outputs)),
+            ("WIDTH", U(outputs)),
         ];
         let mut slots = vec![("chosen", Slot::Chosen)];
         slots.extend(self.planes(&weights, 0));
