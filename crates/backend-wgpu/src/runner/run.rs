@@ -98,7 +98,7 @@ impl GpuRunner {
         let mut commands = encoding.launch(&launches, || {
             // Submissions run in order, independent of wgpu's knowledge of their buffers.
             let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
-            next *= 2;
+            next = next.saturating_mul(2);
             size
         })?;
         let vocab = self.program.vocab;
