@@ -2,7 +2,8 @@
 //!
 //! Drivers that were never tested here compile the kernels for a model's shapes and formats. An excerpt of the model
 //! ([`paguro_backend::excerpt()`]) runs on the device and on the CPU, in steps of many rows, of a few and of one,
-//! because these have different kernels, and the device samples one token.
+//! because these have different kernels, and the device samples one token. Each step of an encoder is a text of its own, and the
+//! rows before the head are compared.
 
 use paguro_backend::{
     Backend, Limits, LoadError, Output, OutputKind, OutputValue, PageId, Program, Runner, SampleRequest,
@@ -48,11 +49,11 @@ pub fn check(
     };
     let no_room = || Problem::Reference("there is no room for a step".to_owned());
     let (last, others) = steps.split_last().ok_or_else(no_room)?;
+    let of_rows = if program.bidirectional { OutputKind::Embedding } else { OutputKind::Logits };
     let load = |backend: &dyn Backend| backend.load(program, weights.clone(), limits);
     let rows = |runner: Box<dyn Runner>, is_reference: bool| -> Result<(Rows, OutputValue), String> {
         let mut rows = Sequence { runner, program, limits, len: 0 };
-        let logits =
-            others.iter().map(|&count| rows.step(count, OutputKind::Logits)).collect::<Result<_, _>>()?;
+        let logits = others.iter().map(|&count| rows.step(count, of_rows)).collect::<Result<_, _>>()?;
         let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let request = SampleRequest {
             params: &params,
@@ -62,29 +63,37 @@ pub fn check(
             mask: None,
             logprobs: None,
         };
-        let kind = if is_reference { OutputKind::Logits } else { OutputKind::Sample(request) };
+        let is_sampled = !is_reference && !program.bidirectional;
+        let kind = if is_sampled { OutputKind::Sample(request) } else { of_rows };
         Ok((logits, rows.step(*last, kind)?))
     };
     let runner = load(reference).map_err(|error| Problem::Reference(error.to_string()))?;
     let (expected, last_logits) = rows(runner, true).map_err(Problem::Reference)?;
-    let logits = expected.iter().chain([&last_logits]).filter_map(|outcome| match outcome {
-        OutputValue::Logits(logits) => Some(logits),
-        _ => None,
-    });
+    let logits = expected.iter().chain([&last_logits]).filter_map(numbers);
     if let Some(number) = logits.flatten().find(|logit| !logit.is_finite()) {
         return Err(Problem::Model(*number));
     }
     let runner = load(device).map_err(Problem::Load)?;
     let (found, sampled) = rows(runner, false).map_err(Problem::Device)?;
-    compare_all(&expected, &found, others)
-        .and_then(|()| compare_token(&last_logits, &sampled))
-        .map_err(Problem::Device)
+    let last = || match program.bidirectional {
+        true => compare_all(&[last_logits], &[sampled], &[*last]),
+        false => compare_token(&last_logits, &sampled),
+    };
+    compare_all(&expected, &found, others).and_then(|()| last()).map_err(Problem::Device)
+}
+
+/// Returns the logits of a row, or the row.
+fn numbers(outcome: &OutputValue) -> Option<&Vec<f32>> {
+    match outcome {
+        OutputValue::Logits(numbers) | OutputValue::Embedding(numbers) => Some(numbers),
+        _ => None,
+    }
 }
 
 /// Compares the logits of all steps but the last.
 fn compare_all(expected: &[OutputValue], found: &[OutputValue], others: &[usize]) -> Result<(), String> {
     for ((expected, found), rows) in expected.iter().zip(found).zip(others) {
-        let (OutputValue::Logits(expected), OutputValue::Logits(found)) = (expected, found) else {
+        let (Some(expected), Some(found)) = (numbers(expected), numbers(found)) else {
             return Err("a step has no logits".to_owned());
         };
         compare(expected, found).map_err(|problem| format!("in a step of {rows} rows, {problem}"))?;
@@ -137,7 +146,8 @@ struct Sequence<'a> {
 impl Sequence<'_> {
     /// Runs `rows` more rows and returns the requested output of the last one.
     fn step(&mut self, rows: usize, kind: OutputKind<'_>) -> Result<OutputValue, String> {
-        let (start, end) = (self.len, self.len + rows);
+        let start = if self.program.bidirectional { 0 } else { self.len };
+        let end = start + rows;
         let vocab = self.program.vocab;
         let tokens: Vec<u32> = (start..end).map(|at| ((at * 7919 + 13) % vocab) as u32).collect();
         let groups = self.program.kv.groups.len();

@@ -5,11 +5,8 @@ use paguro_backend::{Activation, NormKind, QkNormKind, WeightFormat};
 use super::{
     Biases, DriveOptions, Driver, ModelShape, Rng, Subject, Verdict,
     compare::{Schedule, agrees_on, same},
-    numbers::agrees_or_refuses_with,
+    rows::unless_refused,
 };
-
-/// Name of what a backend without attention in both directions refuses.
-const BIDIRECTIONAL: &str = "both directions";
 
 /// BERT in small.
 fn bert() -> ModelShape {
@@ -51,7 +48,7 @@ fn options(subject: &Subject) -> DriveOptions {
 }
 
 fn check(subject: &Subject, shape: &ModelShape) -> Verdict {
-    agrees_or_refuses_with(subject, shape, BIDIRECTIONAL, || {
+    unless_refused(subject, || {
         let ids = shape.vocab * shape.types.unwrap_or(1);
         agrees_on(subject, &schedule(ids), shape, &options(subject))
     })
@@ -83,9 +80,7 @@ pub(super) fn distance_biases(subject: &Subject) -> Verdict {
     check(subject, &ModelShape { attention_cap: Some(2.0), kv_heads: 2, ..shape.clone() })?;
     check(subject, &ModelShape { windows: vec![Some(20), None], ..shape.clone() })?;
     let causal = ModelShape { distance_bias: Some(159), rotated: Some(0), ..ModelShape::default() };
-    agrees_or_refuses_with(subject, &causal, "biases of distances", || {
-        super::compare::agrees(subject, &causal)
-    })
+    unless_refused(subject, || super::compare::agrees(subject, &causal))
 }
 
 /// A sequence gives the same bits alone and in any batch.
@@ -101,7 +96,7 @@ pub(super) fn exact_encoders(subject: &Subject) -> Verdict {
 fn exact(subject: &Subject, shape: &ModelShape) -> Verdict {
     let schedule = schedule(2 * shape.vocab);
     let options = DriveOptions { least_rows: subject.exact_rows, ..options(subject) };
-    agrees_or_refuses_with(subject, shape, BIDIRECTIONAL, || {
+    unless_refused(subject, || {
         let model = shape.build(2);
         let run = |schedule: &Schedule, options: &DriveOptions, threads: usize| {
             schedule.run(&mut Driver::new(&*(subject.backend)(threads), &model, options)?)

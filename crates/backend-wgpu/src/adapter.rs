@@ -23,8 +23,8 @@ const FIRST_TURING: u32 = 0x1e00;
 /// Target for the duration of a submission where a watchdog may end it or a desktop would stutter.
 const SHORT_SUBMISSION: Duration = Duration::from_millis(100);
 
-/// Processors of a GPU whose driver does not report their number: those of a large one, because work that is cut too small costs little.
-const UNKNOWN_PROCESSORS: usize = 132;
+/// Processors of a GPU whose driver does not report their number. Intel's and Apple's have 8 to 80.
+pub const UNKNOWN_PROCESSORS: usize = 32;
 
 /// Workgroups that a software driver runs at once, in pairs.
 const SOFTWARE_PROCESSORS: usize = 4;

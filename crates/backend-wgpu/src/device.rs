@@ -13,7 +13,7 @@ use wgpu::{Features, Limits};
 
 use crate::{
     GpuOptions, Profile, Progress,
-    adapter::{Facts, LEAST_THREADS, Rules, cooperation, cooperative, needed},
+    adapter::{Facts, LEAST_THREADS, Rules, UNKNOWN_PROCESSORS, cooperation, cooperative, needed},
     chain, emulate, hidden,
     pipeline::Pipeline,
     plan::Args,
@@ -142,7 +142,7 @@ impl Device {
                 workgroup_memory: limits.max_compute_workgroup_storage_size,
                 workgroups: limits.max_compute_workgroups_per_dimension,
                 binding_limit: rules.binding_limit,
-                processors: rules.processors,
+                processors: if as_hardware || emulated { UNKNOWN_PROCESSORS } else { rules.processors },
                 handoff,
                 timed: options.timed,
             },

@@ -51,6 +51,16 @@ pub struct Slice {
     pub masks: Vec<u32>,
 }
 
+impl Plan {
+    /// Uploads the words of the step and its given rows.
+    pub fn upload(&self, device: &Device, Model { io, given, .. }: &Model) {
+        device.queue.write_buffer(&io.step, 0, cast_slice(&self.words));
+        if let Some(given) = given.as_ref().filter(|_| self.has_given()) {
+            device.queue.write_buffer(given, 0, cast_slice(&self.given));
+        }
+    }
+}
+
 impl Flight {
     /// For steps with this plan.
     pub fn new(plan: Plan) -> Self {

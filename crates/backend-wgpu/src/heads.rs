@@ -23,6 +23,8 @@ pub struct KvLayout {
 pub struct KvGroup {
     /// See [`paguro_backend::KvGroup::window`].
     pub window: Option<u32>,
+    /// See [`paguro_backend::KvGroup::spans`].
+    pub spans: bool,
     /// Layer slots in a page.
     pub layer_slots: usize,
     /// Query heads of each layer.
@@ -52,7 +54,7 @@ impl KvGroup {
 impl KvLayout {
     /// Returns true if all layers have heads of one shape.
     pub fn is_uniform(&self) -> bool {
-        let shape = |group: &KvGroup| KvGroup { window: None, ..*group };
+        let shape = |group: &KvGroup| KvGroup { window: None, spans: false, ..*group };
         self.groups.windows(2).all(|two| shape(&two[0]) == shape(&two[1]))
     }
 
@@ -79,10 +81,9 @@ impl KvLayout {
             let divides = group.kv_heads > 0 && heads.is_multiple_of(group.kv_heads);
             refusal.require(divides, "query heads that do not share K/V heads evenly")?;
             let head_dim = if is_latent { group.head_dim.next_multiple_of(8) } else { group.head_dim };
-            // No step of this backend has spans.
-            let paguro_backend::KvGroup { window, spans: _, layer_slots, kv_heads, head_dim: unpadded_dim } =
+            let paguro_backend::KvGroup { window, spans, layer_slots, kv_heads, head_dim: unpadded_dim } =
                 *group;
-            Ok(KvGroup { window, layer_slots, heads, kv_heads, head_dim, unpadded_dim, is_latent })
+            Ok(KvGroup { window, spans, layer_slots, heads, kv_heads, head_dim, unpadded_dim, is_latent })
         });
         Ok(Self { groups: groups.collect::<Result<_, _>>()? })
     }
@@ -110,7 +111,6 @@ struct Refusal<'a> {
 impl Refusal<'_> {
     fn program(&self, program: &Program) -> Result<(), LoadError> {
         self.require(!program.has_bounds(), "bounds of matrices (of towers)")?;
-        self.require(!program.bidirectional, "attention in both directions (of encoders)")?;
         let Input::Tokens(embed) = &program.input else {
             return self.refuse("programs that begin with rows");
         };

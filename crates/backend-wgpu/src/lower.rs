@@ -13,6 +13,7 @@
 //! | operation | kernel | one row | few rows | many rows |
 //! |-|-|-|-|-|
 //! | embedding | `embed.wgsl` | 1 | 1 | 1 |
+//! | later parts of given rows | `add_given.wgsl` | 0 | 0 or 1 | 0 or 1 |
 //! | norm | `norm.wgsl` | → `norm_in_matmul` | 1 | 1 |
 //! | matmul | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` | 1 for each layout of its matrices | the same | the same |
 //! | rotation, K and V into pages | `rope_store.wgsl` | → `rope_in_matmul`, or 1 | 1 | 1 |
@@ -20,10 +21,10 @@
 //! | its merge | `attend_merge.wgsl` | 0 or 1 | 0 or 1 | 0 or 1 |
 //! | activation of a network | `activate.wgsl` | → `gate_in_matmul` | 1 | → `gate_in_coop` |
 //! | addition of a branch | `add_branch.wgsl` | → `add_directly`, `norm_sum` | the same | the same |
-//! | router | matmul, `route.wgsl`, `route_tiles.wgsl` | 2 | 2 | 3 |
+//! | router | matmul, `route.wgsl`, `route_tiles.wgsl` | 1, → `choice_in_experts` | 2 | 3 |
 //! | gate and up of experts, down | matmul of each row's experts or of tiles | 2 | 2 | 2, and `gather_halves.wgsl` |
-//! | their activation | `activate.wgsl` | → `gate_in_experts` | → `gate_in_experts` | 1 |
-//! | their sum | `sum_experts.wgsl` in `norm.wgsl` or `add_experts.wgsl` | → `norm_experts`; 1 in the last layer | the same | the same |
+//! | their activation | `activate.wgsl` | → `gate_in_experts` | 1 | 1 |
+//! | their sum | `sum_experts.wgsl` in `sum_matvec.wgsl`, `norm.wgsl` or `add_experts.wgsl` | → `sum_in_experts` | → `norm_experts`; 1 in the last layer | the same |
 //! | short convolution | `short_conv.wgsl`, `keep.wgsl` | 2 | 2 | 2 |
 //! | delta rule | `delta_inputs.wgsl`, `delta.wgsl`, `delta_norm.wgsl`, `keep.wgsl` | 4 | 4 | 4 |
 //! | scan | `ssd_inputs.wgsl`, `delta.wgsl`, `ssd_norm.wgsl`, `keep.wgsl` | 4 | 4 | 4 |

@@ -3,9 +3,9 @@
 //! The time of a launch is estimated from previous steps by their number of rows. A submission has as many launches as
 //! fit into the limit, and a step whose single launches are too long is split into passes of fewer rows.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
-use paguro_backend::{Carried, Output, PageId, StateUse, Step, StepSequence};
+use paguro_backend::{Carried, Coordinates, GivenRows, Output, PageId, StateUse, Step, StepSequence};
 
 /// Row counts are learned by powers of two.
 const CLASSES: usize = 24;
@@ -87,6 +87,9 @@ impl Pace {
 pub struct Pass<'a> {
     tokens: &'a [u32],
     carried: Vec<Carried>,
+    given: Vec<GivenRows<'a>>,
+    coordinates: &'a [Coordinates],
+    spans: Vec<Range<usize>>,
     sequences: Vec<StepSequence>,
     pages: Vec<PageId>,
     outputs: Vec<Output<'a>>,
@@ -96,14 +99,40 @@ pub struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     /// Splits a step of a model with `groups` KV groups and `block_size` tokens per page into passes of at most `rows`
-    /// rows.
-    pub fn split(step: &'a Step<'a>, rows: usize, groups: usize, block_size: usize) -> Vec<Self> {
-        let starts = (0..step.tokens.len()).step_by(rows.max(1));
-        starts.map(|first| Self::new(step, first, rows, groups, block_size)).collect()
+    /// rows, or of more that see each other: those of a span, or all of a sequence if it `is_whole`.
+    pub fn split(
+        step: &'a Step<'a>,
+        rows: usize,
+        groups: usize,
+        block_size: usize,
+        is_whole: bool,
+    ) -> Vec<Self> {
+        let (mut passes, mut first) = (Vec::new(), 0);
+        while first < step.tokens.len() {
+            let end = (first + rows.max(1)).min(step.tokens.len());
+            let is_cut = |together: &Range<usize>| together.start < end && end < together.end;
+            let together = match is_whole {
+                true => step.sequences.iter().map(|sequence| sequence.rows.clone()).find(is_cut),
+                false => step.spans.iter().cloned().find(is_cut),
+            };
+            let end = match together {
+                Some(together) if together.start > first => together.start,
+                Some(together) => together.end,
+                None => end,
+            };
+            passes.push(Self::new(step, first..end, groups, block_size));
+            first = end;
+        }
+        passes
     }
 
-    fn new(step: &'a Step<'a>, first: usize, rows: usize, groups: usize, block_size: usize) -> Self {
-        let end = (first + rows).min(step.tokens.len());
+    /// Returns the maximum number of passes: two neighbouring ones have more rows than the smallest passes.
+    pub fn most(rows: usize) -> usize {
+        1 + 2 * rows.div_ceil(Pace::LEAST_ROWS)
+    }
+
+    fn new(step: &'a Step<'a>, all: Range<usize>, groups: usize, block_size: usize) -> Self {
+        let Range { start: first, end } = all;
         let (mut sequences, mut pages) = (Vec::new(), Vec::new());
         for sequence in step.sequences {
             let own = sequence.rows.start.max(first)..sequence.rows.end.min(end);
@@ -132,14 +161,35 @@ impl<'a> Pass<'a> {
             .unzip();
         let carried = step.carried.iter().filter(|carried| (first..end).contains(&carried.row));
         let carried = carried.map(|carried| Carried { row: carried.row - first, ..*carried }).collect();
-        Self { tokens: &step.tokens[first..end], carried, sequences, pages, outputs, places }
+        let own = |rows: &Range<usize>| {
+            let own = rows.start.max(first)..rows.end.min(end);
+            (!own.is_empty()).then(|| own.start - first..own.end - first)
+        };
+        let given = step.given.iter().filter_map(|given| {
+            let rows = own(&given.rows)?;
+            let width = given.values.len() / given.rows.len();
+            let from = rows.start + first - given.rows.start;
+            let values = &given.values[from * width..][..rows.len() * width];
+            Some(GivenRows { rows, values })
+        });
+        Self {
+            tokens: &step.tokens[first..end],
+            carried,
+            given: given.collect(),
+            coordinates: step.coordinates.get(first..end).unwrap_or_default(),
+            spans: step.spans.iter().filter_map(own).collect(),
+            sequences,
+            pages,
+            outputs,
+            places,
+        }
     }
 
     /// The pass as a step.
     pub fn step(&self) -> Step<'_> {
-        let Self { tokens, carried, sequences, pages, outputs, .. } = self;
-        // `has_only_tokens` has refused the steps with others.
-        let (given, coordinates, spans, adapters) = (&[], &[], &[], &[]);
+        let Self { tokens, carried, given, coordinates, spans, sequences, pages, outputs, .. } = self;
+        // `has_only_logits` has refused the steps with others.
+        let adapters = &[];
         Step { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs }
     }
 }
@@ -178,6 +228,36 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_see_each_other_are_in_one_pass() {
+        let pages = [PageId(1); 8];
+        let sequences = [(0..50, 0..2), (50..70, 2..3), (70..130, 3..5)].map(|(rows, tables)| StepSequence {
+            rows,
+            start: 0,
+            tables,
+            state: None,
+        });
+        let values: Vec<f32> = (0..20_u8).map(f32::from).collect();
+        let step = Step {
+            tokens: &[1; 130],
+            given: &[GivenRows { rows: 40..50, values: &values }],
+            spans: &[10..12, 30..49, 49..50, 72..115],
+            sequences: &sequences,
+            pages: &pages,
+            ..Step::default()
+        };
+        let cuts = |is_whole| -> Vec<usize> {
+            Pass::split(&step, 16, 1, 32, is_whole).iter().map(|pass| pass.tokens.len()).collect()
+        };
+        assert_eq!(cuts(false), [16, 14, 19, 16, 7, 43, 15]);
+        assert_eq!(cuts(true), [50, 20, 60]);
+        let passes = Pass::split(&step, 16, 1, 32, false);
+        assert_eq!([0, 3].map(|pass: usize| passes[pass].spans.first()), [Some(&(10..12)), Some(&(0..1))]);
+        let given: Vec<_> = passes.iter().flat_map(|pass| pass.step().given.to_vec()).collect();
+        assert_eq!((given[0].rows.clone(), given[0].values), (10..19, &values[..18]));
+        assert_eq!((given[1].rows.clone(), given[1].values), (0..1, &values[18..]));
+    }
+
+    #[test]
     fn passes_are_steps() {
         let pages: Vec<_> = (1..=14).map(PageId).collect();
         // Two groups; a prompt of 40 tokens at position 30, and a sequence that decodes at position 50.
@@ -197,7 +277,7 @@ mod tests {
             outputs: &outputs,
             ..Step::default()
         };
-        let passes = Pass::split(&step, 16, 2, 32);
+        let passes = Pass::split(&step, 16, 2, 32, false);
         let shapes: Vec<_> = passes
             .iter()
             .map(|pass| (pass.tokens.len(), pass.sequences.len(), pass.places.clone()))

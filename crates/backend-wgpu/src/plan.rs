@@ -2,7 +2,10 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{AttentionMode, Limits, OutputKind, OutputRows, Sampled, StateUse, Step, StepSequence};
+use paguro_backend::{
+    AXES, AttentionMode, Limits, OutputKind, OutputRows, Program, Sampled, StateUse, Step, StepSequence,
+    visible,
+};
 
 use crate::heads::KvLayout;
 
@@ -44,15 +47,15 @@ pub struct Args {
     pub rows: u32,
     /// Its first output row.
     pub first: u32,
-    /// `[rows]`
+    /// `[rows]`; behind them the given rows, see `embed.wgsl`.
     pub tokens: u32,
-    /// `[rows]`
+    /// `[rows]`; behind them the coordinates, see `rotate.wgsl`.
     pub positions: u32,
     /// `[groups, rows]`
     pub token_offsets: u32,
     /// `[items, 8]`
     pub items: u32,
-    /// `[rows, 4]`
+    /// `[rows, 4]`; behind them the tokens that rows see, see `splits.wgsl`.
     pub partials: u32,
     /// `[outputs]`
     pub outputs: u32,
@@ -77,6 +80,8 @@ pub struct Args {
 /// Work of attention in layers with the same window and tiling.
 struct SplitPlan {
     window: Option<u32>,
+    /// True if rows see their spans.
+    spans: bool,
     tiling: Tiling,
     /// For each [`Tile`]: offset and number of its items in the step's words.
     items: [(u32, u32); 4],
@@ -161,6 +166,31 @@ fn time(tiles: impl Iterator<Item = Range<usize>>, length: usize, workgroups: us
     alike.min(mixed) + if length == WHOLE { 0 } else { 3 }
 }
 
+/// Tables of steps that only some programs have.
+#[derive(Clone, Debug, Default)]
+pub struct Tables {
+    /// True if sequences have states.
+    pub states: bool,
+    /// True if rows may be given.
+    pub given: bool,
+    /// True if rows see all rows of their sequence.
+    pub bidirectional: bool,
+    /// Axes of the pairs of all rotations by coordinates.
+    pub axes: Vec<u32>,
+}
+
+impl Tables {
+    /// Returns the tables of steps of a program.
+    pub fn of(program: &Program) -> Self {
+        Self {
+            states: !program.state.is_empty(),
+            given: program.given_parts > 0,
+            bidirectional: program.bidirectional,
+            axes: program.ropes.iter().flat_map(|rope| &rope.axes).map(|&axis| axis.into()).collect(),
+        }
+    }
+}
+
 /// A step, and its division into work items.
 pub struct Plan {
     block_size: usize,
@@ -171,6 +201,8 @@ pub struct Plan {
     split_plan_of: Vec<usize>,
     /// Words for the device.
     pub words: Vec<u32>,
+    /// Values of given rows, `[given rows, parts, hidden]`.
+    pub given: Vec<f32>,
     args: Args,
     /// Rows with outputs.
     pub outputs: OutputRows,
@@ -178,23 +210,24 @@ pub struct Plan {
     pub embeds: bool,
     /// Offset and length of the block tables in the step's words.
     tables: (u32, u32),
-    /// True if sequences have states.
-    has_states: bool,
+    /// Tables beside those of all programs.
+    extra: Tables,
     /// Number of sequences.
     sequences: u32,
 }
 
 impl Plan {
     /// Creates a plan for a model with these limits, with one tiling per K/V group.
-    pub fn new(kv: &KvLayout, limits: &Limits, tilings: &[Tiling], has_states: bool) -> Self {
+    pub fn new(kv: &KvLayout, limits: &Limits, tilings: &[Tiling], extra: Tables) -> Self {
         let mut split_plans: Vec<SplitPlan> = Vec::new();
         let split_plan_of = kv.groups.iter().zip(tilings).map(|(group, &tiling)| {
-            let window = group.window;
+            let (window, spans) = (group.window, group.spans);
             let known = split_plans
                 .iter()
-                .position(|split_plan| (split_plan.window, split_plan.tiling) == (window, tiling));
+                .position(|known| (known.window, known.spans, known.tiling) == (window, spans, tiling));
             known.unwrap_or_else(|| {
-                split_plans.push(SplitPlan { window, tiling, items: [(0, 0); 4], partials: 0, whole: false });
+                let (items, partials, whole) = ([(0, 0); 4], 0, false);
+                split_plans.push(SplitPlan { window, spans, tiling, items, partials, whole });
                 split_plans.len() - 1
             })
         });
@@ -204,12 +237,13 @@ impl Plan {
             gather: limits.attention == AttentionMode::Gather,
             split_plan_of: split_plan_of.collect(),
             split_plans,
-            words: Vec::with_capacity(words(kv, limits, tilings)),
+            words: Vec::with_capacity(words(kv, limits, tilings, &extra)),
+            given: Vec::new(),
             args: Args::default(),
             outputs: OutputRows::new(limits),
             embeds: false,
             tables: (0, 0),
-            has_states,
+            extra,
             sequences: 0,
         }
     }
@@ -249,6 +283,16 @@ impl Plan {
         self.tables
     }
 
+    /// Number of rows whose class has the launches of the step. Launches of one row know no given rows.
+    pub fn class_rows(&self) -> usize {
+        (self.args.rows as usize).max(1 + usize::from(self.has_given()))
+    }
+
+    /// Returns true if rows are given.
+    pub fn has_given(&self) -> bool {
+        !self.given.is_empty()
+    }
+
     /// Number of sequences.
     pub fn sequences(&self) -> u32 {
         self.sequences
@@ -260,10 +304,12 @@ impl Plan {
         let rows = step.tokens.len();
         self.args = Args { rows: rows as u32, ..Args::default() };
         self.words.extend(step.tokens);
+        self.list_given(step);
         self.args.positions = self.words.len() as u32;
         for sequence in step.sequences {
             self.words.extend((0..sequence.rows.len()).map(|row| (sequence.start + row) as u32));
         }
+        self.list_coordinates(step);
         self.args.token_offsets = self.words.len() as u32;
         for group in 0..self.groups {
             for sequence in step.sequences {
@@ -286,10 +332,46 @@ impl Plan {
             self.split(index, step, tables);
         }
         self.list_outputs(step);
-        if self.has_states {
+        if self.extra.states {
             self.list_sequences(step);
         }
         self.sequences = step.sequences.len() as u32;
+    }
+
+    /// The number of each row among the given ones, from 1, or 0; and their values.
+    fn list_given(&mut self, step: &Step<'_>) {
+        self.given.clear();
+        let first = self.words.len();
+        self.words.resize(first + if self.extra.given { step.tokens.len() } else { 0 }, 0);
+        let rows = step.given.iter().flat_map(|given| given.rows.clone());
+        (1..).zip(rows).for_each(|(number, row)| self.words[first + row] = number);
+        step.given.iter().for_each(|given| self.given.extend_from_slice(given.values));
+    }
+
+    /// The coordinates of each row, and the axes of rotations.
+    fn list_coordinates(&mut self, step: &Step<'_>) {
+        if self.extra.axes.is_empty() {
+            return;
+        }
+        for sequence in step.sequences {
+            for (row, position) in sequence.rows.clone().zip(sequence.start..) {
+                self.words.extend(step.coordinates_of(row, position).map(|at| at as u32));
+            }
+        }
+        self.words.extend(&self.extra.axes);
+    }
+
+    /// Returns the tokens that each row sees; nothing if these are those before it.
+    fn seen(&self, index: usize, step: &Step<'_>) -> Vec<Range<usize>> {
+        let SplitPlan { window, spans: sees_spans, .. } = self.split_plans[index];
+        let mut seen = Vec::new();
+        for sequence in step.sequences.iter().filter(|_| self.extra.bidirectional || sees_spans) {
+            let spans: Vec<_> = step.spans_of(sequence).collect();
+            let (len, spans) =
+                (self.extra.bidirectional.then(|| sequence.len()), sees_spans.then_some(&spans[..]));
+            seen.extend((sequence.start..sequence.len()).map(|row| visible(window, len, spans, row)));
+        }
+        seen
     }
 
     /// The sequence of each row; and of each sequence its first row, rows, position, and the states that it reads and writes.
@@ -324,9 +406,10 @@ impl Plan {
 
     /// Writes items of eight words: first row, rows, position, block table, blocks of a table, first split, splits,
     /// splits of a partial; and for each row the index of its first partial, their number, the number of the first one
-    /// in order of position, and their splits.
+    /// in order of position, and their splits; and then the tokens that it sees, if these are not those before it.
     fn split(&mut self, index: usize, step: &Step<'_>, tables: u32) {
         let groups = self.groups;
+        let ranges = self.seen(index, step);
         let split_plan = &mut self.split_plans[index];
         let Tiling { partials: most, .. } = split_plan.tiling;
         let wide = split_plan.tiling.wide.filter(|wide| step.tokens.len() >= wide.from);
@@ -335,9 +418,14 @@ impl Plan {
             None => (split_plan.tiling.rows, split_plan.tiling.workgroups, split_plan.tiling.busy),
         };
         let window = split_plan.window.map_or(usize::MAX, |window| window as usize);
-        // Returns the splits of these rows.
-        let seen = |position: usize, rows: usize| {
-            split_of((position + 1).saturating_sub(window))..split_of(position + rows - 1) + 1
+        // Returns the splits that rows see, of which the first one is at `position`.
+        let seen = |first: usize, position: usize, rows: usize| {
+            let (from, to) = match ranges.get(first..first + rows) {
+                Some([first, .., last]) => (first.start, last.end),
+                Some([one]) => (one.start, one.end),
+                _ => ((position + 1).saturating_sub(window), position + rows),
+            };
+            split_of(from)..split_of(to - 1) + 1
         };
         // First row, rows, position and block table of every tile.
         let tiles = || {
@@ -348,7 +436,7 @@ impl Plan {
                 })
             })
         };
-        let seen_by_all = || tiles().map(|(_, rows, position, _)| seen(position, rows));
+        let seen_by_all = || tiles().map(|(first, rows, position, _)| seen(first, position, rows));
         let lengths = LENGTHS.into_iter().filter(|&length| wide.is_none() || length > 1);
         let common = lengths.min_by_key(|&length| time(seen_by_all(), length, workgroups, busy));
         let common = common.unwrap_or(WHOLE);
@@ -356,6 +444,7 @@ impl Plan {
 
         split_plan.partials = self.words.len() as u32;
         self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
+        self.words.extend(ranges.iter().flat_map(|seen| [seen.start as u32, seen.end as u32]));
         let (mut next, mut left) = (0, step.tokens.len());
         split_plan.whole = split_plan.tiling.emits && !split_plan.tiling.always_merges;
         for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
@@ -371,11 +460,11 @@ impl Plan {
             let own = tiles().rev().filter(|(_, rows, _, sequence)| of(*rows, sequence) == tile);
             for (first, rows, position, sequence) in own {
                 let needed: usize =
-                    (0..rows).map(|row| partials(&seen(position + row, 1), common).len()).sum();
+                    (0..rows).map(|row| partials(&seen(first + row, position + row, 1), common).len()).sum();
                 let length = if next + needed + left - rows > most { WHOLE } else { common };
                 left -= rows;
                 for row in 0..rows {
-                    let own = partials(&seen(position + row, 1), length);
+                    let own = partials(&seen(first + row, position + row, 1), length);
                     let at = split_plan.partials as usize + 4 * (first + row);
                     let words = [next, own.len(), own.start, length].map(|x| x as u32);
                     self.words[at..at + 4].copy_from_slice(&words);
@@ -383,7 +472,7 @@ impl Plan {
                 }
                 let table = tables as usize + sequence.tables.start;
                 let blocks = sequence.tables.len() / groups;
-                let seen = seen(position, rows);
+                let seen = seen(first, position, rows);
                 let partials = partials(&seen, length);
                 split_plan.whole &= partials.len() == 1;
                 self.words.extend(partials.flat_map(|partial| {
@@ -412,12 +501,13 @@ impl Plan {
 }
 
 /// Words of the largest step.
-pub fn words(kv: &KvLayout, limits: &Limits, tilings: &[Tiling]) -> usize {
+pub fn words(kv: &KvLayout, limits: &Limits, tilings: &[Tiling], extra: &Tables) -> usize {
     let groups = kv.groups.len();
     let tables = tables(kv, limits);
-    let split_plan = |tiling: &Tiling| 4 * limits.max_rows + 8 * (tiling.partials + limits.max_rows);
+    let split_plan = |tiling: &Tiling| 6 * limits.max_rows + 8 * (tiling.partials + limits.max_rows);
     let sequences = if limits.states > 0 { limits.max_rows + 5 * limits.max_sequences } else { 0 };
-    limits.max_rows * (2 + groups)
+    limits.max_rows * (3 + groups + AXES)
+        + extra.axes.len()
         + 2 * tables
         + tilings.iter().map(split_plan).sum::<usize>()
         + limits.max_outputs

@@ -31,6 +31,7 @@ impl<'a> Planned<'a> {
     fn of(launch: &'a Launch, plan: &Plan, args: Args, all: usize) -> Self {
         let (variant, workgroups) = match &launch.grid {
             &Grid::Each(count) => (0, [count, args.rows]),
+            &Grid::Given(count) => (0, [if plan.has_given() { count } else { 0 }, args.rows]),
             Grid::Rows => (0, [args.rows, 1]),
             Grid::Threads => (0, [args.rows.div_ceil(256), 1]),
             &Grid::Merge(count) => {
@@ -108,8 +109,7 @@ pub fn encode_all<'a>(
 pub fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -> Vec<Planned<'a>> {
     let mut launches = Vec::new();
     if first == 0 {
-        let rows = plan.args(0).rows as usize;
-        let body = model.body.iter().find(|(class, _)| class.holds(rows));
+        let body = model.body.iter().find(|(class, _)| class.holds(plan.class_rows()));
         launches.extend(body.into_iter().flat_map(|(_, body)| body).map(|launch| {
             let mut args = plan.args(launch.kv_group);
             match launch.grid {
@@ -121,7 +121,7 @@ pub fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -
         }));
     }
     if count > 0 {
-        let (all, is_one_row) = (plan.outputs.logit_rows, plan.args(0).rows == 1);
+        let (all, is_one_row) = (plan.outputs.logit_rows, plan.class_rows() == 1);
         let args = Args { first: first as u32, rows: count as u32, ..plan.args(0) };
         let is_normed = is_one_row && !plan.embeds && !model.one_row_head.is_empty();
         if !is_normed {

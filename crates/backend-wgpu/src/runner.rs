@@ -24,10 +24,10 @@ use crate::{
     heads::KvLayout,
     kernel_statistics::KernelStatistics,
     lower::{Facts, LOGIT_ROWS},
-    pace::Pace,
+    pace::{Pace, Pass},
     page_io::{self, PageReader},
     pages::{self, page_words},
-    plan::Plan,
+    plan::{Plan, Tables},
     sampler,
 };
 
@@ -113,7 +113,7 @@ impl GpuRunner {
             poison(&device, &model);
         }
         let rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
-        let flight = || Flight::new(Plan::new(&kv, &limits, &model.tilings, !program.state.is_empty()));
+        let flight = || Flight::new(Plan::new(&kv, &limits, &model.tilings, Tables::of(program)));
         let flights = [flight(), flight()];
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
         let first = |of| kv.groups.iter().position(|group| pages::alike(group, of)).unwrap_or(0);
@@ -168,7 +168,13 @@ fn flight_index(step: u64) -> usize {
 impl Runner for GpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
-        step.has_only_tokens("the GPU")?;
+        step.has_only_logits("the GPU")?;
+        let end = self.limits.max_context.next_multiple_of(256) as u32;
+        if let Some(at) = step.coordinates.iter().flatten().find(|&&at| at >= end) {
+            return Err(StepError::Invalid(format!(
+                "a coordinate is {at}, but the GPU has rotations below {end}"
+            )));
+        }
         self.device.check()?;
         if self.submitted - self.collected > usize::from(!step.carried.is_empty()) as u64 {
             return Err(StepError::Invalid("the step before was not collected".into()));
@@ -313,7 +319,7 @@ impl Runner for GpuRunner {
 /// Submissions of the largest step, if each launch had its own.
 fn most_submissions(model: &Model, limits: &Limits) -> usize {
     // Beside its head, a slice of output rows has a norm, five launches that sample, and copies.
-    let passes = limits.max_rows.div_ceil(Pace::LEAST_ROWS);
+    let passes = Pass::most(limits.max_rows);
     let slices = passes + limits.max_outputs.div_ceil(LOGIT_ROWS);
     let launches = model.body.iter().map(|(_, launches)| launches.len()).max().unwrap_or(0);
     passes * launches + slices * (model.head.len() + model.one_row_head.len() + 8)

@@ -64,6 +64,7 @@ pub const SHAPES: &[&str] = &[
     "OUT_FIRST",
     "OUT_SCALE",
     "OUT_STRIDE",
+    "OWN_BLOCKS",
     "PAGE",
     "PAGE_WORDS",
     "PAIRS",

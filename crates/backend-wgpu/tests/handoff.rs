@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use paguro_backend::{
-    AttentionMode, Backend, Carried, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, Runner,
-    SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, WeightFormat,
+    AttentionMode, Backend, Carried, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, QkNormKind,
+    Runner, SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, WeightFormat,
 };
 use paguro_backend_conformance::{Biases, Draw, ModelShape, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
@@ -131,14 +131,25 @@ fn same_bits_with_and_without_barriers() {
                 ..shape.clone()
             },
         ),
-        // Parts of two sequences; and, with norms of heads, of one whose other launches do not use handoff.
+        // Norms of heads in the matmul.
+        (
+            (40, 1),
+            ModelShape {
+                format: WeightFormat::Q4_K,
+                finer: Some(WeightFormat::Q6_K),
+                qk_norm: Some(QkNormKind::Head),
+                windows: layers(3),
+                ..shape.clone()
+            },
+        ),
+        // Partials of two sequences; and of one whose other launches use no handoff, because all heads have one norm.
         ((1100, 2), ModelShape { format: WeightFormat::Q8_0, windows: layers(2), ..shape.clone() }),
         (
             (1100, 1),
             ModelShape {
                 format: WeightFormat::Q8_0,
                 windows: layers(2),
-                qk_norm: Some(paguro_backend::QkNormKind::Head),
+                qk_norm: Some(QkNormKind::Row),
                 ..shape
             },
         ),

@@ -194,17 +194,11 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Refuses given rows, coordinates, spans, adapters and rows as outputs, for runners whose rows are tokens at positions.
+    /// Refuses adapters and rows as outputs, for runners that have neither.
     ///
     /// # Errors
     /// [`StepError::Invalid`], by name.
-    pub fn has_only_tokens(&self, device: &str) -> Result<(), StepError> {
-        rule!(self.given.is_empty(), "{device} does not support given rows (of images); --device cpu does");
-        rule!(
-            self.coordinates.is_empty(),
-            "{device} does not support coordinates of rows; --device cpu does"
-        );
-        rule!(self.spans.is_empty(), "{device} does not support spans of rows; --device cpu does");
+    pub fn has_only_logits(&self, device: &str) -> Result<(), StepError> {
         rule!(self.adapters.is_empty(), "{device} does not support adapters (LoRA); --device cpu does");
         let residual = self.outputs.iter().any(|output| matches!(output.kind, OutputKind::Residual));
         rule!(!residual, "{device} does not support rows of the residual stream; --device cpu does");

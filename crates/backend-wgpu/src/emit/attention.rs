@@ -6,7 +6,7 @@ use super::{
     code::{Code, Coded, Coder, Part, for_few, written_acts},
     handoff,
     launch::Grid,
-    matmul::rotations,
+    matmul::{axes, rotations},
     wgsl,
 };
 use crate::{
@@ -94,6 +94,7 @@ impl Coder<'_> {
         let is_interleaved = of.is_some_and(|rope| rope.style == RopeStyle::Interleaved);
         let mut constants =
             vec![("PAIRS", U(self.facts.pairs(rope) as u32)), ("INTERLEAVED", U(u32::from(is_interleaved)))];
+        constants.extend(axes(self.facts.program, rope));
         if let Some(PositionScale { beta, original }) = scale {
             constants.extend([("BY_POSITION", U(1)), ("SLOPE", F(beta)), ("ORIGINAL", U(original))]);
         }
@@ -171,6 +172,9 @@ impl Coder<'_> {
             ("QUERIES_PER_KV", U(kv.queries_per_kv() as u32)),
             ("SCALE", F(if op.soft_cap.is_some() { op.scale } else { op.scale * log2_e })),
         ];
+        if op.is_ranged {
+            constants.push(("RANGES", U(1)));
+        }
         if let Some(window) = kv.window {
             constants.push(("WINDOW", I(window.min(i32::MAX as u32) as i32)));
         }

@@ -301,6 +301,7 @@ impl<'a> Binder<'a> {
             io,
             tilings: self.facts.tilings.clone(),
             table_rows: self.buffers.get(&Slot::TableRows).cloned(),
+            given: self.buffers.get(&Slot::Given).cloned(),
             counters: self.counters,
             handoff_partials: handoff_partials
                 .map(|partials| HandoffPartials::new(self.device, partials))

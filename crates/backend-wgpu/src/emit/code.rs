@@ -136,9 +136,12 @@ impl<'a> Coder<'a> {
     /// Returns the launches of a node in steps of a class of rows.
     pub fn code(&mut self, node: &Node, class: RowClass) -> Vec<Coded> {
         match &node.kernel {
-            Kernel::Embed { table, scale, is_of_positions } => self.embed(*table, *scale, *is_of_positions),
+            Kernel::Embed { table, scale, is_of_positions, parts } => {
+                self.embed(*table, *scale, *is_of_positions, *parts)
+            }
+            Kernel::AddGiven(part) => vec![self.add_given(*part)],
             Kernel::Matmul(op) => self.matmul(op, node, class),
-            Kernel::ExpertMatmul(op) => self.expert_matmul(op),
+            Kernel::ExpertMatmul(op) => self.expert_matmul(op, node.emits),
             Kernel::LayerEmbeds(op) => vec![self.layer_embeds(op)],
             Kernel::Norm(op) => vec![self.norm(op, node.emits)],
             Kernel::AddBranch(op) => vec![self.add_branch(op)],

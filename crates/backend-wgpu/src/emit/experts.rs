@@ -13,7 +13,7 @@ use crate::{
     hidden::Hazards,
     layout::{BLOCK, Layout},
     lower::{
-        Acts, AddExperts, Epilogue, ExpertMatmul, ExpertTiles, Input, Slot,
+        Acts, AddExperts, Epilogue, ExpertMatmul, ExpertTiles, Formats, Input, Slot,
         kernels::{self, Matmul},
     },
     template::{
@@ -25,25 +25,8 @@ use crate::{
 impl Coder<'_> {
     /// Returns the launch of the choice of experts.
     pub fn route(&self, op: &Experts) -> Coded {
-        let router = &op.router;
-        let mut constants: Constants = vec![
-            ("COUNT", U(op.count as u32)),
-            ("USED", U(router.used as u32)),
-            ("SELECTION", U(u32::from(router.selection_bias.is_some()))),
-            ("SIGMOID", U(u32::from(router.scores == Scores::Sigmoid))),
-            ("RENORMALIZE", U(u32::from(router.renormalize))),
-            ("FACTOR", F(router.factor)),
-            ("EXPERT_SCALE", U(u32::from(router.expert_scale.is_some()))),
-        ];
-        if let Some(ExpertGroups { count, used, best }) = router.groups {
-            let counts = [("EXPERT_GROUPS", count), ("USED_GROUPS", used), ("BEST", best)];
-            constants.extend(counts.map(|(name, count)| (name, U(count as u32))));
-        }
-        let mut slots =
-            vec![("logits", Slot::RouterLogits), ("chosen", Slot::Chosen), ("weights", Slot::Weights)];
-        slots.extend(router.selection_bias.map(|bias| ("selection", Slot::Vector(bias))));
-        slots.extend(router.expert_scale.map(|scale| ("expert_scale", Slot::Vector(scale))));
-        Coded::new("route", Part::new(wgsl!("args", "route"), constants, slots), Grid::Rows)
+        let part = Part::new(wgsl!("args", "route"), vec![], vec![]).with(choice(op, 256));
+        Coded::new("route", part, Grid::Rows)
     }
 
     /// Returns the launch that orders rows by expert.
@@ -80,7 +63,10 @@ impl Coder<'_> {
     }
 
     /// Returns the launches of a matmul of each row with the matrices of its experts, one for each part of the stack.
-    pub fn expert_matmul(&mut self, op: &ExpertMatmul) -> Vec<Coded> {
+    pub fn expert_matmul(&mut self, op: &ExpertMatmul, formats: Formats) -> Vec<Coded> {
+        if let Some(sum) = &op.sums {
+            return vec![self.sum_matvec(op, sum, formats)];
+        }
         let target = self.facts.target.clone();
         let weights = self.weights(&op.linears, op.order);
         let layout = weights.layout;
@@ -137,6 +123,11 @@ impl Coder<'_> {
             if op.input == Input::Floats {
                 input = input.with(Part::new(wgsl!("quantize"), vec![], vec![]));
             }
+            if let Some(experts) = &op.chooses {
+                suffix = "_routed_gate";
+                constants.push(("CHOOSES", U(1)));
+                input = input.with(choice(experts, kernel.threads(&target)));
+            }
             let bias = self.bias(&op.linears, op.order, rows.clone());
             let rest = Part::new(&files, constants, slots).with(input).with(bias).with(finish);
             let code = |kernel: &Matmul| {
@@ -164,12 +155,70 @@ impl Coder<'_> {
         launches
     }
 
+    /// Returns the launch of a matmul of one row with the matrices of its experts that adds the results to the stream.
+    fn sum_matvec(&mut self, op: &ExpertMatmul, sum: &AddExperts, formats: Formats) -> Coded {
+        let target = self.facts.target.clone();
+        let weights = self.weights(&op.linears, op.order);
+        let (layout, blocks, outputs) =
+            (weights.layout, weights.blocks, self.facts.rows(&op.linears[0]) as u32);
+        debug_assert_eq!(weights.parts.len(), 1, "the rule looks for a whole stack");
+        let kernel = kernels::one_row(&target, layout, outputs, Some(BLOCK as u32));
+        let threads = kernel.threads(&target);
+        let constants = vec![
+            ("MATMUL", U(1)),
+            ("THREADS", U(threads)),
+            ("OUTS", U(BLOCK as u32 / (threads / 32))),
+            ("EXPERTS_OF_ROW", U(op.used as u32)),
+            ("BLOCKS", U(blocks as u32)),
+            ("OUTPUTS", U(outputs)),
+            ("WIDTH", U(outputs)),
+        ];
+        let mut slots = vec![("chosen", Slot::Chosen)];
+        slots.extend(self.planes(&weights, 0));
+        slots.extend(read_acts(op.acts));
+        let files = [wgsl!("args", "quantize", "sum_matvec"), decoder(layout)].concat();
+        let hidden = self.facts.program.hidden;
+        let part = Part::new(&files, constants, slots)
+            .with(input(op.input, op.acts, layout, op.used * blocks, threads, hidden))
+            .with(self.bias(&op.linears, op.order, weights.parts[0].clone()))
+            .with(sum_experts(sum))
+            .with(self.add_finish(&op.epilogue, formats));
+        let name = format!("{}_experts_add", kernel.name(layout));
+        let counter = Some(format!("{name}[{outputs}x{}]", weights.cols));
+        let kernels = vec![Code { name, counter, part, hazards: &Hazards::DECLARED }];
+        Coded { kernels, grid: Grid::Matmul(outputs, 1, [kernel].into()), kv_group: 0 }
+    }
+
     /// Returns the launch that adds results of experts, or of the matmul that follows their sum, to the shared expert's.
     pub fn add_experts(&self, op: &AddExperts) -> Coded {
         let constants = vec![("ADD", U(u32::from(op.adds.is_some()))), ("WIDTH", U(op.width as u32))];
         let part = Part::new(wgsl!("args", "add_experts"), constants, vec![("out", op.out)]);
         Coded::new("add_experts", part.with(sum_experts(op)), Grid::Each(op.width.div_ceil(256) as u32))
     }
+}
+
+/// Returns the part that chooses the experts of a row with this many threads.
+fn choice(op: &Experts, threads: u32) -> Part {
+    let router = &op.router;
+    let mut constants: Constants = vec![
+        ("COUNT", U(op.count as u32)),
+        ("USED", U(router.used as u32)),
+        ("CHOOSERS", U(threads)),
+        ("SELECTION", U(u32::from(router.selection_bias.is_some()))),
+        ("SIGMOID", U(u32::from(router.scores == Scores::Sigmoid))),
+        ("RENORMALIZE", U(u32::from(router.renormalize))),
+        ("FACTOR", F(router.factor)),
+        ("EXPERT_SCALE", U(u32::from(router.expert_scale.is_some()))),
+    ];
+    if let Some(ExpertGroups { count, used, best }) = router.groups {
+        let counts = [("EXPERT_GROUPS", count), ("USED_GROUPS", used), ("BEST", best)];
+        constants.extend(counts.map(|(name, count)| (name, U(count as u32))));
+    }
+    let mut slots =
+        vec![("logits", Slot::RouterLogits), ("chosen", Slot::Chosen), ("weights", Slot::Weights)];
+    slots.extend(router.selection_bias.map(|bias| ("selection", Slot::Vector(bias))));
+    slots.extend(router.expert_scale.map(|scale| ("expert_scale", Slot::Vector(scale))));
+    Part::new(wgsl!("choose"), constants, slots)
 }
 
 /// Returns the part that sums results of experts.

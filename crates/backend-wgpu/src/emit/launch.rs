@@ -20,6 +20,8 @@ use crate::{
 pub enum Grid {
     /// This number of workgroups per row.
     Each(u32),
+    /// This number of workgroups per row, if the step has given rows.
+    Given(u32),
     /// One workgroup per row, along x.
     Rows,
     /// One workgroup per 256 rows.
@@ -136,6 +138,8 @@ pub struct Model {
     pub tilings: Vec<Tiling>,
     /// Rows of the table of embeddings for layers, `[rows, count * width]`.
     pub table_rows: Option<wgpu::Buffer>,
+    /// Given rows, `[given rows, parts, hidden]`.
+    pub given: Option<wgpu::Buffer>,
     /// Names of the counters.
     pub counters: Vec<String>,
     /// Partials of attention with handoff to their merge, if the device uses it.

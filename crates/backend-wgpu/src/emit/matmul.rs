@@ -1,6 +1,8 @@
 //! Kernels of matmuls. In steps of one row, where much of a launch's time is its latency, they include operations before and
 //! after them. The results are bitwise equal to those of separate launches.
 
+use paguro_backend::QkNorm;
+
 use super::{
     code::{Code, Coded, Coder, Part, Weights, half_acts, read_acts, written_acts},
     handoff,
@@ -12,7 +14,7 @@ use crate::{
     hidden::Hazards,
     layout::{BLOCK, Layout},
     lower::{
-        Acts, Epilogue, Input, Link, Matmul, Node, RopeStore, RowClass, Slot, Sync,
+        Acts, Epilogue, Formats, Input, Link, Matmul, Node, RopeStore, RowClass, Slot, Sync,
         kernels::{self, Matmul as MatmulKernel},
     },
     matrix::Order,
@@ -26,8 +28,8 @@ use crate::{
 struct Finish {
     name: &'static str,
     part: Part,
-    /// True if a workgroup computes a whole block of outputs.
-    by_blocks: bool,
+    /// Outputs of a workgroup, if they are a whole block or head.
+    tile: Option<u32>,
 }
 
 impl Coder<'_> {
@@ -114,10 +116,9 @@ impl Coder<'_> {
             Sync::Barriers | Sync::Partials => None,
         };
         let reads_words = link.is_some() && (op.input != Input::Ready || op.acts == Acts::Plain);
-        let by_blocks = finish.by_blocks || op.input == Input::Floats;
-        let mut matmul =
-            kernels::one_row(&target, layout, rows.len() as u32, by_blocks.then_some(BLOCK as u32));
-        if reads_words && !by_blocks {
+        let tile = finish.tile.or((op.input == Input::Floats).then_some(BLOCK as u32));
+        let mut matmul = kernels::one_row(&target, layout, rows.len() as u32, tile);
+        if reads_words && tile.is_none() {
             // Fewer workgroups then wait for the handoff.
             matmul = matmul.with_threads(target.most_threads);
         }
@@ -178,41 +179,48 @@ impl Coder<'_> {
                     vec![("OUT_STRIDE", U(op.out.stride as u32)), ("OUT_FIRST", U(op.out.first as u32))];
                 constants.extend(store_constants(&op.epilogue));
                 let part = Part::new(wgsl!("store"), constants, vec![("out", op.out.slot)]);
-                Finish { name: "", part, by_blocks: false }
+                Finish { name: "", part, tile: None }
             }
             // The last matmul onto a residual stream with handoff.
             Epilogue::Store { .. } | Epilogue::Add(_) => {
                 let part = words(Part::new(wgsl!("finish_add"), vec![], vec![]));
-                Finish { name: "_last", part, by_blocks: true }
+                Finish { name: "_last", part, tile: Some(BLOCK as u32) }
             }
-            Epilogue::AddNorm(norm) => {
-                let mut constants = vec![("STAGED", U(33)), ("SHARED_BLOCKS", U(1)), ("NORMS", U(1))];
-                constants.extend(self.emit_for(node.emits, self.facts.program.hidden));
-                let mut slots = vec![
-                    ("out", Slot::Stream),
-                    ("weight", Slot::Vector(norm.weight)),
-                    ("out_squares", Slot::Squares),
-                ];
-                slots.extend(written_acts(Acts::Normed));
-                let part = words(Part::new(wgsl!("emit", "finish_add"), constants, slots));
-                Finish { name: "_add", part, by_blocks: true }
+            Epilogue::AddNorm(_) => {
+                let part = words(self.add_finish(&op.epilogue, node.emits));
+                Finish { name: "_add", part, tile: Some(BLOCK as u32) }
             }
             Epilogue::Rope(rope) => {
-                Finish { name: "_rope", part: words(self.rope_finish(rope, op)), by_blocks: false }
+                let (part, norms) = self.rope_finish(rope, op);
+                let (name, part) = (if norms { "_norm_rope" } else { "_rope" }, words(part));
+                Finish { name, part, tile: norms.then_some(self.facts.group(rope.kv).head_dim as u32) }
             }
             Epilogue::Gate(activation) => {
                 let width = self.facts.rows(&op.linears[0]);
-                Finish { name: "_gate", part: words(gate_finish(*activation, width)), by_blocks: false }
+                Finish { name: "_gate", part: words(gate_finish(*activation, width)), tile: None }
             }
             Epilogue::GateOf(activation, up) => {
                 let width = self.facts.rows(&op.linears[0]);
                 let constants = vec![("EMBED", U(1)), ("UP_FIRST", U(up.first as u32))];
                 let embed = Part::new(&[], constants, vec![("up", up.slot)]);
                 let part = gate_finish(*activation, width).with(embed);
-                Finish { name: "_embed", part, by_blocks: false }
+                Finish { name: "_embed", part, tile: None }
             }
             Epilogue::Activations(..) => unreachable!("steps of one row have no cooperative matrices"),
         }
+    }
+
+    /// Returns the end of a matmul of one row that adds to the residual stream, and may write the activations of a norm.
+    pub fn add_finish(&self, epilogue: &Epilogue, formats: Formats) -> Part {
+        let mut part = Part::new(wgsl!("finish_add"), vec![], vec![("out", Slot::Stream)]);
+        if let Epilogue::AddNorm(norm) = epilogue {
+            part.files.extend(wgsl!("emit"));
+            part.constants.extend([("STAGED", U(33)), ("SHARED_BLOCKS", U(1)), ("NORMS", U(1))]);
+            part.constants.extend(self.emit_for(formats, self.facts.program.hidden));
+            part.slots.extend([("weight", Slot::Vector(norm.weight)), ("out_squares", Slot::Squares)]);
+            part.slots.extend(written_acts(Acts::Normed));
+        }
+        part
     }
 
     /// Returns the pages that a matmul of one row writes.
@@ -223,7 +231,8 @@ impl Coder<'_> {
         }
     }
 
-    fn rope_finish(&self, op: &RopeStore, matmul: &Matmul) -> Part {
+    /// Returns the end of a matmul of heads, and true if it norms them.
+    fn rope_finish(&self, op: &RopeStore, matmul: &Matmul) -> (Part, bool) {
         let rows = |of: &Option<paguro_backend::Linear>| {
             let own = of.filter(|of| matmul.linears.iter().any(|linear| linear.matrix == of.matrix));
             own.map_or(0, |own| self.facts.rows(&own) as u32)
@@ -239,6 +248,7 @@ impl Coder<'_> {
             ("TOGETHER", U(u32::from(op.is_together))),
         ];
         constants.extend(self.heads(op.kv));
+        constants.extend(axes(self.facts.program, op.rope));
         let [k_pages, v_pages] = Slot::pages(op.kv);
         let mut slots = vec![
             ("step", Slot::Step),
@@ -247,7 +257,13 @@ impl Coder<'_> {
             ("v_pages", v_pages),
         ];
         slots.extend(rotations(op.rope));
-        Part::new(&[wgsl!("rotate", "finish_rope"), self.v_store()].concat(), constants, slots)
+        let norms = op.qk_norm.filter(|_| q + k > 0);
+        if let Some(QkNorm { q, k, kind: _ }) = norms {
+            constants.extend([("QK_NORM", U(1)), ("Q_EPS", F(q.eps)), ("K_EPS", F(k.eps))]);
+            slots.extend([("q_norm", Slot::Vector(q.weight)), ("k_norm", Slot::Vector(k.weight))]);
+        }
+        let files = [wgsl!("rotate", "finish_rope"), self.v_store()].concat();
+        (Part::new(&files, constants, slots), norms.is_some())
     }
 
     /// Returns the end of gate and up with cooperative matrices, for `width` activations.
@@ -281,12 +297,24 @@ pub fn input(of: Input, acts: Acts, layout: Layout, blocks: usize, threads: u32,
         Input::Floats if layout.is_quantized() => {
             let room = blocks.next_multiple_of(64) as u32;
             let parts = (2 * room).div_ceil(threads);
-            let constants =
-                vec![("OWN_ACTS", U(room)), ("PARTS", U(parts)), ("EARLY", U(3)), ("TWICE", U(1))];
+            let constants = vec![
+                ("OWN_ACTS", U(room)),
+                ("PARTS", U(parts)),
+                ("EARLY", U(3)),
+                ("TWICE", U(1)),
+                ("OWN_BLOCKS", U(blocks as u32)),
+            ];
             Part::new(&[], constants, vec![])
         }
         Input::Floats => Part::default(),
     }
+}
+
+/// Returns the constants of a rotation by coordinates.
+pub fn axes(program: &paguro_backend::Program, rope: Option<usize>) -> Constants {
+    let Some(rope) = rope.filter(|&rope| !program.ropes[rope].axes.is_empty()) else { return vec![] };
+    let before: usize = program.ropes[..rope].iter().map(|rope| rope.axes.len()).sum();
+    vec![("AXES", U(1)), ("AXES_AT", U(before as u32))]
 }
 
 /// Returns the tables of a rotation.

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     heads::is_plain,
     layout::BLOCK,
-    lower::{Activate, Acts, AddBranch, Formats, NormRows, Places, Slot, kernels::FEW_ROWS},
+    lower::{Activate, Acts, AddBranch, Facts, Formats, NormRows, Places, Slot, kernels::FEW_ROWS},
     matrix::Order,
     template::{
         Constants,
@@ -28,7 +28,7 @@ pub const NO_EXPERT: (&str, Value) = ("NO_EXPERT", U(u32::MAX));
 
 impl Coder<'_> {
     /// Returns the launches of a table of embeddings, one for each of its parts.
-    pub fn embed(&mut self, table: MatrixId, scale: f32, is_of_positions: bool) -> Vec<Coded> {
+    pub fn embed(&mut self, table: MatrixId, scale: f32, is_of_positions: bool, parts: usize) -> Vec<Coded> {
         let hidden = self.facts.program.hidden;
         let linear = paguro_backend::Linear { matrix: table, bias: None, bounds: None };
         let weights = self.weights(&[linear], Order::Joined);
@@ -42,14 +42,30 @@ impl Coder<'_> {
                 ("OUT_FIRST", U(rows.start as u32)),
                 ("SCALE", F(scale)),
                 ("POSITIONS", U(u32::from(is_of_positions))),
+                ("GIVEN", U(u32::from(parts > 0))),
+                ("PARTS", U(parts as u32)),
             ];
             let files = [wgsl!("args"), decoder(weights.layout), wgsl!("embed")].concat();
             let mut slots = vec![("step", Slot::Step), ("x", Slot::Stream), ("sampled", Slot::Tokens)];
+            slots.push(("given", Slot::Given));
             slots.extend(self.planes(&weights, index));
             let grid = Grid::Each(weights.blocks.div_ceil(64) as u32);
             Coded::new(format!("{what}_{}", weights.layout.name()), Part::new(&files, constants, slots), grid)
         };
         (0..weights.parts.len()).map(part).collect()
+    }
+
+    /// Returns the launch that adds a part of given rows.
+    pub fn add_given(&self, part: usize) -> Coded {
+        let Facts { program, .. } = self.facts;
+        let constants = vec![
+            ("WIDTH", U(program.hidden as u32)),
+            ("PARTS", U(program.given_parts as u32)),
+            ("PART", U(part as u32)),
+        ];
+        let slots = vec![("step", Slot::Step), ("x", Slot::Stream), ("given", Slot::Given)];
+        let grid = Grid::Given(program.hidden.div_ceil(256) as u32);
+        Coded::new("add_given", Part::new(wgsl!("args", "add_given"), constants, slots), grid)
     }
 
     /// Returns the launch of embeddings for layers.

@@ -46,8 +46,7 @@ pub fn tiling(facts: &Facts<'_>, of: &KvGroup) -> Tiling {
         emits,
         always_merges,
         partials,
-        // Devices do not report how many workgroups run concurrently. Each processor of an H200 runs two, or three smaller
-        // ones.
+        // Devices do not report how many workgroups a processor runs: two, or three smaller ones, on NVIDIA's.
         busy: if few.is_some() { 3 } else { 2 } * target.processors,
         wide: wide(target, *few, of, limits).filter(|_| emits),
     }
@@ -75,7 +74,7 @@ fn wide(target: &Target, few: Option<u32>, of: &KvGroup, limits: &Limits) -> Opt
     target.cooperative?;
     let tiles = |groups: usize| wide_tiles(of, limits, target.subgroup, groups);
     let wide = GROUPS.into_iter().filter(|&groups| fits(groups)).find_map(tiles)?;
-    Some(Wide { from: kernels::wide_rows(target), ..wide })
+    Some(Wide { from: kernels::wide_rows(target), busy: target.processors, ..wide })
 }
 
 /// Returns the bytes of workgroup memory of `attend_coop.wgsl`: K and V of a block, and per query its scores, and its weights
@@ -101,6 +100,6 @@ pub fn wide_tiles(kv: &KvGroup, limits: &Limits, subgroup: u32, groups: usize) -
         rows: groups * GROUP_QUERIES / heads,
         heads,
         workgroups: kv.kv_heads * group.div_ceil(heads),
-        busy: 128,
+        busy: 1,
     })
 }

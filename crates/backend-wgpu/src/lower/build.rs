@@ -19,7 +19,12 @@ use super::{
     },
     slot::{Sizes, Slot},
 };
-use crate::{layout::BLOCK, matrix::Order, plan, sampler};
+use crate::{
+    layout::BLOCK,
+    matrix::Order,
+    plan::{self, Tables},
+    sampler,
+};
 
 /// Rows that cooperative matrices may read past the last one.
 const MOST_ROWS: usize = super::kernels::MOST_ROWS;
@@ -57,8 +62,11 @@ impl<'a> Builder<'a> {
         let Input::Tokens(embed) = &program.input else { unreachable!("other programs were refused") };
         builder.step();
         builder.embed(embed);
-        for layer in &program.layers {
+        for (index, layer) in program.layers.iter().enumerate() {
             builder.layer(layer)?;
+            if index + 1 < builder.given_parts() {
+                builder.push(Kernel::AddGiven(index + 1));
+            }
         }
         let body = std::mem::take(&mut builder.nodes);
         builder.head();
@@ -87,7 +95,7 @@ impl<'a> Builder<'a> {
     /// Enters the sizes of slots that all programs have.
     fn step(&mut self) {
         let Facts { kv, limits, tilings, program, .. } = self.facts;
-        self.sizes.need(Slot::Step, plan::words(kv, limits, tilings));
+        self.sizes.need(Slot::Step, plan::words(kv, limits, tilings, &Tables::of(program)));
         self.sizes.need(Slot::Tokens, limits.max_outputs.max(1) + 1);
         self.sizes.need(Slot::Zero, 1);
         self.sizes.need(Slot::Squares, program.hidden.div_ceil(4 * BLOCK) * 4);
@@ -96,11 +104,20 @@ impl<'a> Builder<'a> {
         self.need(Slot::Branch, program.hidden);
     }
 
+    /// Returns the parts of given rows. Steps of one row know none, so that each layer continues the one before.
+    fn given_parts(&self) -> usize {
+        if self.class.is_one() { 0 } else { self.facts.program.given_parts }
+    }
+
     fn embed(&mut self, embed: &Embed) {
         let Embed { table, scale, positions, types: _, norm: _, layers } = embed;
-        self.push(Kernel::Embed { table: *table, scale: *scale, is_of_positions: false });
+        let parts = self.given_parts();
+        if parts > 0 {
+            self.need(Slot::Given, parts * self.facts.program.hidden);
+        }
+        self.push(Kernel::Embed { table: *table, scale: *scale, is_of_positions: false, parts });
         if let Some(positions) = positions {
-            self.push(Kernel::Embed { table: positions.table, scale: 1.0, is_of_positions: true });
+            self.push(Kernel::Embed { table: positions.table, scale: 1.0, is_of_positions: true, parts });
         }
         let Some(embeds) = layers else { return };
         let LayerEmbeds { table: _, scale: _, count, width, projection, norm: _ } = embeds;

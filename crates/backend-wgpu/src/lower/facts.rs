@@ -1,7 +1,7 @@
 //! Everything that the passes know of a load: the program, its weights and limits, and the device.
 
 use paguro_backend::{
-    AttentionMode, KvDtype, Limits, Linear, LoadError, MatrixId, Program, RopeStyle, Weights,
+    AttentionMode, KvDtype, Limits, Linear, LoadError, MatrixId, Program, QkNormKind, RopeStyle, Weights,
 };
 
 use super::{
@@ -19,6 +19,9 @@ use crate::{
 
 /// Elements of a head, at most: a workgroup of attention has its queries and sums in its memory.
 const MOST_HEAD_DIM: usize = 640;
+
+/// Outputs that 32 threads of a matmul of one row compute, at most: each needs registers.
+const MOST_OUTPUTS: usize = 8;
 
 /// Knowledge of the passes.
 pub struct Facts<'a> {
@@ -121,12 +124,22 @@ impl<'a> Facts<'a> {
     /// Returns true if matmuls of steps of one row can also rotate and store K and V.
     pub fn rotates_in_matmul(&self, op: &RopeStore) -> bool {
         self.limits.kv_dtype == KvDtype::F16
-            && op.qk_norm.is_none()
+            && op.qk_norm.is_none_or(|norm| self.norms_in_matmul(norm.kind, self.group(op.kv).head_dim))
             && op.v_norm.is_none()
             && op.linears.iter().all(Option::is_some)
             && op.position_scale.is_none()
             && self.pairs(op.rope).is_multiple_of(2)
             && self.is_whole(&Vec::from_iter(op.linears.into_iter().flatten()))
+    }
+
+    /// Returns true if a workgroup of a matmul of one row can compute a whole head, for its norm.
+    fn norms_in_matmul(&self, kind: QkNormKind, head_dim: usize) -> bool {
+        let groups = head_dim.min(self.target.most_threads as usize / 32);
+        let memory = 4 * (34 * head_dim + 64);
+        kind == QkNormKind::Head
+            && head_dim.is_multiple_of(groups.max(4))
+            && head_dim / groups <= MOST_OUTPUTS
+            && memory <= self.target.workgroup_memory as usize
     }
 
     /// Returns true if attention of steps of a class of rows uses handoff to the merge. Programs with states do not, because

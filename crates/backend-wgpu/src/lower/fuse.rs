@@ -23,11 +23,10 @@ use crate::{
 type Rule = fn(&Facts<'_>, RowClass, &[Node]) -> Option<(usize, Vec<Node>)>;
 
 /// All rules, in order.
-const RULES: [Rule; 12] = [
+const RULES: [Rule; 14] = [
     add_directly,
     scale_sum,
     norm_sum,
-    norm_experts,
     order_pairs,
     order_gates,
     order_experts,
@@ -35,6 +34,9 @@ const RULES: [Rule; 12] = [
     gate_in_matmul,
     gate_in_coop,
     gate_in_experts,
+    choice_in_experts,
+    sum_in_experts,
+    norm_experts,
     norm_in_matmul,
 ];
 
@@ -248,8 +250,9 @@ fn gate_in_coop(facts: &Facts<'_>, class: RowClass, nodes: &[Node]) -> Option<(u
     Some((2, vec![Node::new(Kernel::Matmul(Matmul { epilogue, ..gates.clone() }))]))
 }
 
-/// Experts without tiles: the matmul of gates computes the activations, in floats, which the next matmul quantizes.
-fn gate_in_experts(_: &Facts<'_>, _: RowClass, nodes: &[Node]) -> Option<(usize, Vec<Node>)> {
+/// One row: the matmul of gates of experts computes the activations, in floats, which the next matmul quantizes. With 8 rows,
+/// quantizing in every workgroup takes longer than a launch.
+fn gate_in_experts(_: &Facts<'_>, class: RowClass, nodes: &[Node]) -> Option<(usize, Vec<Node>)> {
     let [
         Node { kernel: Kernel::ExpertMatmul(gates), .. },
         Node { kernel: Kernel::Activate(activate), .. },
@@ -260,13 +263,42 @@ fn gate_in_experts(_: &Facts<'_>, _: RowClass, nodes: &[Node]) -> Option<(usize,
         return None;
     };
     let Order::StackedInTurn(_) = gates.order else { return None };
-    if gates.tiles.is_some() || !activate.in_turn {
+    if !class.is_one() || gates.tiles.is_some() || !activate.in_turn {
         return None;
     }
     let epilogue = Epilogue::Gate(activate.activation);
     let gates = ExpertMatmul { epilogue, ..gates.clone() };
     let down = ExpertMatmul { input: Input::Floats, ..down.clone() };
     Some((3, [gates, down].map(|op| Node::new(Kernel::ExpertMatmul(op))).into()))
+}
+
+/// One row: gate and up of experts also choose them. With more rows, choosing in every workgroup takes longer than a launch.
+fn choice_in_experts(_: &Facts<'_>, class: RowClass, nodes: &[Node]) -> Option<(usize, Vec<Node>)> {
+    let [Node { kernel: Kernel::Route(route), .. }, Node { kernel: Kernel::ExpertMatmul(gates), .. }, ..] =
+        nodes
+    else {
+        return None;
+    };
+    let can_choose = class.is_one() && matches!(gates.epilogue, Epilogue::Gate(_));
+    let gates = || ExpertMatmul { chooses: Some(route.clone()), ..gates.clone() };
+    can_choose.then(|| (2, vec![Node::new(Kernel::ExpertMatmul(gates()))]))
+}
+
+/// One row: the last matmul of experts adds their results to the stream.
+fn sum_in_experts(facts: &Facts<'_>, class: RowClass, nodes: &[Node]) -> Option<(usize, Vec<Node>)> {
+    let [Node { kernel: Kernel::ExpertMatmul(down), .. }, Node { kernel: Kernel::AddExperts(sum), .. }, ..] =
+        nodes
+    else {
+        return None;
+    };
+    let blocks = facts.cols(&down.linears[0]).div_ceil(BLOCK);
+    let can_sum = class.is_one()
+        && (sum.adds, sum.results, sum.is_weighted) == (Some(1.0), down.out.slot, true)
+        && facts.program.hidden.is_multiple_of(BLOCK)
+        && facts.is_whole(&vec![down.linears[0]; down.count])
+        && kernels::has_room_for_sums(&facts.target, down.used, blocks);
+    let down = || ExpertMatmul { sums: Some(*sum), epilogue: Epilogue::Add(1.0), ..down.clone() };
+    can_sum.then(|| (2, vec![Node::new(Kernel::ExpertMatmul(down()))]))
 }
 
 /// Gate and up of experts whose activation another rule fuses: their rows alternate, in all steps.
@@ -295,11 +327,7 @@ fn order_experts(facts: &Facts<'_>, _: RowClass, nodes: &[Node]) -> Option<(usiz
 
 /// One row: a matmul that adds to the stream writes the activations of the next norm, whose factor their readers compute.
 fn norm_in_matmul(facts: &Facts<'_>, class: RowClass, nodes: &[Node]) -> Option<(usize, Vec<Node>)> {
-    let [Node { kernel: Kernel::Matmul(add), .. }, Node { kernel: Kernel::Norm(norm), .. }, rest @ ..] =
-        nodes
-    else {
-        return None;
-    };
+    let [add, Node { kernel: Kernel::Norm(norm), .. }, rest @ ..] = nodes else { return None };
     let norm = norm.norm.filter(|_| is_fresh(norm))?;
     let is_normed = |node: &Node| node.writes_acts() == Some(Acts::Normed);
     let end = rest.iter().position(is_normed).map_or(rest.len(), |end| end + 1);
@@ -320,16 +348,23 @@ fn norm_in_matmul(facts: &Facts<'_>, class: RowClass, nodes: &[Node]) -> Option<
 }
 
 /// Returns true if a matmul can write the activations of a norm.
-fn can_emit(facts: &Facts<'_>, class: RowClass, add: &Matmul, norm: &paguro_backend::Norm) -> bool {
-    class.is_one()
-        && matches!(add.epilogue, Epilogue::Add(1.0))
-        && is_plain(norm)
-        && facts.program.hidden.is_multiple_of(BLOCK)
-        && facts.is_whole(&add.linears)
+fn can_emit(facts: &Facts<'_>, class: RowClass, add: &Node, norm: &paguro_backend::Norm) -> bool {
+    let adds = match &add.kernel {
+        Kernel::Matmul(op) => matches!(op.epilogue, Epilogue::Add(1.0)) && facts.is_whole(&op.linears),
+        Kernel::ExpertMatmul(op) => op.sums.is_some(),
+        _ => false,
+    };
+    adds && class.is_one() && is_plain(norm) && facts.program.hidden.is_multiple_of(BLOCK)
 }
 
-fn emits(add: &Matmul, norm: paguro_backend::Norm) -> Node {
-    Node::new(Kernel::Matmul(Matmul { epilogue: Epilogue::AddNorm(norm), ..add.clone() }))
+fn emits(add: &Node, norm: paguro_backend::Norm) -> Node {
+    let mut node = add.clone();
+    if let Kernel::Matmul(Matmul { epilogue, .. }) | Kernel::ExpertMatmul(ExpertMatmul { epilogue, .. }) =
+        &mut node.kernel
+    {
+        *epilogue = Epilogue::AddNorm(norm);
+    }
+    node
 }
 
 /// Returns a reader of a norm's activations that applies the norm's factor.
@@ -352,10 +387,10 @@ fn end(facts: &Facts<'_>, list: &mut List) {
         let norm = NormRows { adds: Some(adds), is_of_outputs: false, ..norm.clone() };
         *last = Node::new(Kernel::Norm(norm));
     }
-    let (Some(norm), Some(head), Some(add)) = (norm.norm, matmul(logits), matmul(last)) else { return };
-    if can_emit(facts, list.class, add, &norm) && facts.is_whole(&head.linears) {
+    let (Some(norm), Some(head)) = (norm.norm, matmul(logits)) else { return };
+    if can_emit(facts, list.class, last, &norm) && facts.is_whole(&head.linears) {
         list.direct = Some(applies(logits, norm.eps));
-        *last = emits(add, norm);
+        *last = emits(last, norm);
     }
 }
 

@@ -37,22 +37,19 @@ const VECTOR_THREADS: u32 = 256;
 /// as many registers per thread as leave room for all workgroups whose memory fits, and with five concurrent workgroups
 /// instead of seven more loads are in flight.
 const FEW: Kind = Vectors { rows: VECTOR_ROWS, outputs: 3, threads: 128, memory: 8448 };
-/// Minimum number of outputs with which a matmul of one row occupies a device.
-const WIDE: u32 = 8192;
-/// Number of tiles of 64 rows and 64 outputs that occupy a device.
-const BUSY_TILES: u32 = 128;
+/// Minimum number of outputs for each processor with which a matmul of one row occupies a device.
+const WIDE: u32 = 62;
 /// Maximum rows for which no matmul uses cooperative matrices. From the next row on, activations have copies in half
 /// precision.
 pub const FEW_ROWS: u32 = 4;
+/// Blocks of weights that a thread loads before it computes, at most.
+const MOST_EARLY: usize = 16;
 /// Blocks of a stage of cooperative matrices.
 const SPLIT_DEEP: u32 = 2;
 /// Maximum rows for which longer tiles would leave too few workgroups.
 const SHORT_ROWS: u32 = 1024;
 /// Rows of the longest tile of cooperative matrices.
 pub const MOST_ROWS: usize = 256;
-/// Processors of the GPU that the tiles are tuned for, an H100 or H200. Devices do not report how many workgroups run side
-/// by side.
-const PROCESSORS: u32 = 132;
 
 /// Borders of the batch-size classes of a device with cooperative matrices: maximum rows for which workgroups split the
 /// inputs of an output among teams, and for which those with few outputs still do. The suite computes whole steps of the
@@ -71,9 +68,9 @@ pub fn matmuls(
     blocks: usize,
 ) -> Vec<Matmul> {
     let of = |most_rows: u32, kind: Kind| Matmul { most_rows, kind };
-    let software = target.is_software;
+    let (software, processors) = (target.is_software, target.processors as u32);
     // Weights of four bits are loaded fast, so a group computes two outputs if enough workgroups remain.
-    let both = layout == Layout::Q4 && !software && outputs >= WIDE;
+    let both = layout == Layout::Q4 && !software && outputs >= WIDE * processors;
     let one = vectors(1, 1 + u32::from(both));
     let mut matmuls = vec![of(1, one)];
     if layout.is_quantized() && !software {
@@ -88,8 +85,9 @@ pub fn matmuls(
         }
         None => {
             let tiles = Tiles { rows: 8, outputs: 4, threads: 128 };
-            // Matmuls with few outputs, such as those of routers, have few tiles, which would leave most of a device idle.
-            let most_rows = (BUSY_TILES * 64 * 64 / outputs.max(1)).max(128);
+            // Matmuls with few outputs, such as those of routers, have few tiles of 64 rows and 64 outputs, which would leave
+            // most of a device idle.
+            let most_rows = (processors * 64 * 64 / outputs.max(1)).max(128);
             matmuls.extend([of(most_rows, several), of(u32::MAX, tiles)]);
         }
         Some(side) => {
@@ -98,7 +96,7 @@ pub fn matmuls(
             matmuls.push(of(few, several));
             let splits = split(side, target, [few, split_rows], outputs, blocks as u32);
             matmuls.extend(splits);
-            let teams = tall_teams(side, outputs);
+            let teams = tall_teams(processors, side, outputs);
             let tall = tall(side, team_rows, teams);
             matmuls.extend(if fits(target, &tall[0]) && teams > 1 { &tall[..] } else { &tall[1..] });
         }
@@ -121,6 +119,13 @@ pub fn one_row(target: &Target, layout: Layout, outputs: u32, tile: Option<u32>)
 pub fn has_room(target: &Target, layout: Layout, blocks: usize) -> bool {
     let bytes = 40 * blocks.next_multiple_of(64) + (8 << 10);
     !layout.is_quantized() || bytes <= target.workgroup_memory as usize
+}
+
+/// Returns true if a workgroup of `sum_matvec.wgsl` has room for the sums of as many experts, and their activations.
+pub fn has_room_for_sums(target: &Target, experts: usize, blocks: usize) -> bool {
+    let outputs = 32 * 32 / target.most_threads.min(1024) as usize;
+    let bytes = 4 * 32 * experts * 34 + 40 * (experts * blocks).next_multiple_of(64) + (1 << 10);
+    bytes <= target.workgroup_memory as usize && experts * outputs <= MOST_EARLY
 }
 
 /// Returns the number of rows from which all matmuls of a step sum in the same order.
@@ -156,7 +161,8 @@ fn fits(target: &Target, matmul: &Matmul) -> bool {
 /// tiles of outputs, with as many subgroups as fit. They are for steps of more than `rows[0]` and up to `rows[1]` rows.
 fn split(side: u32, target: &Target, rows: [u32; 2], outputs: u32, blocks: u32) -> Vec<Matmul> {
     let of = |most: u32| {
-        let [columns, teams] = shares(outputs.div_ceil(2 * side), blocks.div_ceil(SPLIT_DEEP), most);
+        let (tiles, stages) = (outputs.div_ceil(2 * side), blocks.div_ceil(SPLIT_DEEP));
+        let [columns, teams] = shares(target.processors as u32, tiles, stages, most);
         splits(side, rows, columns, teams)
     };
     let most = of(8);
@@ -167,10 +173,10 @@ fn split(side: u32, target: &Target, rows: [u32; 2], outputs: u32, blocks: u32) 
 /// that share the inputs of each. Both occupy a processor equally, but adjacent tiles read activations once, and teams
 /// have more workgroups. A processor runs one workgroup. The work before and after the stages takes as long as about two
 /// and a half stages.
-fn shares(tiles: u32, stages: u32, most: u32) -> [u32; 2] {
+fn shares(processors: u32, tiles: u32, stages: u32, most: u32) -> [u32; 2] {
     let teams = |columns: u32| 1 << (most / columns).ilog2();
     let time = |&columns: &u32| {
-        let rounds = tiles.div_ceil(columns).div_ceil(PROCESSORS);
+        let rounds = tiles.div_ceil(columns).div_ceil(processors);
         // Stages are longer where more subgroups wait for each other's memory.
         rounds * (2 * stages.div_ceil(teams(columns)) + 5) * (6 + columns * teams(columns))
     };
@@ -191,8 +197,8 @@ fn splits(side: u32, [few, most]: [u32; 2], columns: u32, teams: u32) -> Vec<Mat
 
 /// Returns the number of teams of longer tiles in steps of up to two of them: two, if tiles are too few to occupy the
 /// device with one.
-fn tall_teams(side: u32, outputs: u32) -> u32 {
-    if 2 * outputs.div_ceil(4 * side) <= PROCESSORS { 2 } else { 1 }
+fn tall_teams(processors: u32, side: u32, outputs: u32) -> u32 {
+    if 2 * outputs.div_ceil(4 * side) <= processors { 2 } else { 1 }
 }
 
 /// The kernels with cooperative matrices of this side that have four subgroups along rows: of shorter tiles, for up to

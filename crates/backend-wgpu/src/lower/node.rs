@@ -75,8 +75,10 @@ pub struct Span {
 /// The operation of a node. `lower.rs` lists their kernels.
 #[derive(Clone, Debug)]
 pub enum Kernel {
-    /// Rows of a table of embeddings, or of one of positions, which are added.
-    Embed { table: MatrixId, scale: f32, is_of_positions: bool },
+    /// Rows of a table of embeddings, or of one of positions, which are added. Rows that a step gives have this many parts.
+    Embed { table: MatrixId, scale: f32, is_of_positions: bool, parts: usize },
+    /// Addition of a part of given rows to the residual stream.
+    AddGiven(usize),
     /// Embeddings for all layers.
     LayerEmbeds(Box<LayerEmbeds>),
     /// A norm of rows, as activations.
@@ -236,6 +238,10 @@ pub struct ExpertMatmul {
     pub input: Input,
     /// True if activations are those of rows, and not those of places.
     pub reads_rows: bool,
+    /// The router, if the kernel also chooses the experts of its rows.
+    pub chooses: Option<Box<Experts>>,
+    /// The sum of the results, if the kernel also adds them to the residual stream.
+    pub sums: Option<AddExperts>,
     /// Rows that share an expert; without tiles, each row by itself.
     pub tiles: Option<ExpertTiles>,
     /// The results, by place.
@@ -278,6 +284,8 @@ pub struct Attend {
     pub tile: Tile,
     /// True if pages were gathered.
     pub is_gathered: bool,
+    /// True if rows see other tokens than those before them.
+    pub is_ranged: bool,
 }
 
 /// Merge of partials into activations.

@@ -13,6 +13,8 @@ pub enum Slot {
     Step,
     /// Sampled tokens. The last word is `gave_up` in `handoff.wgsl`.
     Tokens,
+    /// Given rows, `[given rows, parts, hidden]`.
+    Given,
     /// The residual stream, `[rows, hidden]`.
     Stream,
     /// A branch that is normed before it is added.

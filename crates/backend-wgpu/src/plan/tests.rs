@@ -8,6 +8,37 @@ use super::*;
 
 const WINDOW: u32 = 700;
 
+fn group(window: Option<u32>) -> KvGroup {
+    KvGroup {
+        window,
+        spans: false,
+        layer_slots: 1,
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 64,
+        unpadded_dim: 64,
+        is_latent: false,
+    }
+}
+
+fn limits(max_rows: usize, max_sequences: usize) -> Limits {
+    Limits {
+        block_size: 32,
+        pages: 1,
+        max_rows,
+        max_sequences,
+        max_outputs: 1,
+        max_context: 16_384,
+        states: 0,
+        kv_dtype: KvDtype::F16,
+        attention: AttentionMode::Paged,
+    }
+}
+
+fn tiling(wide: Option<Wide>, partials: usize, busy: usize) -> Tiling {
+    Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, always_merges: false, partials, busy, wide }
+}
+
 /// A plan of a step with these starts and rows of sequences, two groups and two K/V heads.
 fn plan(
     wide: Option<Wide>,
@@ -15,31 +46,11 @@ fn plan(
     busy: usize,
     lengths: &[(usize, usize)],
 ) -> (Plan, Vec<StepSequence>) {
-    let group = |window| KvGroup {
-        window,
-        layer_slots: 1,
-        heads: 8,
-        kv_heads: 2,
-        head_dim: 64,
-        unpadded_dim: 64,
-        is_latent: false,
-    };
     let kv = KvLayout { groups: vec![group(None), group(Some(WINDOW))] };
     let rows = lengths.iter().map(|(_, rows)| rows).sum();
-    let limits = Limits {
-        block_size: 32,
-        pages: 1,
-        max_rows: rows,
-        max_sequences: lengths.len(),
-        max_outputs: 1,
-        max_context: 16_384,
-        states: 0,
-        kv_dtype: KvDtype::F16,
-        attention: AttentionMode::Paged,
-    };
-    let tiling =
-        Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, always_merges: false, partials, busy, wide };
-    let mut plan = Plan::new(&kv, &limits, &[tiling; 2], false);
+    let limits = limits(rows, lengths.len());
+    let tiling = tiling(wide, partials, busy);
+    let mut plan = Plan::new(&kv, &limits, &[tiling; 2], Tables::default());
     let (mut pages, mut sequences, mut first) = (Vec::new(), Vec::new(), 0);
     for &(start, rows) in lengths {
         let from = pages.len();
@@ -60,7 +71,7 @@ fn plan(
         outputs: &[],
         ..Step::default()
     });
-    assert!(plan.words.len() <= words(&kv, &limits, &[tiling; 2]));
+    assert!(plan.words.len() <= words(&kv, &limits, &[tiling; 2], &Tables::default()));
     (plan, sequences)
 }
 
@@ -130,6 +141,48 @@ fn attention_is_cut_without_gaps() {
                 covers(Some(wide), partials, busy, lengths);
                 covers(None, partials, busy, lengths);
             }
+        }
+    }
+}
+
+/// Rows of spans and of encoders get the splits that they see, in one piece.
+#[test]
+fn rows_see_spans() {
+    let kv = KvLayout { groups: vec![KvGroup { spans: true, ..group(Some(WINDOW)) }, group(None)] };
+    let limits = limits(1400, 2);
+    let spans = [10..300, 300..1300];
+    let pages = vec![PageId(0); 100];
+    let sequences = [
+        StepSequence { rows: 0..1300, start: 0, tables: 0..82, state: None },
+        StepSequence { rows: 1300..1400, start: 0, tables: 82..90, state: None },
+    ];
+    let step =
+        Step { tokens: &[1; 1400], sequences: &sequences, pages: &pages, spans: &spans, ..Step::default() };
+    for bidirectional in [false, true] {
+        let extra = Tables { bidirectional, ..Tables::default() };
+        let tiling = tiling(None, 5000, 64);
+        let mut plan = Plan::new(&kv, &limits, &[tiling; 2], extra.clone());
+        plan.make(&step);
+        assert!(plan.words.len() <= words(&kv, &limits, &[tiling; 2], &extra));
+        let seen = |group: usize, row: usize| {
+            let at = plan.split_plans[group].partials as usize + 4 * 1400 + 2 * row;
+            (plan.words[at], plan.words[at + 1])
+        };
+        // The window before a row of the second span, and the ends of both.
+        assert_eq!((seen(0, 1200), seen(0, 10).1), ((1200 + 1 - WINDOW, 1300), 300));
+        let first = if bidirectional { 300 } else { 0 };
+        assert_eq!(seen(0, 310), (first, if bidirectional { 310 + WINDOW } else { 1300 }));
+        let alone = if bidirectional { (9, 10) } else { (0, 10) };
+        assert_eq!(seen(0, 9), alone);
+        if bidirectional {
+            assert_eq!((seen(1, 1200), seen(1, 1300)), ((0, 1300), (0, 100)));
+        }
+        for item in 0..plan.items(0, Tile::Rows) {
+            let at = (plan.first_item(0, Tile::Rows) + 8 * item) as usize;
+            let [first, rows, _, _, _, split, splits, _] = plan.words[at..at + 8] else { unreachable!() };
+            let (from, to) = (seen(0, first as usize).0, seen(0, (first + rows - 1) as usize).1);
+            let all = split_of(from as usize)..split_of(to as usize - 1) + 1;
+            assert!(all.start <= split as usize && (split + splits) as usize <= all.end, "{all:?}");
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering;
 
-use bytemuck::cast_slice;
 use paguro_backend::StepError;
 
 use super::{GpuRunner, flight_index};
@@ -52,7 +51,7 @@ impl GpuRunner {
             plan.uncarry(&self.tokens);
         }
         (*is_apart, *timed) = (true, None);
-        device.queue.write_buffer(&model.io.step, 0, cast_slice(&plan.words));
+        plan.upload(device, model);
         let mut encoding = Encoding { device, model, canaries, kernel_statistics, step };
         for slice in slices.iter() {
             let mut commands = encoding.launch(&launches(model, plan, slice.first, slice.count), || 1)?;

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeSet, sync::atomic::Ordering, time::Instant};
 
-use bytemuck::cast_slice;
 use paguro_backend::{OutputKind, OutputValue, Sampled, Step, StepError, sampling};
 
 use super::{GpuRunner, flight_index};
@@ -26,7 +25,8 @@ impl GpuRunner {
             return self.plan_and_run(step, true, &|output| output);
         }
         let (groups, block_size) = (self.program.kv.groups.len(), self.limits.block_size);
-        for pass in Pass::split(step, rows, groups, block_size) {
+        let is_whole = self.program.bidirectional;
+        for pass in Pass::split(step, rows, groups, block_size, is_whole) {
             self.plan_and_run(&pass.step(), false, &|output| pass.places[output])?;
         }
         Ok(())
@@ -53,7 +53,7 @@ impl GpuRunner {
     /// Runs the planned step, in slices of its output rows.
     fn run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
         let plan = &self.flights[self.flight_index()].plan;
-        self.device.queue.write_buffer(&self.model.io.step, 0, cast_slice(&plan.words));
+        plan.upload(&self.device, &self.model);
         let (outputs, logits) = (plan.outputs.rows.len(), plan.outputs.logit_rows);
         let mut first = 0;
         loop {
@@ -98,7 +98,7 @@ impl GpuRunner {
         let mut commands = encoding.launch(&launches, || {
             // Submissions run in order, independent of wgpu's knowledge of their buffers.
             let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
-            next *= 2;
+            next = next.saturating_mul(2);
             size
         })?;
         let vocab = self.program.vocab;

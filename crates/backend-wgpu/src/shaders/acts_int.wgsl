@@ -7,23 +7,23 @@
 @group(0) @binding(3) var<storage, read> x_floats: array<vec4<f32>>; // [rows, 8, BLOCKS]
 //% end
 
-var<workgroup> x_quants: array<vec4<u32>, OWN_ACTS * 2>; // [2, BLOCKS]
-// [2, BLOCKS] First the largest magnitude of each half of a block; then the scales and the sums of blocks.
+var<workgroup> x_quants: array<vec4<u32>, OWN_ACTS * 2>; // [2, OWN_BLOCKS]
+// [2, OWN_BLOCKS] First the largest magnitude of each half of a block; then the scales and the sums of blocks.
 var<workgroup> x_scales: array<u32, OWN_ACTS * 2>;
 
-// Quantizes a row of floats. Each thread quantizes PARTS halves of blocks.
+// Quantizes a row of floats, or with EXPERTS_OF_ROW as many rows: OWN_BLOCKS. Each thread quantizes PARTS halves of blocks.
 fn make_acts(tid: u32, row: u32) {
 //% for p in 0..PARTS
   let at_${p} = tid + ${p}u * THREADS;
-  let block_${p} = at_${p} % BLOCKS;
-  let half_${p} = min(at_${p} / BLOCKS, 1u);
+  let block_${p} = at_${p} % OWN_BLOCKS;
+  let half_${p} = min(at_${p} / OWN_BLOCKS, 1u);
 //% if AWAITED
 //% for j in 0..4
   var word_${p}_${j} = vec4<u32>();
 //% end
 //% else
 //% for j in 0..4
-  let x_${p}_${j} = x_floats[(8u * row + 4u * half_${p} + ${j}u) * BLOCKS + block_${p}];
+  let x_${p}_${j} = x_floats[(8u * (row + block_${p} / BLOCKS) + 4u * half_${p} + ${j}u) * BLOCKS + block_${p} % BLOCKS];
 //% end
 //% end
 //% end
@@ -51,12 +51,12 @@ fn make_acts(tid: u32, row: u32) {
 //% end
 //% for p in 0..PARTS
   let most_${p} = max(max(abs(x_${p}_0), abs(x_${p}_1)), max(abs(x_${p}_2), abs(x_${p}_3)));
-  if (at_${p} < 2u * BLOCKS) { x_scales[at_${p}] = bitcast<u32>(largest_in(most_${p})); }
+  if (at_${p} < 2u * OWN_BLOCKS) { x_scales[at_${p}] = bitcast<u32>(largest_in(most_${p})); }
 //% end
   workgroupBarrier();
 //% for p in 0..PARTS
   let largest_${p} = own_largest(block_${p});
-  if (at_${p} < 2u * BLOCKS) {
+  if (at_${p} < 2u * OWN_BLOCKS) {
     x_quants[at_${p}] = vec4<u32>(
 //% for j in 0..4
       quants_of(x_${p}_${j}, largest_${p}),
@@ -65,10 +65,10 @@ fn make_acts(tid: u32, row: u32) {
   }
 //% end
   workgroupBarrier();
-  for (var block = tid; block < BLOCKS; block += THREADS) {
-    let q = with_sums(x_quants[block], x_quants[block + BLOCKS], own_largest(block));
+  for (var block = tid; block < OWN_BLOCKS; block += THREADS) {
+    let q = with_sums(x_quants[block], x_quants[block + OWN_BLOCKS], own_largest(block));
     x_scales[block] = bitcast<u32>(q.scale);
-    x_scales[block + BLOCKS] = q.sums;
+    x_scales[block + OWN_BLOCKS] = q.sums;
   }
   workgroupBarrier();
 }
@@ -78,11 +78,11 @@ fn quants_at(i: u32) -> vec4<u32> {
 }
 
 fn own_largest(block: u32) -> f32 {
-  return max(bitcast<f32>(x_scales[block]), bitcast<f32>(x_scales[block + BLOCKS]));
+  return max(bitcast<f32>(x_scales[block]), bitcast<f32>(x_scales[block + OWN_BLOCKS]));
 }
 
-fn scale_and_sums(row: u32, block: u32) -> vec2<u32> {
-  return vec2<u32>(x_scales[block], x_scales[block + BLOCKS]);
+fn scale_and_sums(row: u32, at: u32) -> vec2<u32> {
+  return vec2<u32>(x_scales[at], x_scales[at + OWN_BLOCKS]);
 }
 //% else
 //% if AWAITED
@@ -141,14 +141,21 @@ struct Acts { lo: vec4<u32>, hi: vec4<u32>, scale: f32, sums: vec2<i32> }
 
 //% if MATMUL
 fn load_acts(row: u32, block: u32) -> Acts {
-  let s = scale_and_sums(row, block);
 //% if OWN_ACTS
+//% if EXPERTS_OF_ROW
+  let at = row * BLOCKS + block;
+//% else
   let at = block;
+//% end
+  let s = scale_and_sums(row, at);
+  let behind = at + OWN_BLOCKS;
 //% else
   let at = row * 2u * BLOCKS + block;
+  let s = scale_and_sums(row, block);
+  let behind = at + BLOCKS;
 //% end
   let sums = vec2<i32>(i32(s.y << 16u) >> 16u, i32(s.y) >> 16u);
-  return Acts(quants_at(at), quants_at(at + BLOCKS), bitcast<f32>(s.x), sums);
+  return Acts(quants_at(at), quants_at(behind), bitcast<f32>(s.x), sums);
 }
 //% end
 

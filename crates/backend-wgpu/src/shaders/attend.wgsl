@@ -11,8 +11,8 @@
 //
 // kv_f16.wgsl, kv_q8.wgsl and kv_q4.wgsl define the layout of K and V in pages. A read of K has K_FOURS quads of
 // dimensions of a token. A read of V has four dimensions of V_TOKENS tokens.
-//% provides number_at put_number needs Sum clear emit_shared first_seen hadamard item_of join k_four k_scale k_scales
-//% load_values page_of partial_of publish_partial split_begin stage sum_at top_at v_four values_at work_of
+//% provides number_at put_number needs Sum clear emit_shared hadamard item_of join k_four k_scale k_scales
+//% load_values page_of partial_of publish_partial seen_by split_begin stage sum_at top_at v_four values_at work_of
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>; // [rows, HEADS, DIM / 4]
 //% if HANDOFF_PARTIALS
@@ -78,14 +78,13 @@ fn main(
   let tid = subgroup * subgroup_size + in_subgroup;
   let work = work_of(wid);
   let item = item_of(work);
-  let seen_from = first_seen(item.position);
   let team = tid / QUADS;
   let lane = tid % QUADS;
   let own = tid / SIDE; // index of the thread's four queries
 
   // Page numbers are prefetched; those of the first split are loaded before the wait for queries.
   let page_index = min(tid, COARSE / PAGE - 1u);
-  var page = page_of(item.first_split, page_index, item.table, item.position + item.rows);
+  var page = page_of(item.first_split, page_index, item.table, item.end);
 //% if CLEARED
   if (work.x == 0u) { clear(work.y * THREADS + tid, KV_HEADS * HEAD_TILES * THREADS); }
 //% end
@@ -116,6 +115,19 @@ fn main(
   }
 //% end
 
+//% if RANGES
+  // First and last token that each of the thread's queries sees.
+  var firsts = vec4<i32>(0);
+  var lasts = vec4<i32>(0);
+//% for h in 0..4
+  {
+    let row = min((own * 4u + ${h}u) / TILE_HEADS, item.rows - 1u);
+    let seen = seen_by(item.first_row + row, item.position + row);
+    firsts[${h}] = i32(seen.x);
+    lasts[${h}] = i32(seen.y) - 1;
+  }
+//% end
+//% end
 //% for v in 0..FOURS
 //% for o in 0..OUTS
   var result_${v}_${o} = Sum(vec4<f32>(0.0), NOTHING);
@@ -126,12 +138,12 @@ fn main(
   var run_total = Sum(vec4<f32>(0.0), NOTHING);
   for (var split = item.first_split; split < item.first_split + item.splits; split++) {
     let base = split_begin(split);
-    let end = min(split_begin(split + 1u) - base, item.position + item.rows - base);
-    let begin = max(seen_from, base) - base;
+    let end = min(split_begin(split + 1u) - base, item.end - base);
+    let begin = max(item.begin, base) - base;
     // Tokens outside of the mask are also read and get the weight zero. All numbers in pages are finite.
     if (tid < COARSE / PAGE) { places[tid] = (page * PAGE_WORDS + LAYER_SLOT_AT) / 4u + item.kv_head * (PAGE / 4u) * HEAD_WORDS; }
     workgroupBarrier();
-    page = page_of(split + 1u, page_index, item.table, item.position + item.rows);
+    page = page_of(split + 1u, page_index, item.table, item.end);
 
     // Scores. In short splits, a thread has fewer tokens and reads more of each at once.
     let size = size_of(end);
@@ -211,16 +223,25 @@ fn main(
 
     // Weights. The maximum of the scores is rounded up to an integer.
     var top = vec4<f32>(NOTHING);
+//% if RANGES
+    let first = firsts - i32(base);
+    let last = lasts - i32(base);
+//% else
     // Last visible token of the split for each query.
     let last = vec4<i32>(min((vec4<u32>(0u, 1u, 2u, 3u) + own * 4u) / TILE_HEADS, vec4<u32>(item.rows - 1u))) + i32(item.position) - i32(base);
+//% end
 //% for j in 0..TOKENS_1
 //% if CAP
     score_${j} = SOFT_CAP * tanh(clamp(score_${j} / SOFT_CAP, vec4<f32>(-15.0), vec4<f32>(15.0))) * 1.4426950408889634;
 //% end
+//% if RANGES
+    score_${j} = select(vec4<f32>(UNSEEN), score_${j}, (vec4<i32>(i32(t_${j})) >= first) & (vec4<i32>(i32(t_${j})) <= last));
+//% else
 //% if WINDOW
     score_${j} = select(vec4<f32>(UNSEEN), score_${j}, (vec4<i32>(i32(t_${j})) <= last) & (vec4<i32>(i32(t_${j})) > last - WINDOW));
 //% else
     score_${j} = select(vec4<f32>(UNSEEN), score_${j}, vec4<i32>(i32(t_${j})) <= last);
+//% end
 //% end
     top = max(top, score_${j});
 //% end

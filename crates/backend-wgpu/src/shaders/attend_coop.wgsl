@@ -7,7 +7,7 @@
 // later block exceeds it by more than SLACK. Then the sums are rescaled through workgroup memory, which is exact. Runs
 // are added in order, and their rescaling is exact as well. So a workgroup may compute one run or all, and a result
 // depends only on its query and the tokens before it.
-//% needs Outs Rows Sums emit first_seen item_of partial_of power_of_two split_begin stage staged work_of
+//% needs Outs Rows Sums emit item_of partial_of power_of_two seen_by split_begin stage staged work_of
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS] of eight f16, see pages.rs
@@ -130,8 +130,12 @@ fn main(
   let tid = group * SUBGROUP + in_subgroup;
   let work = work_of(wid);
   let item = item_of(work);
-  let last_token = item.position + item.rows - 1u;
-  let end = min(split_begin(item.first_split + item.splits), last_token + 1u);
+  let last_token = item.end - 1u;
+  let end = min(split_begin(item.first_split + item.splits), item.end);
+  // Tokens that all rows see.
+  let last_row = item.rows - 1u;
+  let all_from = seen_by(item.first_row + last_row, item.position + last_row).x;
+  let all_to = seen_by(item.first_row, item.position).y;
 
 //% for r in 0..ROWS
 //% for d in 0..DIMS
@@ -178,7 +182,8 @@ fn main(
   let own = query * SCORE_STRIDE + lane;
   let own_weights = query * WEIGHT_STRIDE + lane;
   let own_scores = 16u * group * SCORE_STRIDE; // scores of the subgroup
-  let last = i32(item.position + min(query / TILE_HEADS, item.rows - 1u)); // last token that the query sees
+  let own_row = min(query / TILE_HEADS, last_row);
+  let seen = seen_by(item.first_row + own_row, item.position + own_row); // tokens that the query sees
   let head = item.first_head + query % TILE_HEADS;
   var partial = partial_of(query, work);
   if (query % TILE_HEADS >= item.heads) { partial = NO_PARTIAL; }
@@ -191,7 +196,7 @@ fn main(
   // Elements of K and V that this thread reads.
   let k_token = tid % TOKENS;
   let k_eight = tid / TOKENS;
-  var from_ = max(split_begin(item.first_split), first_seen(item.position)) / TOKENS * TOKENS;
+  var from_ = max(split_begin(item.first_split), item.begin) / TOKENS * TOKENS;
 //% for i in 0..LOADS
 //% if SIXTEENS
   let v_token_${i} = (tid + ${i}u * THREADS) / (2u * DIM) * 16u + tid % 2u * 8u;
@@ -265,19 +270,11 @@ fn main(
     score_${i} = SOFT_CAP * tanh(clamp(score_${i} / SOFT_CAP, vec4<f32>(-15.0), vec4<f32>(15.0))) * 1.4426950408889634;
 //% end
 //% end
-//% if WINDOW
-    if (block + TOKENS > item.position + 1u || block < first_seen(last_token)) {
-//% else
-    if (block + TOKENS > item.position + 1u) {
-//% end
+    if (block + TOKENS > all_to || block < all_from) {
 //% for i in 0..SHARE
-      let token_${i} = vec4<i32>(0, 1, 2, 3) + i32(block + 4u * (${i}u * LANES + lane));
-//% if WINDOW
-      let seen_${i} = (token_${i} <= vec4<i32>(last)) & (token_${i} > vec4<i32>(last - WINDOW));
-//% else
-      let seen_${i} = token_${i} <= vec4<i32>(last);
-//% end
-      score_${i} = select(vec4<f32>(UNSEEN), score_${i}, seen_${i});
+      let token_${i} = vec4<u32>(0u, 1u, 2u, 3u) + block + 4u * (${i}u * LANES + lane);
+      let sees_${i} = (token_${i} >= vec4<u32>(seen.x)) & (token_${i} < vec4<u32>(seen.y));
+      score_${i} = select(vec4<f32>(UNSEEN), score_${i}, sees_${i});
 //% end
     }
     var most = score_0;

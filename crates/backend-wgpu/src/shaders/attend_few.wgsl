@@ -10,7 +10,7 @@
 //
 // K and V are loaded from pages into matrices without workgroup memory, two units ahead. They are rows of A, because
 // NVIDIA's compiler needs five times as many instructions for columns of B.
-//% needs Outs Rows Sum Sums clear emit_shared first_seen item_of join page_of partial_of publish_partial split_begin stage
+//% needs Outs Rows Sum Sums clear emit_shared item_of join page_of partial_of publish_partial split_begin stage
 //% staged sum_at top_at work_of
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
@@ -102,9 +102,8 @@ fn main(
   let tid = group * 32u + lane;
   let work = work_of(wid);
   let item = item_of(work);
-  let seen_from = first_seen(item.position);
   let page_index = min(tid, COARSE / PAGE - 1u);
-  var page = page_of(item.first_split, page_index, item.table, item.position + 1u);
+  var page = page_of(item.first_split, page_index, item.table, item.end);
 //% if CLEARED
   if (work.x == 0u) { clear(work.y * THREADS + tid, KV_HEADS * HEAD_TILES * THREADS); }
 //% end
@@ -127,10 +126,10 @@ fn main(
   var run_total = Sum(vec4<f32>(0.0), NOTHING);
   for (var split = item.first_split; split < item.first_split + item.splits; split++) {
     let base = split_begin(split);
-    let end = min(split_begin(split + 1u) - base, item.position + 1u - base);
-    let begin = max(seen_from, base) - base;
+    let end = min(split_begin(split + 1u) - base, item.end - base);
+    let begin = max(item.begin, base) - base;
     let here = (split - item.first_split) % 2u * (COARSE / 16u); // offset of this split in `places`
-    page = page_of(split + 1u, page_index, item.table, item.position + 1u);
+    page = page_of(split + 1u, page_index, item.table, item.end);
 
     // Scores. Tokens outside of the mask are also read and get the weight zero. All numbers in pages are finite.
 //% for b in 0..K_BLOCKS

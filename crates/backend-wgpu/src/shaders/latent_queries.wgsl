@@ -27,7 +27,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     let first = pair;
     let second = pair + PAIRS;
 //% end
-    let both = rotated_by(vec2<f32>(q[from_ + first], q[from_ + second]), angle(position, pair));
+    let both = rotated_by(vec2<f32>(q[from_ + first], q[from_ + second]), angle(wid.y, position, pair));
     queries[to + first] = both.x * factor;
     queries[to + second] = both.y * factor;
   }

@@ -5,11 +5,15 @@
 // With one row, or one row and expert, a kernel may include other operations:
 // - NORMED: activations are those of a norm, whose factor is computed here and applied to the results. So the matmul
 //   does not wait for the factor.
-// - OWN_ACTS: activations are floats, which every workgroup quantizes itself, also with several rows of EXPERTS.
+// - OWN_ACTS: activations are floats, which every workgroup quantizes itself.
 // - FINISHES: results stay in the workgroup, and its threads `finish` them.
-//% needs accumulate add_squares factor_of finish load_acts load_block make_acts prefetch store take_acts wait_for_some
+// - CHOOSES: every workgroup chooses the experts of its row itself.
+//% needs accumulate add_squares choose factor_of finish load_acts load_block make_acts prefetch store take_acts wait_for_some
 //% if EXPERTS
+//% if CHOOSES
+//% else
 @group(0) @binding(20) var<storage, read> chosen: array<u32>; // [rows, experts of a row]
+//% end
 //% end
 var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, 33], at least
 //% if FINISHES
@@ -42,7 +46,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let output = (wid.y * (THREADS / 32u) + group) * OUTS;
 //% if EXPERTS
   // This workgroup has one row and one expert. A stack has the weights of all experts.
+//% if CHOOSES
+  choose(tid, wid.x / PLACES_OF_ROW, wid.x % PLACES_OF_ROW == 0u && wid.y == 0u);
+  let expert = workgroupUniformLoad(&choice[wid.x % PLACES_OF_ROW]);
+//% else
   let expert = chosen[wid.x];
+//% end
   if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
   let row = wid.x / PLACES_OF_ROW;
   let stack = (expert - FIRST_EXPERT) * OUTPUTS;

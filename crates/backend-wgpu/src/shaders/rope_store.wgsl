@@ -169,7 +169,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       let first = ROTATE_AT + pair;
       let second = first + PAIRS;
 //% end
-      let both = rotated_by(vec2<f32>(head[first], head[second]), angle(position, pair));
+      let both = rotated_by(vec2<f32>(head[first], head[second]), angle(row, position, pair));
       rotated[first] = both.x;
       rotated[second] = both.y;
     }

@@ -7,10 +7,17 @@
 @group(0) @binding(14) var<storage, read> far: array<vec2<f32>>;  // [ceil(context / 256), PAIRS]
 @group(0) @binding(15) var<storage, read> near: array<vec2<f32>>; // [256, PAIRS]
 
-// Returns the cosine and sine of a position and a pair.
-fn angle(position: u32, pair: u32) -> vec2<f32> {
-  let a = far[position / 256u * PAIRS + pair];
-  let b = near[position % 256u * PAIRS + pair];
+// Returns the cosine and sine of a pair of a row at a position. With AXES, pairs are rotated by the row's coordinates,
+// which are behind the positions, [rows, 3]; the axis of each pair is behind them.
+fn angle(row: u32, position: u32, pair: u32) -> vec2<f32> {
+//% if AXES
+  let coordinates = args.positions + args.rows;
+  let at = step[coordinates + 3u * row + step[coordinates + 3u * args.rows + AXES_AT + pair]];
+//% else
+  let at = position;
+//% end
+  let a = far[at / 256u * PAIRS + pair];
+  let b = near[at % 256u * PAIRS + pair];
   return vec2<f32>(fma(a.x, b.x, -(a.y * b.y)), fma(a.y, b.x, a.x * b.y));
 }
 //% end

@@ -1,5 +1,5 @@
 // Work items, splits and partials of attention kernels.
-//% provides first_seen item_of page_of partial_of split_begin work_of needs partials_of
+//% provides item_of page_of partial_of seen_by split_begin work_of needs partials_of
 const NO_PARTIAL = 0xffffffffu;
 
 // Returns the first token of a split. Splits have FINE tokens up to COARSE_FROM, so that short contexts are
@@ -16,11 +16,25 @@ fn first_seen(position: u32) -> u32 {
 //% end
 }
 
+// Returns the tokens that a row sees: the first one, and their end. With RANGES, rows see others than those before them,
+// and the tokens of each row are behind the partials, [rows, 2].
+fn seen_by(row: u32, position: u32) -> vec2<u32> {
+//% if RANGES
+  if (args.row_length == 0u) {
+    let at = args.partials + 4u * args.rows + 2u * row;
+    return vec2<u32>(step[at], step[at + 1u]);
+  }
+//% end
+  return vec2<u32>(first_seen(position), position + 1u);
+}
+
 // Work item of a workgroup.
 struct Item {
   first_row: u32,
   rows: u32,
   position: u32, // position of the first row
+  begin: u32,    // first token that the rows see
+  end: u32,      // end of the tokens that they see
   table: u32,
   first_split: u32,
   splits: u32,
@@ -58,6 +72,9 @@ fn item_of(work: vec2<u32>) -> Item {
     item.first_split = step[at + 5u];
     item.splits = step[at + 6u];
   }
+  let last = item.rows - 1u;
+  item.begin = seen_by(item.first_row, item.position).x;
+  item.end = seen_by(item.first_row + last, item.position + last).y;
   item.kv_head = work.y / HEAD_TILES;
   item.first_head = item.kv_head * QUERIES_PER_KV + work.y % HEAD_TILES * TILE_HEADS;
   item.heads = min(TILE_HEADS, (item.kv_head + 1u) * QUERIES_PER_KV - item.first_head);

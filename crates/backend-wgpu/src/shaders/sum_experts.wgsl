@@ -1,7 +1,10 @@
 // Sums the weighted results of a row's experts (CHOSEN), in ascending order of their ids, or takes one result for each row, and
 // adds the result of the shared expert.
-//% provides sum_of_experts
+//% provides sum_of_experts needs result_at
+//% if EXPERTS_OF_ROW
+//% else
 @group(0) @binding(11) var<storage, read> results: array<f32>;      // [places, WIDTH] results of experts, or [rows, WIDTH]
+//% end
 //% if CHOSEN
 @group(0) @binding(12) var<storage, read> weights: array<f32>;      // [rows, USED] weights of experts
 //% end
@@ -30,7 +33,11 @@ fn sum_of_experts(row: u32, i: u32) -> f32 {
 //% else
     let place = j;
 //% end
+//% if EXPERTS_OF_ROW
+    y = fma(weights[j], result_at(place, i), y);
+//% else
     y = fma(weights[j], results[place * WIDTH + i], y);
+//% end
   }
 //% else
   y += results[row * WIDTH + i];

@@ -71,8 +71,10 @@ impl Builder<'_> {
             () if class.is_one() || tiling.rows == 1 => &[Tile::Row],
             () => &[Tile::Row, Tile::Rows],
         };
+        // A single row sees what is before it.
+        let is_ranged = !class.is_one() && (facts.program.bidirectional || group.spans);
         for &tile in tiles {
-            self.push(Kernel::Attend(Attend { scale, soft_cap, kv, tile, is_gathered }));
+            self.push(Kernel::Attend(Attend { scale, soft_cap, kv, tile, is_gathered, is_ranged }));
         }
     }
 

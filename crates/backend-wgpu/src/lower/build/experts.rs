@@ -56,6 +56,8 @@ impl Builder<'_> {
             acts,
             input: Input::Ready,
             reads_rows,
+            chooses: None,
+            sums: None,
             tiles,
             out,
             epilogue: Epilogue::STORE,

@@ -141,8 +141,13 @@ fn heads_are_rotated_by_their_matmul_in_steps_of_one_row() {
         assert_eq!(names(&rotated)[2..4], ["matmul+Rope", "Attend"]);
         assert_eq!(apply(facts, MANY, rope_in_matmul, &ordered).len(), nodes.len());
     });
-    // Norms of heads need all of a head.
-    let shape = ModelShape { qk_norm: Some(QkNormKind::Head), ..dense() };
+    // A workgroup has a whole head for its norm, and not all heads.
+    let normed = ModelShape { qk_norm: Some(QkNormKind::Head), ..dense() };
+    with_nodes(target(), &normed, RowClass::ONE, |facts, nodes| {
+        let ordered = apply(facts, RowClass::ONE, order_pairs, &nodes);
+        assert_eq!(apply(facts, RowClass::ONE, rope_in_matmul, &ordered).len(), nodes.len() - 3);
+    });
+    let shape = ModelShape { qk_norm: Some(QkNormKind::Row), ..dense() };
     with_nodes(target(), &shape, RowClass::ONE, |facts, nodes| {
         assert_eq!(names(&apply(facts, RowClass::ONE, order_pairs, &nodes)), names(&nodes));
         assert_eq!(apply(facts, RowClass::ONE, rope_in_matmul, &nodes).len(), nodes.len());
@@ -173,10 +178,58 @@ fn activations_are_computed_by_gate_and_up() {
 }
 
 #[test]
+fn experts_are_chosen_by_gate_and_up_in_steps_of_one_row() {
+    with_nodes(target(), &moe(), RowClass::ONE, |facts, nodes| {
+        let ordered = apply(facts, RowClass::ONE, order_experts, &nodes);
+        let gated = apply(facts, RowClass::ONE, gate_in_experts, &ordered);
+        // Two layers of experts after a dense one.
+        let chosen = apply(facts, RowClass::ONE, choice_in_experts, &gated);
+        assert_eq!(chosen.len(), gated.len() - 2);
+        assert_eq!(apply(facts, MANY, choice_in_experts, &gated).len(), gated.len());
+        // Without the activation, the kernel is that of other matmuls.
+        assert_eq!(apply(facts, RowClass::ONE, choice_in_experts, &ordered).len(), nodes.len());
+    });
+}
+
+#[test]
+fn experts_are_added_by_down_in_steps_of_one_row() {
+    with_nodes(target(), &moe(), RowClass::ONE, |facts, nodes| {
+        let nodes = apply(facts, RowClass::ONE, add_directly, &nodes);
+        let summed = apply(facts, RowClass::ONE, sum_in_experts, &nodes);
+        assert_eq!(summed.len(), nodes.len() - 2);
+        assert_eq!(apply(facts, MANY, sum_in_experts, &nodes).len(), nodes.len());
+        // The matmul then writes the activations of the next norm, as others do.
+        let [fused, before] =
+            [&summed, &nodes].map(|nodes| apply(facts, RowClass::ONE, norm_in_matmul, nodes).len());
+        assert_eq!(fused, before - 2 - 1);
+    });
+    let small = Target { workgroup_memory: 8 << 10, ..target() };
+    let nodes = |target: &Target| kernels::has_room_for_sums(target, 8, 24);
+    assert_eq!(
+        [&target(), &small, &Target { most_threads: 1024, ..target() }].map(nodes),
+        [false, false, true]
+    );
+}
+
+#[test]
+fn given_rows_are_added_after_layers_in_steps_of_more_rows() {
+    let shape = ModelShape { given_parts: 4, ..dense() };
+    let parts = |nodes: &[Node]| -> Vec<usize> {
+        let part =
+            |(index, node): (usize, &Node)| matches!(node.kernel, Kernel::AddGiven(_)).then_some(index);
+        nodes.iter().enumerate().filter_map(part).collect()
+    };
+    with_lists(target(), &shape, |lists| {
+        // The embedding, and eleven launches of each layer.
+        assert_eq!(parts(&lists[1].body), [12, 24, 36]);
+        assert_eq!((parts(&lists[0].body), lists[0].body.len()), (vec![], 1 + 1 + 3 * 6));
+    });
+}
+
+#[test]
 fn norms_are_written_by_the_matmul_before_them_in_steps_of_one_row() {
     for (shape, fused) in [
         (dense(), 5),
-        // The sum of experts is no matmul.
         (moe(), 4),
         // A LayerNorm needs all of a row.
         (ModelShape { norms: NormKind::Layer, ..dense() }, 0),
@@ -207,8 +260,8 @@ fn layers_have_as_many_launches_as_listed() {
     // Two layers of experts after a dense one.
     with_lists(target(), &moe(), |lists| {
         let launches: Vec<_> = lists.iter().map(|list| (list.class.from, list.body.len())).collect();
-        // The sum of experts is a launch in the last layer only.
-        let expected = [(1, 1 + 8 + 9 + 10 + 1), (2, 1 + 11 + 2 * 12 + 1), (8, 1 + 11 + 2 * 14 + 1)];
+        // With more rows, the sum of experts is a launch in the last layer only.
+        let expected = [(1, 1 + 7 + 7 + 7), (2, 1 + 11 + 2 * 13 + 1), (8, 1 + 11 + 2 * 14 + 1)];
         assert_eq!(launches[..3], expected, "{:?}", names(&lists[0].body));
     });
     // Gemma 4: experts beside a dense network, norms after branches, embeddings for layers.
