@@ -113,7 +113,7 @@ impl<'a> Pass<'a> {
             let is_cut = |together: &Range<usize>| together.start < end && end < together.end;
             let together = match is_whole {
                 true => step.sequences.iter().map(|sequence| sequence.rows.clone()).find(is_cut),
-                false => step.spans.iter().cloned().find(is_cut),
+                false => step.spans.iter().find(|span| is_cut(span)).cloned(),
             };
             let end = match together {
                 Some(together) if together.start > first => together.start,
