@@ -104,6 +104,8 @@ export async function open(browser, server, options = {}, prepare = async () => 
 
 export async function send(page, text) {
   await page.getByRole("textbox", { name: "Message" }).fill(text);
+  // Enter does nothing as long as the button cannot be pressed, which on a busy machine takes a moment after an answer.
+  await page.locator("button[aria-label='Send']:enabled").waitFor();
   await page.keyboard.press("Enter");
   await page.locator(".bubble", { hasText: text.slice(0, 40).trim() }).last().waitFor();
 }
