@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
+    import::TOKENIZER_FILES,
     name::plain_name,
     record::{ModelRecord, Source},
 };
@@ -109,17 +110,7 @@ fn stem(name: &str) -> String {
 
 /// Returns true for files of a folder with an adapter: its own, tokenizer and chat template.
 pub(crate) fn belongs_to_adapter(name: &str) -> bool {
-    const OTHERS: [&str; 8] = [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "chat_template.jinja",
-    ];
-    FILES.contains(&name) || OTHERS.contains(&name)
+    FILES.contains(&name) || TOKENIZER_FILES.contains(&name)
 }
 
 /// Returns true if files of these names are those of an adapter's folder.

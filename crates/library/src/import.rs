@@ -64,22 +64,26 @@ pub(crate) struct FoundFile {
     pub(crate) digest: Option<Digest>,
 }
 
+/// Files of a folder with the tokenizer and the chat template.
+pub(crate) const TOKENIZER_FILES: [&str; 8] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+];
+
 /// True for files of a Hugging Face folder that are needed to run the model.
 pub(crate) fn belongs_to_folder(name: &str) -> bool {
-    const FILES: [&str; 19] = [
+    const FILES: [&str; 11] = [
         "config.json",
         "generation_config.json",
         "preprocessor_config.json",
         "processor_config.json",
         "model.safetensors.index.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "chat_template.jinja",
         "chat_template.json",
         "modules.json",
         "config_sentence_transformers.json",
@@ -87,7 +91,10 @@ pub(crate) fn belongs_to_folder(name: &str) -> bool {
         "sparse_linear.pt",
         "colbert_linear.pt",
     ];
-    FILES.contains(&name) || is_weights(name) || module_file(name).is_some()
+    FILES.contains(&name)
+        || TOKENIZER_FILES.contains(&name)
+        || is_weights(name)
+        || module_file(name).is_some()
 }
 
 /// Files of a module of sentence-transformers: `1_Pooling/config.json`.

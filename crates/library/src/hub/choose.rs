@@ -295,12 +295,14 @@ mod tests {
 
     use super::{super::Check, *};
 
-    fn check(paths: &[&str], choice: Option<Choice>, expected: Expect) {
+    fn repository(paths: &[&str]) -> Repository {
         let file =
             |path: &&str| RemoteFile { path: (*path).to_owned(), size: 1, check: Check::Git("0".repeat(40)) };
-        let files = paths.iter().map(file).collect();
-        let repository = Repository { name: "o/r".into(), commit: "c".into(), files };
-        let found = match choose(&repository, choice.as_ref()) {
+        Repository { name: "o/r".into(), commit: "c".into(), files: paths.iter().map(file).collect() }
+    }
+
+    fn check(paths: &[&str], choice: Option<Choice>, expected: Expect) {
+        let found = match choose(&repository(paths), choice.as_ref()) {
             Ok(chosen) => {
                 let files: Vec<_> = chosen.files.iter().map(|file| file.path.as_str()).collect();
                 format!("{}: {}", chosen.tag, files.join(" "))
@@ -353,14 +355,8 @@ mod tests {
         ] {
             let mut shuffled = row.to_vec();
             shuffled.reverse();
-            let file = |path: &&str| RemoteFile {
-                path: (*path).to_owned(),
-                size: 1,
-                check: Check::Git("0".repeat(40)),
-            };
-            let files = shuffled.iter().map(file).collect();
-            let repository = Repository { name: "o/r".into(), commit: "c".into(), files };
-            let chosen = choose(&repository, None).unwrap_or_else(|error| panic!("{row:?}: {error}"));
+            let chosen =
+                choose(&repository(&shuffled), None).unwrap_or_else(|error| panic!("{row:?}: {error}"));
             assert_eq!(chosen.files[0].path, row[0], "{row:?}");
         }
         let names = ["model.gguf", "model-F16.gguf"];
@@ -455,18 +451,12 @@ mod tests {
             "tokenizer_config.json",
             "training_args.bin",
         ];
-        let adapter = "latest: adapter_config.json adapter_model.safetensors tokenizer_config.json";
         for choice in [None, tag("safetensors"), Some(Choice::File("adapter_model.safetensors".into()))] {
-            let file = |path: &&str| RemoteFile {
-                path: (*path).to_owned(),
-                size: 1,
-                check: Check::Git("0".repeat(40)),
-            };
-            let files = files.iter().map(file).collect();
-            let repository = Repository { name: "o/r".into(), commit: "c".into(), files };
-            let chosen = choose(&repository, choice.as_ref()).unwrap();
-            let paths: Vec<_> = chosen.files.iter().map(|file| file.path.as_str()).collect();
-            assert_eq!(format!("{}: {}", chosen.tag, paths.join(" ")), adapter);
+            check(
+                &files,
+                choice,
+                expect!["latest: adapter_config.json adapter_model.safetensors tokenizer_config.json"],
+            );
         }
         check(
             &["adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors"],

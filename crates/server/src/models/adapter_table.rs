@@ -57,6 +57,11 @@ impl NamedAdapter {
     pub(super) fn is_stored(&self) -> bool {
         self.stored.is_some()
     }
+
+    pub(super) fn place(&self) -> AdapterPlace {
+        let Self { name, base, path, template, .. } = self.clone();
+        AdapterPlace { name, base, path, template, in_library: self.is_stored() }
+    }
 }
 
 /// All adapters, in order of their ids.
@@ -105,7 +110,7 @@ impl AdapterTable {
         };
         match adapters.iter_mut().find(|it| (&it.name, &it.base) == (&new.name, &new.base)) {
             Some(old) => {
-                new.scale = if new.stored.is_some() { old.scale } else { 0.0 };
+                new.scale = if new.is_stored() { old.scale } else { 0.0 };
                 *old = new.clone();
             }
             None => adapters.push(new.clone()),
@@ -140,7 +145,7 @@ impl AdapterTable {
 
     /// Returns the adapters with this name that are not those of the library.
     pub(super) fn given(&self, name: &str) -> Vec<NamedAdapter> {
-        let is_given = |it: &&NamedAdapter| it.name == name && it.stored.is_none();
+        let is_given = |it: &&NamedAdapter| it.name == name && !it.is_stored();
         self.all().0.iter().filter(is_given).cloned().collect()
     }
 

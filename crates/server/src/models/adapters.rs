@@ -99,7 +99,7 @@ impl Models {
             let is_it = |(place, version): &(&AdapterPlace, &str)| {
                 (&it.name, &it.base, it.stored.as_deref()) == (&place.name, &place.base, Some(*version))
             };
-            it.stored.is_some() && !stored.iter().any(is_it)
+            it.is_stored() && !stored.iter().any(is_it)
         };
         let gone = self.adapters.remove(is_gone);
         self.unload_loads(&gone);
@@ -156,13 +156,7 @@ impl Models {
 
     /// Returns the entry of an adapter that is not the library's: that of its base, under its own name.
     fn adapter_entry(adapter: &NamedAdapter, base: ModelEntry) -> ModelEntry {
-        let place = AdapterPlace {
-            name: adapter.name.clone(),
-            base: base.name.clone(),
-            path: adapter.path.clone(),
-            template: adapter.template.clone(),
-            in_library: false,
-        };
+        let place = AdapterPlace { base: base.name.clone(), ..adapter.place() };
         ModelEntry {
             name: adapter.name.clone(),
             version: format!("{}+{}", base.version, adapter.generation),
@@ -179,7 +173,7 @@ impl Models {
             let base = models.iter().find(|model| model.name == adapter.base && model.adapter.is_none())?;
             Some(Self::adapter_entry(adapter, base.clone()))
         };
-        self.adapters.all().0.iter().filter(|it| it.stored.is_none()).filter_map(entry).collect()
+        self.adapters.all().0.iter().filter(|it| !it.is_stored()).filter_map(entry).collect()
     }
 
     /// Adds an adapter for later requests, and loads it into its base. With `replace`, it may have the name of another one.
@@ -248,7 +242,7 @@ impl Models {
 
     /// Removes an adapter that has left the library.
     pub(super) fn forget_adapter(&self, name: &str) {
-        let gone = self.adapters.remove(|it| it.stored.is_some() && it.name == name);
+        let gone = self.adapters.remove(|it| it.is_stored() && it.name == name);
         self.unload_loads(&gone);
     }
 
@@ -325,10 +319,8 @@ impl Models {
         }
         // An earlier one of this name makes room when its requests have ended.
         loaded.loaded().remove(&named.name);
-        let NamedAdapter { name, base, path, template, stored, generation, .. } = named.clone();
-        let place = AdapterPlace { name, base, path, template, in_library: stored.is_some() };
-        let (adapter, dialect) = self.open_adapter(lease, place).await?;
-        let adapter = LoadedAdapter { generation, adapter, dialect };
+        let (adapter, dialect) = self.open_adapter(lease, named.place()).await?;
+        let adapter = LoadedAdapter { generation: named.generation, adapter, dialect };
         loaded.loaded().insert(named.name.clone(), adapter.clone());
         Ok(adapter)
     }
