@@ -52,12 +52,6 @@ impl KvGroup {
 }
 
 impl KvLayout {
-    /// Returns true if all layers have heads of one shape.
-    pub fn is_uniform(&self) -> bool {
-        let shape = |group: &KvGroup| KvGroup { window: None, spans: false, ..*group };
-        self.groups.windows(2).all(|two| shape(&two[0]) == shape(&two[1]))
-    }
-
     /// Returns the groups of a program, for the device with this name.
     ///
     /// # Errors

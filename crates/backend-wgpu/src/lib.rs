@@ -54,7 +54,7 @@ use self::{
 
 /// Version of the bits that this backend computes on one device. It is a part of the format of pages that leave the process, so
 /// that pages of other kernels are not read. A test of the kernels' sources fails if they change and it does not.
-pub const NUMERICS: u32 = 1;
+pub const NUMERICS: u32 = 2;
 
 /// A GPU, opened. Clones share it, with its compiled kernels.
 #[derive(Clone)]

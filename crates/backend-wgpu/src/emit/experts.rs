@@ -200,12 +200,15 @@ impl Coder<'_> {
 /// Returns the part that chooses the experts of a row with this many threads.
 fn choice(op: &Experts, threads: u32) -> Part {
     let router = &op.router;
+    let by_logit =
+        router.scores == Scores::Softmax && router.selection_bias.is_none() && router.groups.is_none();
     let mut constants: Constants = vec![
         ("COUNT", U(op.count as u32)),
         ("USED", U(router.used as u32)),
         ("CHOOSERS", U(threads)),
         ("SELECTION", U(u32::from(router.selection_bias.is_some()))),
         ("SIGMOID", U(u32::from(router.scores == Scores::Sigmoid))),
+        ("BY_LOGIT", U(u32::from(by_logit))),
         ("RENORMALIZE", U(u32::from(router.renormalize))),
         ("FACTOR", F(router.factor)),
         ("EXPERT_SCALE", U(u32::from(router.expert_scale.is_some()))),

@@ -257,10 +257,16 @@ impl Coder<'_> {
             ("v_pages", v_pages),
         ];
         slots.extend(rotations(op.rope));
-        let norms = op.qk_norm.filter(|_| q + k > 0);
+        let norms = op.qk_norm.filter(|_| q + k > 0 || op.v_norm.is_some());
         if let Some(QkNorm { q, k, kind: _ }) = norms {
+            // The norm of keys has no meaning where there are none.
+            let k = if op.linears[1].is_some() { k } else { q };
             constants.extend([("QK_NORM", U(1)), ("Q_EPS", F(q.eps)), ("K_EPS", F(k.eps))]);
             slots.extend([("q_norm", Slot::Vector(q.weight)), ("k_norm", Slot::Vector(k.weight))]);
+        }
+        if let Some(v_norm) = op.v_norm.filter(|_| v > 0) {
+            constants.extend([("V_NORM", U(1)), ("V_EPS", F(v_norm.eps))]);
+            slots.push(("v_norm", Slot::Vector(v_norm.weight)));
         }
         let files = [wgsl!("rotate", "finish_rope"), self.v_store()].concat();
         (Part::new(&files, constants, slots), norms.is_some())

@@ -125,8 +125,8 @@ impl<'a> Facts<'a> {
     pub fn rotates_in_matmul(&self, op: &RopeStore) -> bool {
         self.limits.kv_dtype == KvDtype::F16
             && op.qk_norm.is_none_or(|norm| self.norms_in_matmul(norm.kind, self.group(op.kv).head_dim))
-            && op.v_norm.is_none()
-            && op.linears.iter().all(Option::is_some)
+            && op.v_norm.is_none_or(|_| op.qk_norm.is_some())
+            && op.linears[1].is_some() == op.linears[2].is_some()
             && op.position_scale.is_none()
             && self.pairs(op.rope).is_multiple_of(2)
             && self.is_whole(&Vec::from_iter(op.linears.into_iter().flatten()))
@@ -142,13 +142,13 @@ impl<'a> Facts<'a> {
             && memory <= self.target.workgroup_memory as usize
     }
 
-    /// Returns true if attention of steps of a class of rows uses handoff to the merge. Programs with states do not, because
-    /// their steps cannot be repeated, nor do programs whose heads differ between layers.
-    pub fn hands_partials(&self, class: RowClass) -> bool {
-        let is_wide = |tiling: &Tiling| tiling.wide.is_some_and(|wide| class.from >= wide.from);
+    /// Returns true if attention of a K/V group uses handoff to the merge in steps of a class of rows. Programs with states do
+    /// not, because their steps cannot be repeated.
+    pub fn hands_partials(&self, class: RowClass, kv_group: usize) -> bool {
+        let tiling = &self.tilings[kv_group];
         self.target.handoff
-            && self.kv.is_uniform()
-            && self.tilings.iter().all(|tiling| tiling.emits && !is_wide(tiling))
+            && tiling.emits
+            && tiling.wide.is_none_or(|wide| class.from < wide.from)
             && self.limits.attention == AttentionMode::Paged
             && self.program.state.is_empty()
     }

@@ -6,21 +6,21 @@
 use super::{
     List,
     facts::Facts,
-    node::{Epilogue, Input, Kernel, Link, Matmul, Node, Sync},
+    node::{Attend, Epilogue, Input, Kernel, Link, Matmul, Merge, Node, Sync},
 };
 use crate::{heads::is_plain, layout::BLOCK, plan::Tile};
 
 /// Enters the synchronization of all nodes.
 pub fn sync(facts: &Facts<'_>, list: &mut List) {
-    if facts.hands_partials(list.class) {
-        for node in &mut list.body {
-            if matches!(node.kernel, Kernel::Merge(_) | Kernel::Attend(_)) {
-                node.sync = Sync::Partials;
-            }
+    for node in &mut list.body {
+        if let Kernel::Merge(Merge { kv, .. }) | Kernel::Attend(Attend { kv, .. }) = node.kernel
+            && facts.hands_partials(list.class, kv.group)
+        {
+            node.sync = Sync::Partials;
         }
-        if let Some(links) = words(facts, list) {
-            hand_words(facts, list, &links);
-        }
+    }
+    if let Some(links) = words(facts, list) {
+        hand_words(facts, list, &links);
     }
 }
 
@@ -77,7 +77,7 @@ fn words(facts: &Facts<'_>, list: &List) -> Option<Vec<Option<(usize, Link)>>> {
         let attend = nodes.next()?;
         let Kernel::Attend(op) = &attend.kernel else { return None };
         let group = facts.group(op.kv);
-        (op.tile == Tile::Row).then_some(())?;
+        (op.tile == Tile::Row && attend.sync == Sync::Partials).then_some(())?;
         link(Link::Attend);
         nodes.next_if(|node| matches!(node.kernel, Kernel::Merge(_)))?;
         link(Link::Merge);

@@ -13,9 +13,14 @@
 
 const FOURS = (COUNT + 3u) / 4u;
 const LEAST = -3.0e38;
+const PARTS = max(CHOOSERS / COUNT, 1u); // threads that share the comparisons of an expert
 
+//% if BY_LOGIT
+//% else
 var<workgroup> scores: array<vec4<f32>, FOURS>;
-var<workgroup> ranks: array<vec4<f32>, FOURS>;               // scores for the choice; past the last expert, LEAST
+//% end
+var<workgroup> ranks: array<vec4<f32>, FOURS>;               // what the choice compares; past the last expert, LEAST
+var<workgroup> preceding: array<atomic<u32>, COUNT>;         // number of experts that precede each
 var<workgroup> is_chosen: array<atomic<u32>, (COUNT + 31u) / 32u>; // a bit of each expert
 var<workgroup> choice: array<u32, COUNT>;                    // experts in ascending order
 //% if EXPERT_GROUPS
@@ -33,13 +38,30 @@ fn rank_of(expert: u32) -> f32 {
   return ranks[expert / 4u][expert % 4u];
 }
 
-fn score_of(expert: u32) -> f32 {
+// Returns the score of an expert. A softmax is not divided by its sum; `most` is its largest logit.
+fn score_of(expert: u32, most: f32) -> f32 {
+//% if BY_LOGIT
+  return exp(rank_of(expert) - most);
+//% else
   return scores[expert / 4u][expert % 4u];
+//% end
 }
 
 // Computes `choice`, and stores it and its weights if `stores`.
 fn choose(tid: u32, row: u32, stores: bool) {
+  for (var e = tid; e < COUNT; e += CHOOSERS) { atomicStore(&preceding[e], 0u); }
   for (var word = tid; word < (COUNT + 31u) / 32u; word += CHOOSERS) { atomicStore(&is_chosen[word], 0u); }
+//% if BY_LOGIT
+  // A softmax has the order of its logits.
+  for (var four = tid; four < FOURS; four += CHOOSERS) {
+    var own = vec4<f32>(LEAST);
+//% for c in 0..4
+    if (4u * four + ${c}u < COUNT) { own[${c}] = number(logits[row * COUNT + 4u * four + ${c}u]); }
+//% end
+    ranks[four] = own;
+  }
+  workgroupBarrier();
+//% else
   for (var four = tid; four < FOURS; four += CHOOSERS) {
     var own = vec4<f32>(-1.0e30);
 //% for c in 0..4
@@ -82,6 +104,7 @@ fn choose(tid: u32, row: u32, stores: bool) {
     ranks[four] = own;
   }
   workgroupBarrier();
+//% end
 //% if EXPERT_GROUPS
   // The score of a group is the sum of its BEST largest ranks, in the order of experts. Only experts of the groups with
   // the best scores can be chosen.
@@ -114,16 +137,21 @@ fn choose(tid: u32, row: u32, stores: bool) {
   workgroupBarrier();
 //% end
   // An expert is chosen if fewer than USED experts precede it. Among equal ranks, the lower id precedes.
-  for (var e = tid; e < COUNT; e += CHOOSERS) {
+  for (var i = tid; i < COUNT * PARTS; i += CHOOSERS) {
+    let e = i % COUNT;
     let own = rank_of(e);
     var before = 0u;
-    for (var four = 0u; four < FOURS; four++) {
+    for (var four = i / COUNT; four < FOURS; four += PARTS) {
       let rank = ranks[four];
 //% for c in 0..4
       before += u32(rank[${c}] > own || (rank[${c}] == own && 4u * four + ${c}u < e));
 //% end
     }
-    if (before < USED) { atomicOr(&is_chosen[e / 32u], 1u << (e % 32u)); }
+    atomicAdd(&preceding[e], before);
+  }
+  workgroupBarrier();
+  for (var e = tid; e < COUNT; e += CHOOSERS) {
+    if (atomicLoad(&preceding[e]) < USED) { atomicOr(&is_chosen[e / 32u], 1u << (e % 32u)); }
   }
   workgroupBarrier();
   for (var e = tid; e < COUNT; e += CHOOSERS) {
@@ -137,15 +165,24 @@ fn choose(tid: u32, row: u32, stores: bool) {
   workgroupBarrier();
   if (!stores) { return; }
   for (var place = tid; place < USED; place += CHOOSERS) {
+    var most = 0.0;
+    var total = 1.0;
+//% if BY_LOGIT
+    most = rank_of(choice[0]);
+    for (var i = 1u; i < USED; i++) { most = max(most, rank_of(choice[i])); }
 //% if RENORMALIZE
-    var total = 0.0;
-    for (var i = 0u; i < USED; i++) { total += score_of(choice[i]); }
-    total = max(total, 1.1754944e-38);
 //% else
-    let total = 1.0;
+    total = 0.0;
+    for (var e = 0u; e < COUNT; e++) { total += score_of(e, most); }
+//% end
+//% end
+//% if RENORMALIZE
+    total = 0.0;
+    for (var i = 0u; i < USED; i++) { total += score_of(choice[i], most); }
+    total = max(total, 1.1754944e-38);
 //% end
     chosen[row * USED + place] = choice[place];
-    weights[row * USED + place] = score_of(choice[place]) / total * FACTOR;
+    weights[row * USED + place] = score_of(choice[place], most) / total * FACTOR;
 //% if EXPERT_SCALE
     weights[row * USED + place] *= expert_scale[choice[place]];
 //% end

@@ -2,7 +2,7 @@
 // Q_END are queries, those up to K_END are keys, and the others are values. A thread has four outputs of a head. If
 // weights with several layouts need several matmuls, each kernel declares only the buffers that it writes, so that the
 // matmuls do not wait for each other. With QK_NORM, a workgroup has all outputs of a head, and norms those of queries and
-// keys first.
+// keys first, with V_NORM also those of values.
 //% provides finish prefetch needs angle clear k_word output_of pack put_v rotated_by
 //% if HAS_Q
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>;  // [rows, HEADS, DIM]
@@ -13,15 +13,18 @@
 //% if QK_NORM
 @group(0) @binding(20) var<storage, read> q_norm: array<f32>; // [DIM]
 @group(0) @binding(21) var<storage, read> k_norm: array<f32>; // [DIM]
+//% if V_NORM
+@group(0) @binding(22) var<storage, read> v_norm: array<f32>; // [DIM]
+//% end
 
 var<workgroup> thread_squares: array<f32, 64>;
 
 // Returns the factor of the norm of the workgroup's head, with the sums of rope_store.wgsl.
-fn head_scale(tid: u32, eps: f32) -> f32 {
+fn head_scale(tid: u32, eps: f32, is_v: bool) -> f32 {
   if (tid < 64u) {
     var own = 0.0;
     for (var i = tid; i < DIM; i += 64u) {
-      let x = totals[output_of(i)];
+      let x = totals[select(output_of(i), i, is_v)];
       own = fma(x, x, own);
     }
     thread_squares[tid] = own;
@@ -50,9 +53,13 @@ fn prefetch(tid: u32, first: u32) -> Prefetched {
 //% end
   if (tid >= TILE / 4u) { return prefetched; }
 //% if QK_NORM
-  let dims = dims_of((first + 4u * tid) % DIM);
+  let at = (first + 4u * tid) % DIM;
+  let dims = dims_of(at);
 //% for c in 0..4
   prefetched.norms[${c}] = select(k_norm[dims[${c}]], q_norm[dims[${c}]], first < Q_END);
+//% if V_NORM
+  if (first >= K_END) { prefetched.norms[${c}] = v_norm[at + ${c}u]; }
+//% end
 //% end
 //% end
   prefetched.token_offset = step[args.token_offsets + KV_GROUP * args.rows];
@@ -67,14 +74,23 @@ fn prefetch(tid: u32, first: u32) -> Prefetched {
 
 fn finish(tid: u32, first: u32, prefetched: Prefetched) {
 //% if QK_NORM
-  let scale = head_scale(tid, select(K_EPS, Q_EPS, first < Q_END));
+  let is_v = first >= K_END;
+//% if V_NORM
+  let scale = head_scale(tid, select(select(K_EPS, Q_EPS, first < Q_END), V_EPS, is_v), is_v);
+//% else
+  let scale = head_scale(tid, select(K_EPS, Q_EPS, first < Q_END), is_v);
+//% end
 //% end
   let output = first + 4u * tid;
   if (tid >= TILE / 4u || output >= OUTPUTS) { return; }
   let at = output % DIM; // index in its head
   var x = vec4<f32>(totals[4u * tid], totals[4u * tid + 1u], totals[4u * tid + 2u], totals[4u * tid + 3u]);
+//% if V_NORM
+  x = x * scale * prefetched.norms;
+//% else
 //% if QK_NORM
   if (output < K_END) { x = x * scale * prefetched.norms; }
+//% end
 //% end
   // `x` has two pairs of neighbouring dimensions, which begin at `ends`.
   var ends = vec2<u32>(at, at + 2u);

@@ -58,7 +58,7 @@ impl Builder<'_> {
             self.sizes.need(Slot::Gathered { is_k }, plan::tables(facts.kv, facts.limits) * words);
             self.push(Kernel::Gather { kv, is_k });
         }
-        if facts.hands_partials(class) {
+        if facts.hands_partials(class, kv.group) {
             let words = tiling.partials * group.heads * (group.head_dim + 4);
             self.sizes.need(Slot::HandoffPartials, words);
         } else {

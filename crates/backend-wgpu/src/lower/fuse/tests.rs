@@ -147,6 +147,15 @@ fn heads_are_rotated_by_their_matmul_in_steps_of_one_row() {
         let ordered = apply(facts, RowClass::ONE, order_pairs, &nodes);
         assert_eq!(apply(facts, RowClass::ONE, rope_in_matmul, &ordered).len(), nodes.len() - 3);
     });
+    // Norms of values, and a layer that only has queries; then keys that are values as well, which nothing rotates twice.
+    let shared = ModelShape { v_norm: true, shared_kv: 1, ..normed };
+    with_nodes(target(), &shared, RowClass::ONE, |facts, nodes| {
+        assert_eq!(apply(facts, RowClass::ONE, rope_in_matmul, &nodes).len(), nodes.len() - 3);
+    });
+    let as_values = ModelShape { keys_as_values: true, ..shared };
+    with_nodes(target(), &as_values, RowClass::ONE, |facts, nodes| {
+        assert_eq!(apply(facts, RowClass::ONE, rope_in_matmul, &nodes).len(), nodes.len() - 1);
+    });
     let shape = ModelShape { qk_norm: Some(QkNormKind::Row), ..dense() };
     with_nodes(target(), &shape, RowClass::ONE, |facts, nodes| {
         assert_eq!(names(&apply(facts, RowClass::ONE, order_pairs, &nodes)), names(&nodes));
