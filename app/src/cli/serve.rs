@@ -32,8 +32,8 @@ http://127.0.0.1:11434; any API key works until there are keys.
   operators  /health, /ready, /status, /metrics
 
 Every setting is also a key of a TOML file (--config, else `paguro/serve.toml` in the folder for configurations), such as \
-`port = 8080` and `keep-alive = \"1h\"`, and an environment variable (PAGURO_...). A flag takes precedence over the file, \
-and the file over the environment. An unknown key is an error.
+`port = 8080` and `keep-alive = \"1h\"`, and an environment variable (PAGURO_...). A flag takes precedence over the \
+environment, and the environment over the file. An unknown key is an error.
 
 Without keys (`paguro keys add`), anyone who can reach the address can use the server if it listens for this machine \
 only. If it listens for other machines, requests always need a key.
@@ -97,7 +97,7 @@ impl<T: Args> Args for Given<T> {
     }
 }
 
-/// Settings of flags, file and environment; absent if not set.
+/// Settings of flags, environment and file; absent if not set.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServeOptions {

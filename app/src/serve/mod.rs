@@ -113,7 +113,7 @@ fn bind_kv_events(
 pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome<()> {
     memory::configure();
     let config = read_config(args.config.as_deref(), program.serve_config.as_deref())?;
-    let options = args.given.flags.clone().or(config.clone()).or(args.given.environment.clone());
+    let options = args.given.flags.clone().or(args.given.environment.clone()).or(config.clone());
     let traces = start_log(&options, program.terminal)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // An address in use is reported before devices and models are opened.
