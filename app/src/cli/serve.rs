@@ -105,7 +105,7 @@ pub struct ServeOptions {
     #[arg(value_name = "MODEL | FOLDER")]
     pub models: Vec<String>,
 
-    /// The same, as a flag; repeatable
+    /// A MODEL as a flag; repeatable
     #[arg(short = 'm', long = "model", value_name = "MODEL")]
     #[serde(rename = "model")]
     pub more_models: Vec<String>,
@@ -339,13 +339,13 @@ pub struct ServeOptions {
     )]
     pub speculate: Option<Speculate>,
 
-    /// Memory of the host for K and V that a GPU has no room for, of all models together; or off. It has no use on the CPU [default: a
-    /// quarter of the free memory, at most 16GB]
+    /// Host memory for KV blocks evicted from the GPU, shared by all models; or off. No effect on the CPU [default: a quarter of
+    /// the free memory, at most 16GB]
     #[arg(long, env = "PAGURO_KV_HOST", value_name = "BYTES|off", help_heading = "Models")]
     pub kv_host: Option<SizeOrOff>,
 
-    /// Space on disk for K and V of earlier requests, which then need not be computed again, also after a restart; or off [default: a
-    /// tenth of the free space, at most 16GB]
+    /// Disk space for the KV cache of earlier requests, which is read again after a restart; or off [default: a tenth of the free
+    /// space, at most 16GB]
     #[arg(long, env = "PAGURO_KV_DISK", value_name = "BYTES|off", help_heading = "Models")]
     pub kv_disk: Option<SizeOrOff>,
 

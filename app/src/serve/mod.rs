@@ -45,7 +45,7 @@ const MOST_HOST_BYTES: u64 = 16_000_000_000;
 /// Minimum memory limit. A smaller one holds no model.
 const LEAST_MEMORY: u64 = 1 << 20;
 
-/// Memory of the host for blocks that a GPU has no room for. `None` if it is off, or where it has no use.
+/// Host memory for blocks evicted from a GPU. `None` if it is off, and on the CPU.
 fn host_memory(options: &ServeOptions, on_gpu: bool) -> Option<Arc<HostMemory>> {
     if !on_gpu {
         if options.kv_host.is_some_and(|size| size.0.is_some()) {

@@ -442,7 +442,7 @@ pub(crate) fn view_name(files: &[FileRecord]) -> String {
     Digest::of(listing(files).as_bytes()).hex()
 }
 
-/// Returns the number of names of a file; 1 where the system does not tell.
+/// Returns the number of names of a file; 1 where the system does not report it.
 fn link_count(path: &Path) -> u64 {
     #[cfg(unix)]
     return fs::metadata(path).map_or(1, |file| std::os::unix::fs::MetadataExt::nlink(&file));
