@@ -1,5 +1,8 @@
 //! Presets of single models: load settings, default options of requests, aliases. The library stores them in its
 //! catalogue (`paguro preset`); those of a server's settings file take precedence.
+//!
+//! A preset outlives the files of its model. The library reads only its aliases. `paguro serve` merges it with that of
+//! the settings file; if it changes an option of the load, the model is loaded again.
 
 use std::path::Path;
 

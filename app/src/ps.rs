@@ -52,7 +52,7 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    /// Finds the server of the flags, the settings file and the environment, in the order in which `paguro serve` reads them.
+    /// Finds the server of the flags, the environment and the settings file, which take precedence in this order, as in `paguro serve`.
     ///
     /// # Errors
     /// The settings file is invalid, or the host cannot be resolved.
@@ -64,8 +64,8 @@ impl<'a> Server<'a> {
         }
         let file = serve::read_config(None, settings.serve_config.as_deref())?;
         let Given { flags, environment } = &args.place;
-        let host = flags.host.clone().or(file.host).or(environment.host.clone());
-        let port = flags.port.or(file.port).or(environment.port).unwrap_or(serve::PORT);
+        let host = flags.host.clone().or(environment.host.clone()).or(file.host);
+        let port = flags.port.or(environment.port).or(file.port).unwrap_or(serve::PORT);
         let address = address::resolve(host.as_deref(), port)?;
         Ok(Self { url: address::from_here(&format!("http://{address}")), key })
     }

@@ -113,7 +113,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "K", requires = "json")]
     pub logprobs: Option<usize>,
 
-    /// How the answer is sampled and when it ends.
+    /// Sampling and the end of the answer.
     #[command(flatten)]
     pub sampling: SamplingArgs,
 

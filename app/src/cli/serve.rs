@@ -32,8 +32,8 @@ http://127.0.0.1:11434; any API key works until there are keys.
   operators  /health, /ready, /status, /metrics
 
 Every setting is also a key of a TOML file (--config, else `paguro/serve.toml` in the folder for configurations), such as \
-`port = 8080` and `keep-alive = \"1h\"`, and an environment variable (PAGURO_...). A flag takes precedence over the file, \
-and the file over the environment. An unknown key is an error.
+`port = 8080` and `keep-alive = \"1h\"`, and an environment variable (PAGURO_...). A flag takes precedence over the \
+environment, and the environment over the file. An unknown key is an error.
 
 Without keys (`paguro keys add`), anyone who can reach the address can use the server if it listens for this machine \
 only. If it listens for other machines, requests always need a key.
@@ -97,7 +97,7 @@ impl<T: Args> Args for Given<T> {
     }
 }
 
-/// Settings of flags, file and environment; absent if not set.
+/// Settings of flags, environment and file; absent if not set.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServeOptions {
@@ -105,7 +105,7 @@ pub struct ServeOptions {
     #[arg(value_name = "MODEL | FOLDER")]
     pub models: Vec<String>,
 
-    /// The same, as a flag; repeatable
+    /// A MODEL as a flag; repeatable
     #[arg(short = 'm', long = "model", value_name = "MODEL")]
     #[serde(rename = "model")]
     pub more_models: Vec<String>,
@@ -339,13 +339,13 @@ pub struct ServeOptions {
     )]
     pub speculate: Option<Speculate>,
 
-    /// Memory of the host for K and V that a GPU has no room for, of all models together; or off. It has no use on the CPU [default: a
-    /// quarter of the free memory, at most 16GB]
+    /// Host memory for KV blocks evicted from the GPU, shared by all models; or off. No effect on the CPU [default: a quarter of
+    /// the free memory, at most 16GB]
     #[arg(long, env = "PAGURO_KV_HOST", value_name = "BYTES|off", help_heading = "Models")]
     pub kv_host: Option<SizeOrOff>,
 
-    /// Space on disk for K and V of earlier requests, which then need not be computed again, also after a restart; or off [default: a
-    /// tenth of the free space, at most 16GB]
+    /// Disk space for the KV cache of earlier requests, which is read again after a restart; or off [default: a tenth of the free
+    /// space, at most 16GB]
     #[arg(long, env = "PAGURO_KV_DISK", value_name = "BYTES|off", help_heading = "Models")]
     pub kv_disk: Option<SizeOrOff>,
 

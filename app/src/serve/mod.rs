@@ -45,7 +45,7 @@ const MOST_HOST_BYTES: u64 = 16_000_000_000;
 /// Minimum memory limit. A smaller one holds no model.
 const LEAST_MEMORY: u64 = 1 << 20;
 
-/// Memory of the host for blocks that a GPU has no room for. `None` if it is off, or where it has no use.
+/// Host memory for blocks evicted from a GPU. `None` if it is off, and on the CPU.
 fn host_memory(options: &ServeOptions, on_gpu: bool) -> Option<Arc<HostMemory>> {
     if !on_gpu {
         if options.kv_host.is_some_and(|size| size.0.is_some()) {
@@ -113,7 +113,7 @@ fn bind_kv_events(
 pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome<()> {
     memory::configure();
     let config = read_config(args.config.as_deref(), program.serve_config.as_deref())?;
-    let options = args.given.flags.clone().or(config.clone()).or(args.given.environment.clone());
+    let options = args.given.flags.clone().or(args.given.environment.clone()).or(config.clone());
     let traces = start_log(&options, program.terminal)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // An address in use is reported before devices and models are opened.

@@ -26,7 +26,7 @@ pub fn settings(
     settings: &ServerSettings,
 ) -> Vec<Setting> {
     let origin = |is_set: fn(&ServeOptions) -> bool| {
-        let places = [(&given.flags, "flag"), (config, "file"), (&given.environment, "environment")];
+        let places = [(&given.flags, "flag"), (&given.environment, "environment"), (config, "file")];
         places.into_iter().find(|(options, _)| is_set(options)).map_or("default", |(_, place)| place)
     };
     let listen = settings.listen.iter().map(|place| match place {

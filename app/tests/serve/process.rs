@@ -42,7 +42,7 @@ fn settings_that_make_no_sense_are_named() {
 }
 
 #[test]
-fn flags_are_stronger_than_the_file_and_that_is_stronger_than_the_environment() {
+fn flags_are_stronger_than_the_environment_and_that_is_stronger_than_the_file() {
     let start = |file: &str, environment: Option<&str>, flags: &[&str]| {
         let home = tempfile::tempdir().unwrap();
         fs::create_dir_all(home.path().join(".config/paguro")).unwrap();
@@ -56,8 +56,8 @@ fn flags_are_stronger_than_the_file_and_that_is_stronger_than_the_environment() 
         let tokens = server.post("/tokenize", &json!({"model": "tales", "prompt": "a"})).ok();
         tokens["max_model_len"].as_u64().unwrap()
     };
-    assert_eq!(start("", Some("128"), &[]), 128);
-    assert_eq!(start("ctx = 64\n", Some("128"), &[]), 64);
+    assert_eq!(start("ctx = 64\n", None, &[]), 64);
+    assert_eq!(start("ctx = 64\n", Some("128"), &[]), 128);
     assert_eq!(start("ctx = 64\n", Some("128"), &["--ctx", "96"]), 96);
 }
 

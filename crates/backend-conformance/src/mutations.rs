@@ -30,7 +30,7 @@ struct Defect {
     limits: fn(&mut Limits),
     /// Changes logits, knowing the step.
     logits: fn(&mut [f32], &Circumstances),
-    /// Likewise.
+    /// Changes hidden states, knowing the step.
     embeddings: fn(&mut [f32], &Circumstances),
     outcomes: fn(&mut Vec<OutputValue>),
     block_tables: fn(&mut [PageId], &[StepSequence]),

@@ -56,7 +56,7 @@ pub struct Piece<'a> {
     pub has_matrices: bool,
     /// Queries of the first row, and those of row `i` at `i * stride`; `[key_dim]` each.
     pub queries: &'a [f32],
-    /// Likewise values of the first block, as many as there are, up to those of all blocks.
+    /// Values of the first row, and those of row `i` at `i * stride`: of the first block, up to those of all blocks.
     pub values: &'a [f32],
     /// Floats from one row to the next.
     pub stride: usize,

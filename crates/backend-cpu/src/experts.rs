@@ -19,6 +19,9 @@
 //! The leader sorts rows by expert between routing and sorting, so that each expert's weights are read once for all of
 //! its rows. A row of an expert is computed like a row of any matmul, and a row's experts are added in ascending order
 //! of ids, so results do not depend on the batch.
+//!
+//! Weights of experts that no row has chosen are not read. Stacked matrices are packed one by one, so no block of 16
+//! outputs spans two experts.
 
 mod by_expert;
 mod route;

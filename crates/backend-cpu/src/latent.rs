@@ -16,6 +16,9 @@
 //! | project | 16 outputs | `rows` | `branch_outputs` |
 //!
 //! The latent vector is stored as K and again as V, because pages arrange the two differently.
+//!
+//! The matrices that would expand K and V multiply queries before attention (*absorb*) and its output after it
+//! (*value*), head by head.
 
 use paguro_backend::{Latent, LatentQuery, LatentShape, MatrixId, Mixer, Program, reference};
 

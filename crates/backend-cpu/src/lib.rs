@@ -3,6 +3,23 @@
 //! [`Cpu`] loads a program: weights are packed for vectors of 16 outputs ([`matrix`]), pages are laid out for loads
 //! from front to back (`pages`), and one thread pool (`thread_pool`) then runs every step as a list of phases
 //! (`forward`). Kernels are written once, over the vectors of [`simd`], and chosen once by [`isa`].
+//!
+//! | module | subject | decision |
+//! |-|-|-|
+//! | `forward` | phases of a layer: what each reads and writes | |
+//! | `thread_pool`, `plan` | phases by all threads; division of a step | |
+//! | `matrix` | packed weights and matmuls | 2, 7, 8 |
+//! | `quantize` | activations in eight bits | 2 |
+//! | `attention`, `pages` | attention over splits at fixed positions; arrangement of a page | 3, 5 |
+//! | `experts`, `latent`, `recurrent`, `ssd`, `layer_input`, `row_ops` | phases of layers and ends of other kinds | |
+//! | `adapters` | low-rank changes beside the base | 20 |
+//! | `gather` | the reference path of attention, which copies pages together first | |
+//! | `isa`, `simd` | instruction sets, and vectors of 16 lanes for each | |
+//! | `counters` | kernel statistics: every launch is counted by name | |
+//!
+//! Every sum has one order, attention is split at fixed positions, and no result depends on the thread that computes it.
+//! So logits are equal bit for bit in any batch, for any chunks, with and without cached prefixes, after preemption, and
+//! with any number of threads.
 
 mod adapters;
 mod attend;

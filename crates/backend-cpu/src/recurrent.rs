@@ -13,6 +13,9 @@
 //! | project | 16 outputs | `rows` | `branch_outputs` |
 //!
 //! The scan of Mamba-2 is in `ssd.rs`.
+//!
+//! A thread computes the rows of its part in order. A head's matrix is read once for several rows, and the sums of each
+//! row have the same order as in a step of one row.
 
 mod buffers;
 

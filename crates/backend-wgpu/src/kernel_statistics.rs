@@ -1,4 +1,6 @@
 //! Kernel statistics: launches by name, and optionally times.
+//!
+//! While launches are timed, only attention and its merge use handoff, and count as one kernel.
 
 use paguro_backend::{KernelCount, LoadError, StepError};
 

@@ -4,6 +4,25 @@
 //! over data (`lower`, whose head lists all operations with their launches and kernels), the nodes become kernels, buffers and
 //! launches (`emit`), and a step is one small upload and a few command buffers (`plan`, `runner`). Kernels are the files of
 //! `shaders/`, with constants and repeated lines put in by `template`. Only `emit` names them.
+//!
+//! | module | subject |
+//! |-|-|
+//! | `adapter`, `device`, `chain` | GPUs and rules for their drivers; the test of handoff when a device is opened |
+//! | `heads` | refusal of programs without kernels |
+//! | `lower`, `emit`, `template` | passes over nodes; kernels of WGSL and their pipelines |
+//! | `layout`, `matrix`, `pages` | planes of weights; matrices larger than a binding, by rows; pages |
+//! | `plan`, `planned`, `flight`, `runner` | a step: its words, launches, command buffers, answers |
+//! | `sampler` | sampling on the device |
+//! | `pace`, `canary`, `threadgroup`, `hidden` | watchdogs, lost submissions, Metal's workgroup memory, hazards that wgpu does not see |
+//! | `kernel_statistics` | launches by name, and their times |
+//! | `emulate` | cooperative matrices in plain WGSL, for tests |
+//!
+//! Each command buffer of a step is twice as long as the one before, so that the device works while the host encodes. On
+//! a software driver, where compilation dominates, shapes are arguments of kernels instead of constants.
+//!
+//! With `--numerics exact`, all kernels sum a row's inputs in one order (decision 6), so logits are batch-invariant on
+//! one device with one driver. With `fast`, kernels use cooperative matrices, and results are equal among steps of one
+//! batch-size class.
 
 mod adapter;
 mod canary;

@@ -1,4 +1,7 @@
 //! Matrices on the device.
+//!
+//! Weights are packed at load into the planes of [`layout`](crate::layout). A matrix that is larger than a binding is
+//! split by rows.
 
 use paguro_backend::{LoadError, Matrix};
 

@@ -1,4 +1,8 @@
 //! A step in the device's format: one array of words.
+//!
+//! Steps of several rows have tables of given rows, of coordinates, and of the tokens that each row sees, beside those
+//! of all steps. Only kernels of programs with such rows read them. A step of one row that is given runs the launches of
+//! more rows. Rows that see later ones are in one pass of a [paced](crate::pace) step.
 
 use std::{cmp::Reverse, ops::Range};
 

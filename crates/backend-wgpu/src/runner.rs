@@ -57,7 +57,7 @@ pub struct GpuRunner {
     page_words: usize,
     /// Content of each page; empty where all pages have the same content at all times.
     contents: Vec<Content>,
-    /// Kernels that change it, where it changes.
+    /// Kernels that change the content of pages; `None` if all pages have the same content at all times.
     page_kernels: Option<PageKernels>,
     /// Content of each K/V group's pages.
     of_groups: Vec<Content>,

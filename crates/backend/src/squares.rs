@@ -1,4 +1,6 @@
 //! Sums of squares of the inputs of matrices, from which importance matrices are made.
+//!
+//! For `paguro imatrix`, the CPU backend adds the squares of each row that it multiplies, before the row is quantized.
 
 use std::sync::{Mutex, PoisonError};
 

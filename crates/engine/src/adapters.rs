@@ -1,4 +1,12 @@
 //! Adapters (LoRA) of an engine: handles, limits, and the adapters of a request.
+//!
+//! An [`Adapter`] is a counted handle. Requests hold it until they end. The engine loads a few pairs of matrices between
+//! two steps, so that running answers continue. The digest of matrices and scales is a part of the first key of a text,
+//! so tiers and events need no rules of their own.
+//!
+//! `paguro_model::adapter` reads files and finds the matrices that they name. The library finds the base of an adapter.
+//! The server has the names of adapters, plans their memory, and loads one with its first request (`models/adapters.rs`
+//! there).
 
 use std::{
     sync::{

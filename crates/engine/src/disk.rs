@@ -3,6 +3,10 @@
 //! Blocks and checkpoints are saved when their sequence ends or loses its place. They stay in the arena as long as nobody needs
 //! their pages, so copying them out can wait: the engine copies a few after each step, and all that are left when it has nothing to do. One
 //! that is evicted first is copied before the next step writes its page.
+//!
+//! `paguro_kv_store` writes and reads on its own threads, within a bound of space, and deletes the least recently used
+//! items. The tier opens when the digest of the model's files is known, so that no page of another model is read. Until
+//! then, items wait in pages of the device.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},

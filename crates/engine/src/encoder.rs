@@ -2,6 +2,9 @@
 //!
 //! The thread computes one picture after the other. It is [paced](Pace): while a step of the text model runs, it pauses, also in the
 //! midst of a picture, and between two steps it goes on for a time. Rows do not depend on pauses.
+//!
+//! After each step of the text model, the encoder computes for half of `step_time`. Rows of pictures are in a cache with
+//! a bound of bytes, the least recently used evicted first, and sequences hold those that they still need.
 
 use std::{
     collections::HashMap,

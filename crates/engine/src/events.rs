@@ -1,6 +1,9 @@
 //! Events for routers that track the location of blocks: a block is stored in a tier, or removed from it.
 //!
 //! A block is one entry, although each K/V group has a page of its own: the pages of one group stand for all.
+//!
+//! The texts of blocks are remembered as long as a tier has them: an event has the tokens, pictures and salt of its
+//! block. The engine's thread appends to a bounded queue and never waits for it.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},

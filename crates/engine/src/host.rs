@@ -2,6 +2,9 @@
 //!
 //! It is of use where K and V are in memory of a device. A block is copied when it is evicted, and pages of sequences that lost their
 //! place come back from here.
+//!
+//! A block is copied before the next step writes its page. All engines share one bound of memory, and each evicts its
+//! least recently used blocks.
 
 use std::{
     collections::{BTreeMap, HashMap},

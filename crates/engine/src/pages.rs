@@ -1,5 +1,8 @@
 //! Allocation of pages for sequences: allocate, share, release. The [`Arena`] counts references, and the [`PrefixCache`]
 //! keeps released blocks and checkpoints of states.
+//!
+//! Branches of a request share the pages of the prompt. A shared page is copied before it is written. Otherwise no K and V
+//! are copied on the device.
 
 use paguro_backend::PageId;
 

@@ -1,4 +1,8 @@
 //! Pictures of a request: where their rows are, what identifies them in keys of blocks, and the coordinates of all rows.
+//!
+//! The key of a block also contains the keys of its pictures and their places, so two pictures never share a block, and
+//! tiers and events need no rules of their own. A sequence is computed up to its first picture that is not encoded. A
+//! picture whose K and V are cached is neither decoded nor encoded. Rows that see each other (Gemma 3) are in one step.
 
 use std::{fmt, ops::Range, sync::Arc};
 

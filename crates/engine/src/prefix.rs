@@ -3,6 +3,11 @@
 //! A block's key is a SHA-256 over its parent's key and its tokens, so that it names the whole text up to the
 //! block's end; the first parent is the salt (model, block size). Two texts with equal keys would be a collision
 //! of SHA-256, which is why a hit needs no second look at the tokens.
+//!
+//! A new prompt reuses all blocks of the prefix that it shares with earlier texts. A block that no sequence uses stays
+//! cached until its page is needed; the least recently used one is evicted first. Checkpoints and blocks have one budget
+//! and one order. A checkpoint is evicted before its block or together with it. Of a sequence with states, a cached
+//! prefix ends at a checkpoint.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -3,6 +3,9 @@
 //! A running sequence has one slot. Branches of a request start with a common slot. Each moves to its own slot in its
 //! first step, in which it reads the shared one. So with one slot more than places, at least one branch can always
 //! continue.
+//!
+//! Slots are planned at load: one for each place of a running sequence, and one more. If they would take more than half
+//! of the memory beside the weights, there are fewer places.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 

@@ -2,6 +2,9 @@
 //!
 //! A prefix that only they have is loaded into pages of the prefix cache, while other sequences run. The sequence is admitted
 //! afterwards in the same way as all others, and finds the blocks there.
+//!
+//! It is loaded only if that is faster than computing it, by the measured speeds of both. A step never waits for a tier:
+//! pages are copied between two steps.
 
 use std::time::{Duration, Instant};
 

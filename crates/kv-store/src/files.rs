@@ -18,8 +18,8 @@ const LEADER: &str = "leader";
 const KEY: &str = "key";
 /// A note to the leader: another process has no room.
 const ROOM: &str = "room-wanted";
-/// How often a lock that somebody else has is tried, and the pause between two tries. A process that was just started may
-/// share the lock until it runs its own program.
+/// Attempts to acquire a held lock, and the pause between them. A process that was just started may share the lock until it
+/// runs its own program.
 const TRIES: usize = 10;
 const PAUSE: Duration = Duration::from_millis(50);
 /// Age at which a temporary file has no writer any more.

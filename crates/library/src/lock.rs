@@ -1,4 +1,8 @@
 //! Locks between processes. The system releases them when a process ends, however it ends.
+//!
+//! A writer holds a shared lock on the library from before it stores the first file until the catalogue has the model. A
+//! process that deletes unused files holds it exclusively. Each download has a lock, so that two pulls of one file share
+//! one download. A third lock orders changes of the catalogue and of the records.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},

@@ -1,4 +1,7 @@
 //! Opening of a library, also if it is read-only, on a full disk, or without its catalogue.
+//!
+//! A library that cannot be written is read-only, without a lock and without SQLite's side files. On a full disk,
+//! commands that free space use the [reserve](crate::reserve) first.
 
 use std::{
     fs,

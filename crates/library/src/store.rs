@@ -3,6 +3,9 @@
 //!
 //! A blob appears under its name atomically, complete, verified and synced; incomplete files are in other folders. So
 //! every file in `blobs/` can be trusted, and all others can be deleted while no process writes.
+//!
+//! If the name of a new blob exists, the existing file is verified, and replaced if it is damaged. A model is opened
+//! through a folder of hard links, because split models and Hugging Face folders find their parts by name.
 
 use std::{
     collections::HashSet,
@@ -439,7 +442,7 @@ pub(crate) fn view_name(files: &[FileRecord]) -> String {
     Digest::of(listing(files).as_bytes()).hex()
 }
 
-/// Returns the number of names of a file; 1 where the system does not tell.
+/// Returns the number of names of a file; 1 where the system does not report it.
 fn link_count(path: &Path) -> u64 {
     #[cfg(unix)]
     return fs::metadata(path).map_or(1, |file| std::os::unix::fs::MetadataExt::nlink(&file));

@@ -1,4 +1,7 @@
 //! A Hugging Face folder as the contents of a GGUF file.
+//!
+//! Pooling and the layers after it are written here. `app/tests/architectures/hf.rs` converts a folder of each
+//! architecture and compares logits with those of transformers.
 
 use serde_json::{Map, Value as Json};
 

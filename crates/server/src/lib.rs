@@ -6,6 +6,20 @@
 //!
 //! This crate names no device and opens no model file, except for imports by administrators. Dialects only translate at
 //! both ends of [`generate`].
+//!
+//! | module | subject |
+//! |-|-|
+//! | `listen`, `connections` | sockets and the end of the server; idle and slow connections |
+//! | `layers`, `access` | request ids and the log; host, sender, key and scope |
+//! | `body`, `wire` | rate and memory of bodies and large answers; parsing, unknown fields |
+//! | `openai`, `anthropic`, `ollama`, `retrieval` | APIs: translation at both ends |
+//! | `generate` | common to all: templates, tokens, grammars, stop strings, embeddings, scores |
+//! | `images` | places of images in prompts, fetching, decoding |
+//! | `prepare`, `count` | threads that parse, render, tokenize and compile, with fair queueing; numbers of clients, read only with a bound |
+//! | `models`, `source` | loading and unloading; the application opens models |
+//! | `stream`, `metrics`, `status` | bodies of answers; reports |
+//! | `fleet`, `kv_events` | routers of several servers |
+//! | `ui`, `mcp` | the web page, and tool servers for its chat |
 
 mod access;
 mod aliases;

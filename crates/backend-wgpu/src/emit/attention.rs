@@ -1,4 +1,7 @@
 //! Kernels of attention: rotation and storage, tiles, merges.
+//!
+//! Latent attention has one K/V head of up to 640 elements. The small matrices of its heads form a stack, and the
+//! kernels of matmuls multiply each head of a row with its own matrix.
 
 use paguro_backend::{KvDtype, KvSlot, Latent, LatentShape, PositionScale, QkNorm, QkNormKind, RopeStyle};
 

@@ -1,4 +1,12 @@
 //! Kernels of mixtures of experts.
+//!
+//! No decision of the host is needed, and only chosen experts are read. In steps of one row, every workgroup of gate and
+//! up chooses the experts itself (`choose.wgsl`), and `sum_matvec.wgsl` multiplies down and adds the results. In steps
+//! of few rows, `route.wgsl` chooses, and a workgroup multiplies one row with the weights of one of its experts. In
+//! steps of many rows, `route_tiles.wgsl` groups rows by expert into tiles, which have 16 rows while experts have at
+//! most that many rows on average, and a workgroup multiplies a tile. If the device has cooperative matrices, all tiles
+//! use them (`gather_halves.wgsl`). Without them, all kernels sum a row's inputs in one order, and its experts are added
+//! in ascending order, so the bits are the same.
 
 use paguro_backend::{ExpertGroups, Experts, Scores};
 

@@ -1,5 +1,9 @@
 //! Kernels of mixers with a state. A step overwrites the states that it reads, so it cannot be repeated. Programs with states
 //! therefore run without handoff.
+//!
+//! Each layer has one set of buffers with a state slot for each sequence. `delta.wgsl` computes the rows of a sequence
+//! in blocks, with a workgroup for each 32 columns of a value head, or 16 where it has little memory. Sums have one
+//! order, so the bits do not depend on where steps begin.
 
 use paguro_backend::{Convolution, DeltaRule, DeltaShape, GatedNorm, STATE_CHUNK, ShortConv, Ssd, VectorId};
 

@@ -189,7 +189,7 @@ pub struct Matmul {
 /// State of the activations of a matmul. All but `Ready` are for steps of one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Input {
-    /// Complete, but for the factor of a norm, which is stored.
+    /// Complete, except for the factor of a norm, which is stored.
     Ready,
     /// Without the factor of a norm with this epsilon, which the kernel computes from sums of squares.
     Squares(f32),

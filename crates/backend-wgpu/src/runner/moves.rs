@@ -1,4 +1,8 @@
 //! Pages with several kinds of content: clearing, copies of shared pages, and copies of states.
+//!
+//! K and V of each layer slot are in a buffer of their own, so that an arena can be larger than a binding. If the heads
+//! of K/V groups differ in shape, several smaller layer slots share a buffer. A page that held another layout or a state
+//! is cleared before K and V are stored there, because kernels read whole pages and old bytes may be NaN.
 
 use std::iter;
 

@@ -42,7 +42,7 @@ impl GpuRunner {
         let plan = &mut self.flights[flight_index(self.submitted)].plan;
         plan.make(step);
         for carried in step.carried {
-            // `submit` has looked.
+            // `submit` has checked that the output is carried.
             let at = self.carried.iter().position(|&output| output == carried.output);
             plan.carry(carried.row, at.unwrap_or_default());
         }

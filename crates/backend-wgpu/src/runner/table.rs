@@ -45,7 +45,7 @@ impl GpuRunner {
         table.tokens.clear();
         table.tokens.extend(step.tokens);
         table.carried.clear();
-        // `submit` has looked.
+        // `submit` has checked that the outputs are carried.
         let place =
             |output: usize| self.carried.iter().position(|&other| other == output).unwrap_or_default();
         table.carried.extend(step.carried.iter().map(|carried| (carried.row, place(carried.output))));

@@ -21,6 +21,8 @@
 //! The row of a sequence that has ended meanwhile is dropped. Its pages can be reused at once, because steps run in the
 //! order of their plans. No step is planned ahead if a sequence will probably have a [draft](super::drafts) then, because a
 //! draft continues a text that the host knows.
+//!
+//! The CPU backend computes on threads of the host and carries no tokens, so nothing is planned ahead there.
 
 use std::time::Instant;
 

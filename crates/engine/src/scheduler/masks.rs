@@ -3,6 +3,10 @@
 //! Most masks are known soon after the token before them, so the next step waits for those, for a [short time](GRACE).
 //! A later mask delays no other sequence: its sequence joins the first step that is planned after the mask. Its tokens
 //! do not depend on the step.
+//!
+//! Computing an expected mask during the step would save some dozens of microseconds, but a late mask would delay the whole
+//! step. The time of masks is charged to the tenant in the [accounts](crate::fair) of fair queueing. If all
+//! sequences wait for masks, the engine sleeps and polls commands.
 
 use std::time::{Duration, Instant};
 

@@ -18,6 +18,17 @@
 //! a place after their [quantum](admission::QUANTUM), or waits for older requests of the same tenant, each of which ends.
 //!
 //! A plan depends on the order of requests and on the measured times of earlier steps, but on no clock.
+//!
+//! | module | subject |
+//! |-|-|
+//! | [admission], [queue] | sequences that leave the queue, those that they preempt, fair shares |
+//! | [rows] | rows of decoding sequences and prompts, by the time of a step |
+//! | [masks] | sequences that wait for the mask of their grammar |
+//! | [drafts] | rows that check drafts |
+//! | [pictures] | sequences that wait for the rows of a picture |
+//! | [tiers] | prefixes that are loaded from memory of the host and from disk |
+//! | [ahead] | the plan of the next step while the device computes this one |
+//! | [outputs] | results of a step |
 
 mod admission;
 mod ahead;

@@ -24,12 +24,12 @@ const CHUNK_BYTES: usize = 8 << 20;
 const FORGIVENESS: f64 = 1.01;
 /// Weight of the newest measurement of a speed.
 const RATE: f64 = 0.3;
-/// How often the owner of a store looks for notes of other processes.
+/// Interval at which the owner of a store reads notes of other processes.
 const NOTES_EVERY: Duration = Duration::from_secs(3);
-/// How long an item waits for the leader of a shared store to make room for it, and how often that is checked.
+/// Time that an item waits for the leader of a shared store to make room for it, and the interval of checks.
 const ROOM_PATIENCE: Duration = Duration::from_secs(3);
 const ROOM_EVERY: Duration = Duration::from_millis(200);
-/// How often a process looks for what others have written to a shared store.
+/// Interval at which a process reads new records of others in a shared store.
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
 
 impl Shared {

@@ -3,6 +3,10 @@
 //!
 //! The folders are untrusted. Files are recognised by their first bytes, small files are read up to a limit, and links
 //! may lead anywhere but in circles. A model that cannot be used is listed with the reason.
+//!
+//! An import links files into the blobs, unless the file system or the permissions refuse it, and then refers to them. A
+//! linked blob has the permissions of the other program, which may change its content; verification reads it like any
+//! other. `paguro serve` uses the same readers for folders.
 
 mod folder;
 mod hf_cache;

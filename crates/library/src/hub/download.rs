@@ -1,4 +1,4 @@
-//! Downloads: several files at a time, each gone on with where it stopped, and checked before it becomes a blob.
+//! Downloads: several files at a time, each resumed where it stopped, and checked before it becomes a blob.
 
 use std::{
     fs::{self, File, OpenOptions},

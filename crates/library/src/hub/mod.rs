@@ -1,4 +1,8 @@
 //! Hugging Face's hub, or another one with its interface (`HF_ENDPOINT`): lists and downloads of repositories.
+//!
+//! One request lists a commit's files with their checksums, `choose` selects files, and `download` downloads them. The
+//! list is untrusted: a file name is checked, and is used on disk only as a plain name. A public hub cannot redirect to
+//! this machine or into a private network: `public` checks the addresses that the connection uses.
 
 mod choose;
 mod client;

@@ -1,4 +1,7 @@
 //! Assignment of layers to the pages of K/V groups.
+//!
+//! Layers that read the K and V of an earlier layer share its layer slot. All pages have one size, so a group of smaller
+//! heads has more layer slots. A model without attention has small pages, which only hold copies of states.
 
 use paguro_backend::{KvGroup, KvLayout, KvSlot};
 

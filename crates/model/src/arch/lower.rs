@@ -429,7 +429,7 @@ impl Lowering<'_, '_> {
         };
         let q = self.norm(&q, q_width)?;
         let k = match self.config.layers[layer].geometry.shares_kv {
-            true => q, // without a meaning
+            true => q, // without effect: keys are those of another layer
             false => self.norm(&k, k_width)?,
         };
         Ok(Some(QkNorm { q, k, kind }))

@@ -1,6 +1,6 @@
 //! A `tokenizer.json` as a GGUF file's metadata.
 //!
-//! GGUF only names the way in which text is cut into words. The names are tried in turn, and the first with which a probe gives the
+//! GGUF only names the way in which text is cut into words. The names are tried in order, and the first with which a probe gives the
 //! same tokens is taken. A tokenizer that none of them imitates is refused.
 
 use std::collections::HashMap;

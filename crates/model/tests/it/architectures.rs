@@ -32,7 +32,7 @@ fn worst_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 }
 
 /// Both formats hold the same model in different ways: other orders of rows, other offsets of norms, fused or computed
-/// factors. The logits have to be equal but for rounding.
+/// factors. The logits have to be equal except for rounding.
 #[test]
 fn gguf_and_safetensors_give_the_same_logits() {
     for model in models::all() {

@@ -254,7 +254,7 @@ impl Chooser {
             Role::Down => {
                 let counted = self.downs_seen;
                 self.downs_seen += 1;
-                // Experts may have tensors of their own, so their names tell the layer.
+                // Experts may have tensors of their own, so their names have the layer.
                 let index = if experts > 1 { layer_of(name).unwrap_or(counted) } else { counted };
                 let early = index < layers / 8;
                 match mixture {

@@ -160,7 +160,7 @@ pub async fn server_info(
     info(&state, query).await.map(Json)
 }
 
-/// The same as `/server_info`.
+/// Alias of `/server_info`.
 ///
 /// # Errors
 /// No model has this name.

@@ -161,7 +161,7 @@ pub async fn v1_loads(State(state): State<AppState>) -> Json<Loads> {
     Json(all(&state))
 }
 
-/// The same as `/v1/loads`.
+/// Alias of `/v1/loads`.
 #[utoipa::path(get, path = "/loads", tag = "Routers", responses((status = 200, body = Loads)))]
 pub async fn loads(State(state): State<AppState>) -> Json<Loads> {
     Json(all(&state))

@@ -1,4 +1,6 @@
 //! Endpoints for routers of several servers: vLLM's for tokens, and reports of load and settings.
+//!
+//! A server that is stopped refuses new requests while running ones end ([`drain`]), and closes its ports afterwards.
 
 pub mod drain;
 mod generate;

@@ -1,4 +1,4 @@
-//! A running answer: converts the engine's events into [`Piece`]s.
+//! A running answer: converts the engine's events into [`Piece`]s, and finds stop strings in the content of a chat.
 
 use std::{
     collections::VecDeque,

@@ -3,6 +3,9 @@
 //! A dialect puts images into messages as they are in the request ([`Image`]). [`crate::generate`] fetches those at URLs
 //! ([`fetch`]), and reads headers, which determine the tokens of the prompt ([`plan`]). Pixels are decoded on a few threads
 //! of low priority ([`decode`]), once the prompt is known to fit.
+//!
+//! One character stands for each image in the text of a message. `paguro_model::chat` finds the places that the template
+//! has for them, and the prompt gets the image's tokens there. `paguro_vision` has the rules of sizes and tokens.
 
 mod content;
 mod decode;

@@ -1,4 +1,6 @@
 //! `/ui/v1/session` and `/ui/v1/settings`: permissions of the page, and the settings of the server.
+//!
+//! The session has the identity of the server's build of the page, so a page that was open during an upgrade notices it.
 
 use axum::{Extension, extract::State, http::HeaderMap};
 use serde::Serialize;
