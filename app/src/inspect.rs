@@ -121,7 +121,9 @@ fn summary(
             if let Some(active) = active_parameters(model) {
                 row("active", format!("{} parameters for a token", units::count(active)))?;
             }
-            if let Some(skipped) = skipped(file.tensors()) {
+            if model.mtp.is_some() {
+                row("drafts", "with a head for multi-token prediction".to_owned())?;
+            } else if let Some(skipped) = skipped(file.tensors()) {
                 row("not run", skipped)?;
             }
             row("context", format!("{} tokens", model.context_length))?;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use paguro_backend::{Backend, MemoryPlan};
-use paguro_engine::{Engine, EngineOptions, Handle, PageBudget};
+use paguro_engine::{DraftModel, Engine, EngineOptions, Handle, PageBudget};
 use paguro_model::{LoadOptions, Model, ModelError, ModelFile, gguf::GgufError, tokenizer::Tokenizer};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     devices::{Chosen, Devices},
     failure::{Failure, Outcome},
     models::{EMBEDDED, EMBEDDED_FILE, Source},
-    settings::Terminal,
+    settings::{LibrarySettings, Terminal},
     units,
 };
 
@@ -132,6 +132,51 @@ pub fn writer_of(file: &ModelFile, source: &Source, context: Context) -> Outcome
     Ok(Arc::new(model))
 }
 
+/// Architectures that only draft for a certain model and are not supported, with their names for people.
+const OTHER_DRAFTS: [(&str, &str); 5] = [
+    ("eagle", "EAGLE"),
+    ("dflash", "DFlash"),
+    ("dspark", "DSpark"),
+    ("medusa", "Medusa"),
+    ("assistant", "assistants that share the pages of their model (Gemma 4)"),
+];
+
+/// Opens the model that `--draft` names, for `model`.
+///
+/// # Errors
+/// It is invalid, of a kind that is not supported, or has other tokens.
+pub fn draft(
+    name: Option<&str>,
+    model: &Model,
+    library: &LibrarySettings,
+) -> Outcome<Option<Arc<DraftModel>>> {
+    name.map(|name| draft_of(&Source::find(Some(name), library)?, model)).transpose()
+}
+
+/// Opens a model that drafts for another one, see [`draft`].
+///
+/// # Errors
+/// As [`draft`].
+pub fn draft_of(source: &Source, model: &Model) -> Outcome<Arc<DraftModel>> {
+    const HINT: &str = "a draft model is a smaller model of the same family: --draft MODEL";
+    let (file, name) = (file(source)?, source.short_name());
+    let architecture = file.architecture().unwrap_or_default().to_lowercase();
+    if let Some((_, kind)) = OTHER_DRAFTS.iter().find(|(part, _)| architecture.contains(part)) {
+        let failure = Failure::new(format!("the model `{name}` cannot draft: {kind} are not supported"));
+        return Err(failure.hint(HINT));
+    }
+    let trained = file.context_length().unwrap_or(model.max_context);
+    let context = Context::Tokens(model.max_context.min(trained.max(1)));
+    let drafting = writer_of(&file, source, context)?;
+    match model.tokenizer.difference(&drafting.tokenizer) {
+        None => Ok(DraftModel::model(&drafting)),
+        Some(difference) => {
+            let model = &model.name;
+            Err(Failure::new(format!("`{name}` cannot draft for `{model}`: {difference}")).hint(HINT))
+        }
+    }
+}
+
 /// Starts an engine on the chosen device. If memory is short and `may_shrink` is true, it gets fewer pages.
 ///
 /// # Errors
@@ -168,6 +213,7 @@ pub fn start_on(
         None => format!("loading {name}"),
         Some(compiling) => format!("loading {name}: {compiling}"),
     });
+    let options = with_head(&model, options);
     let (options, kv_bytes) = fit_memory(device.backend.as_ref(), &model, options, may_shrink)?;
     let engine = Engine::start(device.backend.as_ref(), &model, options)
         .map_err(|error| Failure::from_error(&error))?;
@@ -180,6 +226,12 @@ pub fn start_on(
         time: started.elapsed(),
         _engine: engine,
     })
+}
+
+/// Returns the options with the model's own head as the model that drafts, unless there is another one.
+pub fn with_head(model: &Model, options: EngineOptions) -> EngineOptions {
+    let head = || model.mtp.as_ref().map(|head| DraftModel::head(head, model.max_context));
+    EngineOptions { draft: options.draft.clone().or_else(head), ..options }
 }
 
 /// Minimum context to which pages are reduced. A smaller one would be of no use.

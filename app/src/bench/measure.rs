@@ -152,10 +152,10 @@ fn run(target: &Target, case: &Case, prefixes: &Prefixes, random: &mut Random) -
 /// Returns the drafts of the answers to these prompts. Known answers are computed first, in steps of as many rows: with fast
 /// numerics, the last bits depend on their number.
 fn drafts(target: &Target, case: &Case, prompts: &[Vec<u32>], most: usize) -> Outcome<Vec<DraftOptions>> {
-    let (thousandths, length) = match case.drafts {
+    let (thousandths, length, of_model) = match case.drafts {
         BenchDrafts::Off => return Ok(vec![DraftOptions::off(); prompts.len()]),
         BenchDrafts::Auto => return Ok(vec![DraftOptions::default(); prompts.len()]),
-        BenchDrafts::Known { thousandths, length } => (thousandths, length),
+        BenchDrafts::Known { thousandths, length, of_model } => (thousandths, length, of_model),
     };
     let tokens: Arc<[u32]> = vec![0; most].into();
     let wrong = || match length {
@@ -163,7 +163,7 @@ fn drafts(target: &Target, case: &Case, prompts: &[Vec<u32>], most: usize) -> Ou
         Some(length) => DraftOptions {
             most: length,
             eager: true,
-            replay: Some(Replay { tokens: tokens.clone(), chance: 1.0, seed: 0 }),
+            replay: Some(Replay { tokens: tokens.clone(), chance: 1.0, seed: 0, of_model: false }),
             ..DraftOptions::default()
         },
     };
@@ -175,7 +175,7 @@ fn drafts(target: &Target, case: &Case, prompts: &[Vec<u32>], most: usize) -> Ou
         DraftOptions {
             most: length.unwrap_or(MOST_DRAFTED),
             eager: length.is_some(),
-            replay: Some(Replay { tokens, chance, seed: index as u64 }),
+            replay: Some(Replay { tokens, chance, seed: index as u64, of_model }),
             ..DraftOptions::default()
         }
     });

@@ -11,7 +11,7 @@ mod shape;
 use std::{cmp::Reverse, path::PathBuf, sync::Arc, time::Duration};
 
 use paguro_backend::KernelCount;
-use paguro_engine::{EngineOptions, PageBudget, PageOrder};
+use paguro_engine::{DraftModel, EngineOptions, PageBudget, PageOrder};
 use paguro_model::{LoadOptions, Model};
 
 use crate::{
@@ -105,9 +105,10 @@ pub fn bench(
     }
     let loras =
         args.loras.iter().map(|lora| Ok(adapters::place(lora, library)?.0)).collect::<Outcome<Vec<_>>>()?;
+    let draft = load::draft(args.draft.draft.as_deref(), &model, library)?;
     let mut benches = setups(args)
         .into_iter()
-        .map(|setup| Bench::start(args, setup, (&model, &loras), &cases, (devices, terminal)))
+        .map(|setup| Bench::start(args, setup, (&model, &loras, draft.clone()), &cases, (devices, terminal)))
         .collect::<Outcome<Vec<_>>>()?;
 
     let mut memory = PeakMemory::new();
@@ -182,11 +183,11 @@ impl Bench {
     fn start(
         args: &BenchArgs,
         setup: Setup,
-        (model, loras): (&Arc<Model>, &[PathBuf]),
+        (model, loras, draft): (&Arc<Model>, &[PathBuf], Option<Arc<DraftModel>>),
         cases: &[Case],
         (devices, terminal): (&Devices, Terminal),
     ) -> Outcome<Self> {
-        let options = options(args, setup, cases);
+        let options = EngineOptions { draft, ..options(args, setup, cases) };
         let chunk = options.max_batch_tokens;
         let on = RunOnArgs { timed: args.kernels, ..args.on.clone() };
         let loaded = load::start(model.clone(), options, false, setup.threads, (devices, &on), terminal)?;

@@ -149,6 +149,7 @@ impl Builder {
             types: None,
             norm: None,
             layers: None,
+            joined: None,
         });
         let layer = |layer: usize| {
             // Q4_K_M stores these with more bits in half of the layers: the outer ones, and every third between them.

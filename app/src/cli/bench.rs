@@ -3,8 +3,8 @@
 use clap::Args;
 
 use super::{
-    Attention, BatchTokensArg, BenchDrafts, KvDtype, ModelArg, Pages, RunOnArgs, ShapeFormat, ShapeName,
-    choices,
+    Attention, BatchTokensArg, BenchDrafts, DraftArg, KvDtype, ModelArg, Pages, RunOnArgs, ShapeFormat,
+    ShapeName, choices,
 };
 
 /// `paguro bench`.
@@ -66,9 +66,13 @@ pub struct BenchArgs {
     pub batch: Vec<usize>,
 
     /// Drafts while decoding: off, auto (the engine's own), or those of the known answer whose tokens are right with a chance (0.7),
-    /// perhaps of a fixed length (0.7x4)
+    /// perhaps of a fixed length (0.7x4), perhaps in the place of those of a model, whose time they take (0.7x4@model)
     #[arg(long, value_name = "DRAFTS,...", value_delimiter = ',', default_value = "off")]
     pub speculate: Vec<BenchDrafts>,
+
+    /// See [`DraftArg`].
+    #[command(flatten)]
+    pub draft: DraftArg,
 
     /// Measure with adapters (LoRA) as well, in an engine of its own: a folder of PEFT or mlx-lm, a GGUF file, or one of the
     /// library; repeatable, for sequences with different ones

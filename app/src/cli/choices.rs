@@ -117,6 +117,8 @@ pub enum BenchDrafts {
         thousandths: u16,
         /// Number of tokens; `None` lets the engine choose.
         length: Option<usize>,
+        /// True if they take the place of a model's drafts.
+        of_model: bool,
     },
 }
 
@@ -127,12 +129,17 @@ impl FromStr for BenchDrafts {
         let wrong = || {
             let most = paguro_engine::MOST_DRAFTED;
             format!(
-                "must be off, auto, a chance such as 0.7, or a chance and a length of at most {most}: 0.7x4"
+                "must be off, auto, a chance such as 0.7, or a chance and a length of at most {most}: 0.7x4; and may \
+                 end with @model"
             )
         };
+        let (text, of_model) = match text.strip_suffix("@model") {
+            Some(text) => (text, true),
+            None => (text, false),
+        };
         let (chance, length) = match text.split_once('x') {
-            None if text == "off" => return Ok(Self::Off),
-            None if text == "auto" => return Ok(Self::Auto),
+            None if text == "off" && !of_model => return Ok(Self::Off),
+            None if text == "auto" && !of_model => return Ok(Self::Auto),
             None => (text, None),
             Some((chance, length)) => (chance, Some(length)),
         };
@@ -140,7 +147,7 @@ impl FromStr for BenchDrafts {
             chance.parse::<f64>().ok().filter(|chance| (0.0..=1.0).contains(chance)).ok_or_else(wrong)?;
         let within = |length: &usize| (1..=paguro_engine::MOST_DRAFTED).contains(length);
         let length = length.map(|length| length.parse().ok().filter(within).ok_or_else(wrong)).transpose()?;
-        Ok(Self::Known { thousandths: (1000.0 * chance).round() as u16, length })
+        Ok(Self::Known { thousandths: (1000.0 * chance).round() as u16, length, of_model })
     }
 }
 
@@ -149,9 +156,10 @@ impl fmt::Display for BenchDrafts {
         match *self {
             Self::Off => f.write_str("off"),
             Self::Auto => f.write_str("auto"),
-            Self::Known { thousandths, length } => {
+            Self::Known { thousandths, length, of_model } => {
                 write!(f, "{}", f64::from(thousandths) / 1000.0)?;
-                length.map_or(Ok(()), |length| write!(f, "x{length}"))
+                length.map_or(Ok(()), |length| write!(f, "x{length}"))?;
+                f.write_str(if of_model { "@model" } else { "" })
             }
         }
     }

@@ -44,8 +44,6 @@ use On::{Both, Measure, Run, Serve};
 const ADAPTERS: &str = "control vectors are not supported; `--lora` loads adapters";
 const PROJECTOR: &str =
     "`paguro pull` downloads a projector with its model; --mmproj FILE names one on the disk";
-const DRAFTS: &str =
-    "drafting with a second model is not supported by this version; --speculate auto drafts without one";
 const SPECULATION: &str =
     "--speculate auto chooses when and how much to draft; --speculate off drafts nothing";
 const TLS: &str = "`paguro serve` speaks HTTP; put a proxy with TLS in front of it";
@@ -154,18 +152,10 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Serve, &["--lora-modules"], Ours("--lora")),
     (Serve, &["--enable-lora", "--lora-init-without-apply"], Nothing),
     (Both, &["--control-vector"], Refused(ADAPTERS)),
-    (Both, &["-md", "--model-draft", "--spec-draft-model", "-hfd"], Refused(DRAFTS)),
+    (Both, &["-md", "--model-draft", "--spec-draft-model", "-hfd"], Ours("--draft")),
     (
         Both,
-        &[
-            "--draft",
-            "--draft-n",
-            "--draft-max",
-            "--draft-min",
-            "--draft-n-min",
-            "--draft-p-min",
-            "--spec-type",
-        ],
+        &["--draft-n", "--draft-max", "--draft-min", "--draft-n-min", "--draft-p-min", "--spec-type"],
         Refused(SPECULATION),
     ),
     (Both, &["--speculative-config"], Refused(SPECULATION)),

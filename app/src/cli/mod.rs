@@ -236,7 +236,7 @@ pub struct KvDtypeArg {
 }
 
 /// Drafts of answers.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct SpeculateArg {
     /// Guess tokens of an answer from the text before it and check several in a step, where that is faster: `auto` or
@@ -250,6 +250,19 @@ pub struct SpeculateArg {
         value_name = "auto|off"
     )]
     pub speculate: Speculate,
+
+    /// See [`DraftArg`].
+    #[command(flatten)]
+    pub draft: DraftArg,
+}
+
+/// A model that drafts.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Running")]
+pub struct DraftArg {
+    /// Also let a smaller model with the same tokens draft the answer
+    #[arg(long, value_name = "MODEL")]
+    pub draft: Option<String>,
 }
 
 /// Tokens of a step.

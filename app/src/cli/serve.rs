@@ -339,6 +339,10 @@ pub struct ServeOptions {
     )]
     pub speculate: Option<Speculate>,
 
+    /// Also let a smaller model with the same tokens draft the answers of the first model on the command line
+    #[arg(long, env = "PAGURO_DRAFT", value_name = "MODEL", help_heading = "Models")]
+    pub draft: Option<String>,
+
     /// Host memory for KV blocks evicted from the GPU, shared by all models; or off. No effect on the CPU [default: a quarter of
     /// the free memory, at most 16GB]
     #[arg(long, env = "PAGURO_KV_HOST", value_name = "BYTES|off", help_heading = "Models")]
@@ -533,6 +537,7 @@ impl ServeOptions {
             kv_memory: self.kv_memory.or(weaker.kv_memory),
             kv_dtype: self.kv_dtype.or(weaker.kv_dtype),
             speculate: self.speculate.or(weaker.speculate),
+            draft: self.draft.or(weaker.draft),
             share_prefixes: self.share_prefixes.or(weaker.share_prefixes),
             kv_events: self.kv_events.or(weaker.kv_events),
             kv_events_replay: self.kv_events_replay.or(weaker.kv_events_replay),

@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use paguro_engine::{Adapter, Constraint, DiskCache, EngineOptions, PageBudget, SubmitError};
+use paguro_engine::{Adapter, Constraint, DiskCache, DraftModel, EngineOptions, PageBudget, SubmitError};
 use paguro_model::Model;
 
 use crate::{
@@ -260,7 +260,8 @@ impl Invocation<'_> {
         let name = source.short_name();
         let session = self.session.zip(weights);
         let disk = session.as_ref().map(|(session, weights)| session.cache(&name, weights));
-        let loaded = start(self.args, model, disk, (self.devices, self.terminal))?;
+        let draft = load::draft(self.args.speculate.draft.draft.as_deref(), &model, self.library)?;
+        let loaded = start(self.args, model, (disk, draft), (self.devices, self.terminal))?;
         let digest =
             session.map(|(session, weights)| session.read_later(weights, loaded.handle.clone(), &name));
         let constraint = grammar::compile(grammar.as_ref(), &loaded)?;
@@ -311,7 +312,7 @@ fn with_standard_input(prompt: Option<String>, terminal: Terminal) -> Outcome<Op
 fn start(
     args: &RunArgs,
     model: Arc<Model>,
-    disk: Option<DiskCache>,
+    (disk, draft): (Option<DiskCache>, Option<Arc<DraftModel>>),
     (devices, terminal): (&Devices, Terminal),
 ) -> Outcome<Loaded> {
     let context = match args.ctx {
@@ -333,6 +334,7 @@ fn start(
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
         speculate: args.speculate.speculate == Speculate::Auto,
+        draft,
         disk,
         ..defaults
     };

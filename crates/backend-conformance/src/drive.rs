@@ -5,8 +5,9 @@ mod moves;
 use std::{collections::BTreeMap, ops::Range};
 
 use paguro_backend::{
-    AXES, AdapterId, AdapterUse, AttentionMode, Backend, Coordinates, GivenRows, KvDtype, Limits, Output,
-    OutputKind, OutputValue, PageId, Program, Runner, StateId, StateUse, Step, StepOutput, StepSequence,
+    AXES, AdapterId, AdapterUse, AttentionMode, Backend, Coordinates, GivenRows, KvDtype, Limits, MatrixId,
+    Output, OutputKind, OutputValue, PageId, Program, Runner, StateId, StateUse, Step, StepOutput,
+    StepSequence,
 };
 
 use crate::{RandomModel, Rng};
@@ -162,9 +163,36 @@ impl Driver {
     /// # Errors
     /// The backend's error.
     pub fn new(backend: &dyn Backend, model: &RandomModel, options: &DriveOptions) -> Result<Self, String> {
+        let limits = Self::limits(model, options);
+        let runner = backend
+            .load(&model.program, model.weights.clone(), limits)
+            .map_err(|error| format!("{} cannot load the model: {error}", backend.name()))?;
+        Self::with_runner(runner, backend, model, options, limits)
+    }
+
+    /// Loads a head of this driver's model, which shares these matrices.
+    ///
+    /// # Errors
+    /// The backend's error.
+    pub(crate) fn head(
+        &mut self,
+        backend: &dyn Backend,
+        head: &RandomModel,
+        shared: &[(MatrixId, MatrixId)],
+        options: &DriveOptions,
+    ) -> Result<Self, String> {
+        let limits = Self::limits(head, options);
+        let runner = self
+            .runner
+            .load_head(&head.program, head.weights.clone(), shared, limits)
+            .map_err(|error| format!("{} cannot load the head: {error}", backend.name()))?;
+        Self::with_runner(runner, backend, head, options, limits)
+    }
+
+    fn limits(model: &RandomModel, options: &DriveOptions) -> Limits {
         let spare = options.least_rows.div_ceil(options.block_size) * model.program.kv.groups.len();
         let longest = options.max_context.max(options.least_rows);
-        let limits = Limits {
+        Limits {
             block_size: options.block_size,
             pages: options.pages + spare,
             max_rows: longest,
@@ -174,10 +202,16 @@ impl Driver {
             states: if model.program.state.is_empty() { 0 } else { STATES },
             kv_dtype: options.kv_dtype,
             attention: options.attention,
-        };
-        let runner = backend
-            .load(&model.program, model.weights.clone(), limits)
-            .map_err(|error| format!("{} cannot load the model: {error}", backend.name()))?;
+        }
+    }
+
+    fn with_runner(
+        runner: Box<dyn Runner>,
+        backend: &dyn Backend,
+        model: &RandomModel,
+        options: &DriveOptions,
+        limits: Limits,
+    ) -> Result<Self, String> {
         // Page 0 is scratch.
         let mut free: Vec<PageId> = (1..options.pages as u32).rev().map(PageId).collect();
         let mut free_states: Vec<StateId> = (1..limits.states as u32).rev().map(StateId).collect();
@@ -383,6 +417,20 @@ impl Driver {
                 0 => return Ok(()),
                 count => self.step(&[(id, count)])?,
             }
+        }
+    }
+
+    /// Drops the last `rows` computed rows of a sequence, which continues with `tokens` from there. Pages behind them are freed.
+    pub fn drop_rows(&mut self, id: SequenceId, rows: usize, tokens: &[u32]) {
+        let Self { sequences, free, users, limits, .. } = self;
+        let sequence = &mut sequences[id.0];
+        sequence.done -= rows;
+        sequence.tokens.truncate(sequence.done);
+        sequence.tokens.extend(tokens);
+        sequence.logits.truncate(sequence.done - sequence.logits_from);
+        for table in &mut sequence.tables {
+            let unused = table.split_off(sequence.done.div_ceil(limits.block_size).min(table.len()));
+            unused.into_iter().for_each(|page| release(page, free, users));
         }
     }
 

@@ -36,6 +36,7 @@ pub fn gpu_subject(
             "end with rows",
             "adapters",
             "bounds of matrices",
+            "multi-token prediction",
         ],
         kernel_formats: match kv_dtype {
             // One format for each layout.

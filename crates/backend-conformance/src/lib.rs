@@ -44,6 +44,7 @@ mod exactness;
 mod experts;
 mod geometry;
 mod gpu;
+mod heads;
 mod latent;
 mod model;
 #[cfg(test)]
@@ -238,6 +239,8 @@ pub const CASES: &[Case] = &[
     Case { name: "spans_of_encoders", run: rows::spans_of_encoders },
     Case { name: "residuals", run: rows::residuals },
     Case { name: "stages", run: rows::stages },
+    Case { name: "joined_rows", run: heads::joined_rows },
+    Case { name: "exact_heads", run: heads::exact },
     Case { name: "towers", run: towers::towers },
     Case { name: "latent_attention", run: latent::latent_attention },
     Case { name: "expert_groups", run: latent::expert_groups },
@@ -304,7 +307,7 @@ macro_rules! conformance {
             shared_kv keys_as_values layer_embeds experts_beside unreadable_tables
             experts routers expert_formats short_convolutions delta_rules hybrids attention_gates
             scans mixer_sums bare_layers ungated_experts
-            given_rows rope_axes spans spans_of_encoders residuals stages towers latent_attention expert_groups adapters bad_adapters everything pages lengths many_rows embeddings
+            given_rows rope_axes spans spans_of_encoders residuals stages joined_rows exact_heads towers latent_attention expert_groups adapters bad_adapters everything pages lengths many_rows embeddings
             limits long_context gather
             batch_invariance exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads

@@ -117,6 +117,8 @@ pub struct ModelShape {
     pub embed_norm: bool,
     /// See [`Program::given_parts`].
     pub given_parts: usize,
+    /// True if given rows are joined with embeddings, see [`Joined`](paguro_backend::Joined).
+    pub joined: bool,
     /// See [`Rope::axes`](paguro_backend::Rope::axes): the axes of the first pairs, which repeat. Empty is none.
     pub axes: &'static [u8],
     /// Layers that see spans.
@@ -155,6 +157,8 @@ pub struct RecurrentShape {
     pub norm_before_gate: bool,
     /// True if scans and sums have scales, and bounds of their steps.
     pub scales: bool,
+    /// See [`Program::droppable_rows`].
+    pub droppable: usize,
 }
 
 impl Default for RecurrentShape {
@@ -168,6 +172,7 @@ impl Default for RecurrentShape {
             norm_groups: 1,
             norm_before_gate: false,
             scales: false,
+            droppable: 0,
         }
     }
 }
@@ -292,6 +297,7 @@ impl Default for ModelShape {
             types: None,
             embed_norm: false,
             given_parts: 0,
+            joined: false,
             axes: &[],
             spans: Spans::None,
             norms_after: false,
@@ -312,14 +318,14 @@ impl ModelShape {
 
     /// Returns the shapes of the states of all layers that have one.
     fn states(&self) -> StateLayout {
-        let RecurrentShape { taps, width, delta, .. } = self.recurrent;
+        let RecurrentShape { taps, width, delta, droppable, .. } = self.recurrent;
         let state = |layer: usize| {
             let (channels, delta) = match self.mixer(layer) {
                 'c' => (width, None),
                 'd' | 's' | 'h' => (delta.channels(), Some(delta)),
                 _ => return None,
             };
-            Some(StateShape { rows: taps - 1, channels, delta })
+            Some(StateShape { rows: taps - 1 + droppable, channels, delta })
         };
         StateLayout { layers: (0..self.windows.len()).filter_map(state).collect() }
     }

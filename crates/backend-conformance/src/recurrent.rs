@@ -1,6 +1,6 @@
 //! Cases of mixers that keep a state, and of gates on the output of attention.
 
-use paguro_backend::{DeltaShape, KeySharing, WeightFormat};
+use paguro_backend::{DeltaShape, KeySharing, STATE_CHUNK, WeightFormat};
 
 use super::{
     Biases, DriveOptions, Driver, ModelShape, RandomModel, RecurrentShape, Rng, Subject, Verdict,
@@ -111,7 +111,7 @@ pub(super) fn attention_gates(subject: &Subject) -> Verdict {
 
 pub(super) fn hybrid(format: WeightFormat) -> ModelShape {
     let delta = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 64, value_dim: 64 };
-    let recurrent = RecurrentShape { width: 256, delta, ..RecurrentShape::default() };
+    let recurrent = RecurrentShape { width: 256, delta, droppable: 5, ..RecurrentShape::default() };
     ModelShape { recurrent, attention_gate: true, ..of_mixers(format, "dcad") }
 }
 
@@ -157,6 +157,7 @@ pub(super) fn exact_of(subject: &Subject, shape: &ModelShape) -> Verdict {
     for stem in subject.draw.some("stems of states", &[1, 31, 32, 33, 50], 1) {
         forks(subject, &model, shape.vocab, stem)?;
     }
+    drops(subject, &model, shape.vocab)?;
     for stem in subject.draw.some("stems of checkpoints", &[32, 50], 1) {
         checkpoints(subject, &model, shape.vocab, stem)?;
     }
@@ -195,6 +196,35 @@ fn checkpoints(subject: &Subject, model: &RandomModel, vocab: usize, stem: usize
     driver.run(again, 13)?;
     let again: Logits = vec![driver.logits(again).1.to_vec()];
     same(&format!("pages of a checkpoint at {stem}"), &again, &expected[..1].to_vec())
+}
+
+/// Rows that are dropped and computed again with other tokens leave nothing behind: at all places of a chunk, as many as can be
+/// dropped, in slots that are written in their place and in others.
+fn drops(subject: &Subject, model: &RandomModel, vocab: usize) -> Verdict {
+    let mut rng = Rng::new(55);
+    let tokens = rng.tokens(80, vocab);
+    let expected = alone(subject, model, std::slice::from_ref(&tokens))?;
+    let most = model.program.droppable_rows().unwrap_or(0);
+    for moves_states in [false, true] {
+        let options = DriveOptions { moves_states, least_rows: subject.exact_rows, ..options(subject) };
+        let mut driver = Driver::new(&*(subject.backend)(2), model, &options)?;
+        let id = driver.start(&tokens[..6]);
+        driver.run(id, 6)?;
+        let mut done = 6;
+        while done < tokens.len() {
+            // A row of the text, and others that are dropped: they never begin a chunk.
+            let rows = most.min(STATE_CHUNK - 1 - done % STATE_CHUNK);
+            let wrong = rng.tokens(rows, vocab);
+            driver.push(id, &[&tokens[done..=done], &wrong].concat());
+            driver.step(&[(id, rows + 1)])?;
+            driver.drop_rows(id, rows, &[]);
+            done += 1;
+        }
+        let dropped: Logits = vec![driver.logits(id).1.to_vec()];
+        same(&format!("rows that are dropped, states move: {moves_states}"), &dropped, &expected)?;
+        driver.preempt(id);
+    }
+    Ok(())
 }
 
 /// Branches continue from one state, some of them later than others.

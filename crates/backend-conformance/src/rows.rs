@@ -23,14 +23,14 @@ const COLUMNS: usize = 4;
 
 /// Tokens of a sequence, and the rows of its images.
 #[derive(Clone, Debug)]
-struct Text {
-    tokens: Vec<u32>,
-    content: RowContent,
+pub(super) struct Text {
+    pub(super) tokens: Vec<u32>,
+    pub(super) content: RowContent,
 }
 
 impl Text {
     /// Returns a text of `length` rows of which these are images, with everything that models of this shape read.
-    fn new(shape: &ModelShape, length: usize, images: &[Range<usize>], seed: u64) -> Self {
+    pub(super) fn new(shape: &ModelShape, length: usize, images: &[Range<usize>], seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let tokens = rng.tokens(length, shape.vocab);
         let mut content = RowContent::default();
@@ -70,7 +70,7 @@ fn coordinates(length: usize, images: &[Range<usize>]) -> Vec<Coordinates> {
 }
 
 /// Texts, and the texts and numbers of rows of each step.
-type Texts = (Vec<Text>, Vec<Vec<(usize, usize)>>);
+pub(super) type Texts = (Vec<Text>, Vec<Vec<(usize, usize)>>);
 
 /// Texts with images, and steps that cut none of these: two images side by side, one of a row, one that begins and ends
 /// its text, and a text without any.
@@ -91,7 +91,11 @@ fn texts(shape: &ModelShape) -> Texts {
 const IMAGES: [Range<usize>; 3] = [3..15, 20..21, 21..33];
 
 /// Runs texts in these steps.
-fn run(driver: &mut Driver, texts: &[Text], steps: &[Vec<(usize, usize)>]) -> Result<Logits, String> {
+pub(super) fn run(
+    driver: &mut Driver,
+    texts: &[Text],
+    steps: &[Vec<(usize, usize)>],
+) -> Result<Logits, String> {
     let ids: Vec<_> =
         texts.iter().map(|text| driver.start_with(&text.tokens, text.content.clone())).collect();
     for parts in steps {
@@ -104,7 +108,7 @@ fn run(driver: &mut Driver, texts: &[Text], steps: &[Vec<(usize, usize)>]) -> Re
 }
 
 /// Runs texts alone and in one piece each.
-fn alone(
+pub(super) fn alone(
     backend: &dyn Backend,
     model: &RandomModel,
     options: &DriveOptions,
@@ -130,7 +134,7 @@ pub(super) fn unless_refused(subject: &Subject, check: impl FnOnce() -> Verdict)
 }
 
 /// Texts on a model of this shape agree with the reference.
-fn agrees_on(
+pub(super) fn agrees_on(
     subject: &Subject,
     shape: &ModelShape,
     (texts, steps): &Texts,

@@ -97,7 +97,7 @@ pub(super) fn ungated_experts(subject: &Subject) -> Verdict {
 pub(super) fn exact(subject: &Subject) -> Verdict {
     for format in drawn(subject, "formats of scans", &[WeightFormat::F16, WeightFormat::Q8_0], 1) {
         for key_dim in subject.draw.some("keys of exact scans", &[64, 160], 1) {
-            let recurrent = RecurrentShape { norm_groups: 2, ..scan(2, 4, key_dim, 64) };
+            let recurrent = RecurrentShape { norm_groups: 2, droppable: 7, ..scan(2, 4, key_dim, 64) };
             let shape = ModelShape { recurrent, networks: "-xx", ..of_mixers(format, "h-s") };
             recurrent::exact_of(subject, &shape)?;
         }

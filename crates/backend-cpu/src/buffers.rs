@@ -173,7 +173,7 @@ impl BufferSizes {
             attention_gate: if has_gate { rows * q } else { 0 },
             rows,
             hidden,
-            widest: hidden
+            widest: if program.joined().is_some() { 2 * hidden } else { hidden }
                 .max(ffn)
                 .max(q)
                 .max(experts.count)

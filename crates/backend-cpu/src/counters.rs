@@ -1,7 +1,10 @@
 //! Kernel statistics: launches and times.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -132,7 +135,7 @@ pub struct Counters {
 
 impl Counters {
     /// For these matrices and pages.
-    pub fn new(isa: Isa, kv_dtype: KvDtype, matrices: &[PackedMatrix]) -> Self {
+    pub fn new(isa: Isa, kv_dtype: KvDtype, matrices: &[Arc<PackedMatrix>]) -> Self {
         let mut matmuls: Vec<(String, Count)> = Vec::new();
         let matrices = matrices.iter().map(|matrix| {
             let name = matrix.kernel_name(isa);

@@ -237,15 +237,21 @@ impl Pass<'_> {
     /// Phase: the residual stream before the first layer, and the rotations of all rows.
     fn begin(&mut self) {
         let rows = self.rows();
-        if let Input::Patches(patches) = &self.model.program.input {
-            self.patches(patches);
-        }
+        let joined = match &self.model.program.input {
+            Input::Patches(patches) => {
+                self.patches(patches);
+                false
+            }
+            Input::Tokens(embed) => self.joined(embed),
+            Input::Rows => false,
+        };
         self.phase(Kernel::Embed, rows, Chunking::Guided(4), |worker, range| {
             let (model, buffers) = (worker.model, worker.buffers);
             for row in range {
                 // SAFETY: the phase is shared by row; see the table at the head of this file.
                 let x = unsafe { worker.write(&buffers.x, row, model.program.hidden) };
                 match &model.program.input {
+                    _ if joined => {}       // made before
                     Input::Patches(_) => {} // made before
                     input => match (worker.given(row, 0), input) {
                         (Some(given), _) => x.copy_from_slice(given),

@@ -32,6 +32,7 @@ mod experts;
 mod forward;
 mod gather;
 pub mod isa;
+mod joined;
 mod latent;
 mod layer_input;
 mod machine;

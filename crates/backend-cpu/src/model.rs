@@ -18,7 +18,7 @@ pub struct Model {
     /// The program.
     pub program: Program,
     /// Matrices by [`MatrixId`].
-    pub matrices: Vec<PackedMatrix>,
+    pub matrices: Vec<Arc<PackedMatrix>>,
     /// Vectors by [`VectorId`].
     pub vectors: Vec<Vec<f32>>,
     /// Tables by [`TableId`](paguro_backend::TableId).

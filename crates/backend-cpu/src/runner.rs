@@ -1,11 +1,11 @@
 //! A loaded model: the contract's [`Runner`].
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paguro_backend::{
-    AdapterId, AttentionMode, InputSquares, KernelCount, Limits, LoadError, LowRank, OutputKind, OutputValue,
-    Pace, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket,
-    WeightFormat, Weights,
+    AdapterId, AttentionMode, InputSquares, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind,
+    OutputValue, Pace, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
+    StepOutput, Ticket, WeightFormat, Weights,
 };
 
 use crate::{
@@ -31,7 +31,10 @@ use crate::{
 
 /// A model, its pages, and the thread pool that runs it.
 pub struct CpuRunner {
-    pool: ThreadPool,
+    /// Shared with the heads of the model.
+    pool: Arc<Mutex<ThreadPool>>,
+    isa: Isa,
+    poison: bool,
     model: Model,
     adapters: Adapters,
     limits: Limits,
@@ -55,7 +58,7 @@ pub struct CpuRunner {
 }
 
 impl CpuRunner {
-    /// Packs the weights on the thread pool and allocates all buffers for `limits`.
+    /// Starts a thread pool, and loads a model for it.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -70,6 +73,31 @@ impl CpuRunner {
         squares: Option<Arc<InputSquares>>,
         pace: Option<Arc<Pace>>,
     ) -> Result<Self, LoadError> {
+        let mut pool = ThreadPool::new(threads).map_err(|error| {
+            LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
+        })?;
+        pool.pace = pace;
+        let pool = Arc::new(Mutex::new(pool));
+        Self::load_on(pool, isa, program, weights, limits, poison, squares, &[])
+    }
+
+    /// Packs the weights on the thread pool and allocates all buffers for `limits`. Matrices in `packed` are packed already.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    #[allow(clippy::too_many_arguments)] // two callers
+    fn load_on(
+        shared_pool: Arc<Mutex<ThreadPool>>,
+        isa: Isa,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+        poison: bool,
+        squares: Option<Arc<InputSquares>>,
+        packed: &[(MatrixId, Arc<PackedMatrix>)],
+    ) -> Result<Self, LoadError> {
+        let mut pool = lock(&shared_pool);
+        let threads = pool.threads();
         program.check(&weights)?;
         support::check(program)?;
         let shapes = PageShape::of_groups(&program.kv, limits.block_size, limits.kv_dtype)?;
@@ -80,17 +108,17 @@ impl CpuRunner {
                 supported: "16, 32, 64, 128, 256 and 512 work".into(),
             });
         }
-        let mut pool = ThreadPool::new(threads).map_err(|error| {
-            LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
-        })?;
-        pool.pace = pace;
         let activations = activations_of(program, &weights);
         let mut matrices = Vec::with_capacity(weights.matrices.len());
         // One after the other, so that beside the packed weights, memory holds only the rows that threads are packing.
-        for source in &weights.matrices {
+        for (id, source) in weights.matrices.iter().enumerate() {
+            if let Some((_, packed)) = packed.iter().find(|(shared, _)| shared.0 as usize == id) {
+                matrices.push(packed.clone());
+                continue;
+            }
             let packing = Packing::new(source, activations)?;
             pool.run(threads, Chunking::Single, |_, _| packing.work());
-            matrices.push(packing.finish()?);
+            matrices.push(Arc::new(packing.finish()?));
         }
         weights.check_unchanged()?;
         if let Some(squares) = &squares {
@@ -113,7 +141,8 @@ impl CpuRunner {
         let tail = tail.map(|first| {
             (first, StepPlan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count))
         });
-        let scratch = (0..pool.threads()).map(|_| WorkerScratch {
+        drop(pool);
+        let scratch = (0..threads).map(|_| WorkerScratch {
             matmul: Scratch::default(),
             scores: Scores::new(limits.kv_dtype, sizes.head_dim),
             partial: vec![0.0; sizes.tile_partial],
@@ -148,7 +177,9 @@ impl CpuRunner {
                 adapted: false,
             },
             adapters,
-            pool,
+            pool: shared_pool.clone(),
+            isa,
+            poison,
             limits,
             page_format: page_format::of(isa, &limits, arena.page_bytes()),
             arena,
@@ -177,6 +208,11 @@ impl CpuRunner {
             }
         }
     }
+}
+
+/// Locks the thread pool, which one runner uses at a time.
+fn lock(pool: &Mutex<ThreadPool>) -> MutexGuard<'_, ThreadPool> {
+    pool.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the form of quantized activations. Rows of encoders in Q8_0 are ranged. Decoders keep the eighth bit,
@@ -217,6 +253,7 @@ impl Runner for CpuRunner {
             answers,
             ..
         } = self;
+        let mut pool = lock(pool);
         let tail =
             tail.as_mut().filter(|_| plan.outputs.rows.len() < plan.rows.len()).map(|(first, tail)| {
                 tail.make_outputs(step, plan);
@@ -231,7 +268,7 @@ impl Runner for CpuRunner {
             step,
             plan,
             counters,
-            pool,
+            pool: &mut pool,
             scratch,
             by_expert,
             tail,
@@ -240,6 +277,7 @@ impl Runner for CpuRunner {
         if pool.pace.as_ref().is_some_and(|pace| pace.is_abandoned()) {
             return Err(StepError::Device("the step was abandoned".into()));
         }
+        drop(pool);
         self.outputs = step.outputs.len();
         self.submitted += 1;
         Ok(Ticket(self.submitted))
@@ -261,6 +299,20 @@ impl Runner for CpuRunner {
 
     fn carries(&self, _: &OutputKind<'_>) -> bool {
         false
+    }
+
+    fn load_head(
+        &mut self,
+        program: &Program,
+        weights: Weights,
+        shared: &[(MatrixId, MatrixId)],
+        limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        let packed = shared.iter().map(|&(own, id)| (own, Arc::clone(&self.model.matrices[id.0 as usize])));
+        let packed: Vec<_> = packed.collect();
+        let (pool, squares) = (self.pool.clone(), None);
+        let head = Self::load_on(pool, self.isa, program, weights, limits, self.poison, squares, &packed)?;
+        Ok(Box::new(head))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

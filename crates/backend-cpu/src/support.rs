@@ -28,7 +28,8 @@ pub fn tail(program: &Program) -> Option<usize> {
 
 paguro_backend::known_fields! {
     Program { hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit }
-    Embed { table, scale, positions, types, norm, layers }
+    Embed { table, scale, positions, types, norm, layers, joined }
+    Joined { token_norm, given_norm, linear }
     LayerEmbeds { table, scale, count, width, projection, norm }
     Patches { width, ops }
     Merged { rows, width, taps }

@@ -84,7 +84,7 @@ impl Worker<'_> {
 
     /// Writes the embedding of a row's token.
     pub fn embed(&mut self, op: &Embed, row: usize, x: &mut [f32]) {
-        let Embed { table, scale, positions, types, norm, layers: _ } = op;
+        let Embed { table, scale, positions, types, norm, layers: _, joined: _ } = op;
         let model = self.model;
         let id = self.step.tokens[row] as usize;
         let (kind, token) = (id / model.program.vocab, id % model.program.vocab);

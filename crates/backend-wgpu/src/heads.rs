@@ -113,6 +113,7 @@ impl Refusal<'_> {
         };
         self.require(embed.types.is_none(), "embeddings of token types")?;
         self.require(embed.norm.is_none(), "a norm of embeddings")?;
+        self.require(embed.joined.is_none(), "heads for multi-token prediction")?;
         let has_plain_norm = embed.layers.as_ref().is_none_or(|embeds| is_plain(&embeds.norm));
         self.require(has_plain_norm, "LayerNorm of embeddings for layers")?;
         if program.layers.is_empty() {
@@ -179,7 +180,8 @@ impl Refusal<'_> {
 
 paguro_backend::known_fields! {
     Program { hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit }
-    Embed { table, scale, positions, types, norm, layers }
+    Embed { table, scale, positions, types, norm, layers, joined }
+    Joined { token_norm, given_norm, linear }
     LayerEmbeds { table, scale, count, width, projection, norm }
     Patches { width, ops }
     Merged { rows, width, taps }

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    AdapterId, Carried, KernelCount, Limits, LoadError, LowRank, OutputKind, PageContent, PageFormat, PageId,
-    PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights, sampling::Scratch,
+    AdapterId, Carried, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind, PageContent,
+    PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
+    sampling::Scratch,
 };
 
 use crate::{
@@ -243,6 +244,16 @@ impl Runner for GpuRunner {
         // Launches that are timed run at once, and cannot be held.
         (self.table.is_none() || !self.device.target.timed)
             && matches!(kind, OutputKind::Sample(request) if sampler::carries(request, self.program.vocab))
+    }
+
+    fn load_head(
+        &mut self,
+        _: &Program,
+        _: Weights,
+        _: &[(MatrixId, MatrixId)],
+        _: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        Err(LoadError::no_heads("the GPU"))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

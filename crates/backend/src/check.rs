@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use crate::{
     AXES, Activation, Attention, Beside, Bounds, Convolution, DeltaRule, Dense, DistanceBias, Embed, Exit,
-    ExpertGroups, Experts, FeedForward, Head, Input, KvSlot, Latent, LatentQuery, LatentShape, LayerEmbeds,
-    LayerInput, Linear, LoadError, Matrix, MatrixId, Merged, Mixer, Norm, NormKind, Patches, Program,
-    QkNormKind, Residual, Role, RowOp, SharedExpert, ShortConv, Ssd, StateShape, TableId, VectorId, Visitor,
-    Weights,
+    ExpertGroups, Experts, FeedForward, Head, Input, Joined, KvSlot, Latent, LatentQuery, LatentShape,
+    LayerEmbeds, LayerInput, Linear, LoadError, Matrix, MatrixId, Merged, Mixer, Norm, NormKind, Patches,
+    Program, QkNormKind, Residual, Role, RowOp, SharedExpert, ShortConv, Ssd, StateShape, TableId, VectorId,
+    Visitor, Weights,
 };
 
 impl Program {
@@ -126,7 +126,7 @@ impl Program {
     }
 
     fn check_embed(&self, embed: &Embed, weights: &Checker<'_>) -> Result<(), LoadError> {
-        let Embed { table, scale, positions, types, norm, layers } = embed;
+        let Embed { table, scale, positions, types, norm, layers, joined } = embed;
         weights.matrix(*table, 1, self.vocab, self.hidden)?;
         finite("the scale of embeddings", *scale)?;
         if let Some(positions) = positions {
@@ -143,6 +143,13 @@ impl Program {
         if let Some(layers) = layers {
             require(types.is_none(), || "token types beside embeddings for layers".to_owned())?;
             self.check_layer_embeds(layers, weights)?;
+        }
+        if let Some(Joined { token_norm, given_norm, linear }) = joined {
+            let (parts, fits) = (self.given_parts, layers.is_none() && !self.bidirectional);
+            require(parts == 1 && fits, || format!("{parts} parts of given rows beside embeddings"))?;
+            weights.norm(token_norm, self.hidden)?;
+            weights.norm(given_norm, self.hidden)?;
+            weights.linear(linear, self.hidden, 2 * self.hidden)?;
         }
         Ok(())
     }
@@ -413,7 +420,10 @@ impl Program {
 
     fn check_state(&self, index: usize, needed: StateShape) -> Result<(), LoadError> {
         let found = self.state.layers.get(index);
-        require(found == Some(&needed), || format!("state {index} is {found:?}, a layer needs {needed:?}"))
+        let fits = found.is_some_and(|found| {
+            found.rows >= needed.rows && StateShape { rows: needed.rows, ..*found } == needed
+        });
+        require(fits, || format!("state {index} is {found:?}, a layer needs {needed:?}"))
     }
 
     /// Checks that every state belongs to one layer.

@@ -38,14 +38,14 @@ pub use pace::{Pace, PacedRunner, Piece};
 pub use page_io::{PageContent, PageFormat};
 pub use program::{
     Activation, Attention, Beside, Bounds, Branch, Dense, Digest, DistanceBias, Embed, Exit, ExpertGroups,
-    ExpertLatent, Experts, FeedForward, Head, Input, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
+    ExpertLatent, Experts, FeedForward, Head, Input, Joined, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
     LayerInput, Linear, MatrixId, Merged, Mixer, Norm, NormKind, Patches, PositionScale, Positions, Program,
     QkNorm, QkNormKind, Residual, Role, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert, TableId, Tap,
     TokenTypes, VectorId, Visitor, visible,
 };
 pub use recurrent::{
-    Convolution, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, STATE_CHUNK, ShortConv, Ssd,
-    StateId, StateLayout, StateShape, StateUse,
+    Convolution, DROPPABLE_ROWS, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, STATE_CHUNK,
+    ShortConv, Ssd, StateId, StateLayout, StateShape, StateUse,
 };
 pub use runner::{
     AttentionMode, Backend, Capacity, DeviceLayout, Limits, LoadError, MemoryPlan, PageMove, Runner,

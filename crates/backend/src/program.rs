@@ -20,6 +20,8 @@ pub use self::{
     ffn::{Activation, Beside, Dense, ExpertGroups, ExpertLatent, Experts, Router, Scores, SharedExpert},
     visit::{Role, Visitor},
 };
+#[cfg(doc)]
+use crate::StateUse;
 use crate::{DeltaRule, Latent, ShortConv, Ssd, StateLayout};
 
 /// Index of a matrix in [`Weights::matrices`](crate::Weights::matrices).
@@ -52,7 +54,8 @@ pub struct Program {
     pub ropes: Vec<Rope>,
     /// Makes the residual stream.
     pub input: Input,
-    /// Parts of a [given row](crate::GivenRows), `[hidden]` each: the first one replaces the row's embedding, and part `i` is
+    /// Parts of a [given row](crate::GivenRows), `[hidden]` each: the first one replaces the row's embedding (or is [joined with
+    /// it](Joined)), and part `i` is
     /// added to the residual stream at the end of layer `i - 1` (Qwen3-VL). Zero in a program without given rows.
     pub given_parts: usize,
     /// The layers, in order.
@@ -98,6 +101,21 @@ pub struct Embed {
     pub norm: Option<Norm>,
     /// Embeddings for each layer (Gemma 4).
     pub layers: Option<LayerEmbeds>,
+    /// A given row that is joined with the embedding (heads for multi-token prediction).
+    pub joined: Option<Joined>,
+}
+
+/// Begins the residual stream with an embedding and a row of another program, which the step gives for every row:
+/// `x = [token_norm(embedding), given_norm(given)]·Wᵀ` (DeepSeek V3, equation 21). Such a program has one [given
+/// part](Program::given_parts), which replaces no embedding.
+#[derive(Clone, Copy, Debug)]
+pub struct Joined {
+    /// Norm of the embedding, `[hidden]`.
+    pub token_norm: Norm,
+    /// Norm of the given row, `[hidden]`.
+    pub given_norm: Norm,
+    /// `[hidden, 2 * hidden]`
+    pub linear: Linear,
 }
 
 /// Embeddings of token types, which distinguish the texts of a pair. A row's id in [`Step::tokens`](crate::Step::tokens) is
@@ -366,6 +384,11 @@ impl Program {
         }
     }
 
+    /// Returns the join of embeddings with given rows, if there is one.
+    pub fn joined(&self) -> Option<&Joined> {
+        self.embed()?.joined.as_ref()
+    }
+
     /// Returns the embeddings for layers, if there are some.
     pub fn layer_embeds(&self) -> Option<&LayerEmbeds> {
         self.embed()?.layers.as_ref()
@@ -439,6 +462,21 @@ impl Program {
     /// Returns true if some rotations have coordinates of their own, see [`Rope::axes`].
     pub fn has_axes(&self) -> bool {
         self.ropes.iter().any(|rope| !rope.axes.is_empty())
+    }
+
+    /// Returns the number of last rows of a chunk that a sequence can [drop](StateUse) again; `None` without states, where
+    /// any row can be computed again.
+    pub fn droppable_rows(&self) -> Option<usize> {
+        let of_mixer = |mixer: &Mixer| {
+            let taps = match mixer {
+                Mixer::Conv(conv) => conv.convolution.taps,
+                Mixer::DeltaRule(delta) => delta.convolution.taps,
+                Mixer::Ssd(ssd) => ssd.convolution.taps,
+                Mixer::None | Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Sum(_) => return None,
+            };
+            Some((self.state.layers[mixer.state()?].rows + 1).saturating_sub(taps))
+        };
+        self.mixers().filter_map(of_mixer).min()
     }
 
     /// Returns the K/V group of an attention layer.

@@ -4,12 +4,16 @@
 //! sequence are divided into chunks of [`STATE_CHUNK`], which begin at multiples of it, from position 0. A slot holds
 //! the state at the beginning of a chunk and the rows of the chunk so far. The rows of a chunk are folded into the
 //! state before the first row of the next one is computed. So no bit depends on the distribution of rows over steps,
-//! and the rows of the last chunk can be dropped again.
+//! and the last rows of a step can be dropped again: the next step of the sequence begins at an earlier position of the
+//! same chunk. The convolution needs inputs before that position, so a slot has [`StateShape::rows`] of them.
 
 use crate::{Linear, Norm, VectorId};
 
 /// Rows of a chunk of a recurrent state.
 pub const STATE_CHUNK: usize = 32;
+
+/// Rows that lowered models can drop again: their states have as many inputs of convolutions more than an output needs.
+pub const DROPPABLE_ROWS: usize = 15;
 
 /// A slot for the states of one sequence, of all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -18,7 +22,8 @@ pub struct StateId(pub u32);
 /// Slots that a sequence's rows use in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateUse {
-    /// State after the rows before this step's. A sequence that begins at position 0 does not read it.
+    /// State after the rows before this step's. A sequence that begins at position 0 does not read it. It may be a state after
+    /// more rows of the same chunk, of which the last ones, [some](crate::Program::droppable_rows) at most, are dropped.
     pub read: StateId,
     /// Slot of the state after this step's rows. It may be the slot that is read. No other sequence of the step reads or
     /// writes it.
@@ -42,7 +47,8 @@ pub struct StateLayout {
 /// State of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateShape {
-    /// Number of stored earlier inputs of the convolution.
+    /// Number of stored earlier inputs of the convolution: those that an output depends on, and one for each row that may be
+    /// dropped.
     pub rows: usize,
     /// Elements of each.
     pub channels: usize,

@@ -1,8 +1,8 @@
 //! The two traits that a device implements.
 
 use crate::{
-    AdapterId, KernelCount, KvDtype, LowRank, Matrix, OutputKind, PacedRunner, PageContent, PageFormat,
-    PageId, Program, StateId, Step, StepOutput, WeightFormat, Weights,
+    AdapterId, KernelCount, KvDtype, LowRank, Matrix, MatrixId, OutputKind, PacedRunner, PageContent,
+    PageFormat, PageId, Program, StateId, Step, StepOutput, WeightFormat, Weights,
 };
 
 /// A device that can load programs. Stays alive to load more than one model.
@@ -96,6 +96,19 @@ pub trait Runner: Send {
     /// submission, so a page may be reused by the next step. Devices that compute concurrently with the host support
     /// it, so that they do not wait for the host.
     fn carries(&self, kind: &OutputKind<'_>) -> bool;
+
+    /// Loads a head of this runner's model: a program whose steps alternate with this runner's, and which has matrices in common
+    /// with it. `shared` lists them by their numbers in the head and in the model; they are in memory once.
+    ///
+    /// # Errors
+    /// [`LoadError`], as for [`Backend::load`]. A device that runs no heads refuses them by name.
+    fn load_head(
+        &mut self,
+        program: &Program,
+        weights: Weights,
+        shared: &[(MatrixId, MatrixId)],
+        limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError>;
 
     /// Moves whole pages and states, in order.
     ///
@@ -286,6 +299,15 @@ impl PageMove {
 }
 
 impl LoadError {
+    /// Returns the refusal of heads for multi-token prediction by a device that has no kernels for them.
+    pub fn no_heads(device: &str) -> Self {
+        Self::Unsupported {
+            device: device.to_owned(),
+            what: "heads for multi-token prediction".to_owned(),
+            supported: "--device cpu does".to_owned(),
+        }
+    }
+
     /// Returns the refusal of adapters by a device that has no kernels for them.
     pub fn no_adapters(device: &str) -> Self {
         Self::Unsupported {

@@ -25,7 +25,7 @@ pub struct Step<'a> {
     /// that do not [carry](crate::Runner::carries) tokens from step to step.
     pub carried: &'a [Carried],
     /// Rows whose residual stream is given instead of embedded, in order and disjoint: all rows of a program without
-    /// [tokens](crate::Input::Tokens), some rows of another one with [`given_parts`](crate::Program::given_parts). None of
+    /// [tokens](crate::Input::Tokens) or of one that [joins](crate::Joined) both, some rows of another one with [`given_parts`](crate::Program::given_parts). None of
     /// them is carried. Their entries in `tokens` are ids all the same, and choose rows of
     /// [`LayerEmbeds::table`](crate::LayerEmbeds::table) only; they are 0 in a program without tokens.
     pub given: &'a [GivenRows<'a>],

@@ -122,9 +122,9 @@ impl Step<'_> {
             rule!(carried.is_none(), "given rows {index}: {own:?} have a carried token");
             next = own.end;
         }
-        if !matches!(program.input, Input::Tokens(_)) {
+        if !matches!(program.input, Input::Tokens(_)) || program.joined().is_some() {
             let given: usize = self.given.iter().map(|given| given.rows.len()).sum();
-            rule!(given == rows, "{given} of {rows} rows are given, but the model has no tokens");
+            rule!(given == rows, "{given} of {rows} rows are given, but the model needs all of them");
         }
         Ok(())
     }

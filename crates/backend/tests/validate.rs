@@ -90,6 +90,7 @@ fn validate_for(step: &Owned, states: usize, change: impl FnOnce(&mut Program)) 
             types: None,
             norm: None,
             layers: None,
+            joined: None,
         }),
         given_parts: 0,
         layers: Vec::new(),
@@ -291,7 +292,7 @@ fn rows_without_tokens() {
         validate_for(&step, 0, |program| (program.input, program.given_parts) = (Input::Rows, 1))
     };
     expect!["valid"].assert_eq(&of_rows(|_| ()));
-    expect!["invalid step: 5 of 6 rows are given, but the model has no tokens"]
+    expect!["invalid step: 5 of 6 rows are given, but the model needs all of them"]
         .assert_eq(&of_rows(|step| step.given = vec![(0..2, 16), (3..6, 24)]));
     expect!["invalid step: row 2: token 1 of 1 does not exist"]
         .assert_eq(&of_rows(|step| step.tokens[2] = 1));

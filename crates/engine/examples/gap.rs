@@ -228,6 +228,16 @@ impl Runner for ClockRunner {
         self.carries && matches!(kind, OutputKind::Sample(_))
     }
 
+    fn load_head(
+        &mut self,
+        _: &Program,
+        _: Weights,
+        _: &[(MatrixId, MatrixId)],
+        _: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        Err(LoadError::no_heads("clock"))
+    }
+
     fn move_pages(&mut self, _: &[PageMove]) -> Result<(), StepError> {
         Ok(())
     }
@@ -289,6 +299,7 @@ fn program() -> Program {
             types: None,
             norm: None,
             layers: None,
+            joined: None,
         }),
         given_parts: 0,
         layers: Vec::new(),

@@ -7,19 +7,19 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, mpsc::channel},
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use paguro_backend::{
-    Backend, Input, Limits, Output, OutputKind, OutputValue, PageId, Program, Runner, StateId, Step,
-    StepOutput, StepSequence, Weights,
+    Backend, GivenRows, Input, Limits, LoadError, Output, OutputKind, OutputValue, PageId, Program, Runner,
+    StateId, Step, StepOutput, StepSequence, Weights,
 };
 use paguro_kv_store::ModelInfo;
 use paguro_model::{Model, Vision, tokenizer::Tokenizer};
 
 use self::worker::Worker;
 use crate::{
-    EngineError, EngineOptions, EnginePlan, Handle,
+    DraftModel, EngineError, EngineOptions, EnginePlan, Handle,
     disk::{Disk, Identity},
     encoder::{self, Encoder, EncoderCache},
     events::Events,
@@ -30,6 +30,7 @@ use crate::{
     pages::Pages,
     request::{PictureLimits, RequestLimits},
     scheduler::Scheduler,
+    speculation::DraftRunner,
     tiers::Tiers,
 };
 
@@ -93,7 +94,11 @@ impl Engine {
         let vision = vision.filter(|_| backend.runs_towers());
         let program = &for_device(program.clone(), vision);
         let resolved = options.resolve(backend, program, weights, vision, max_context)?;
+        let (model, layout) = (resolved.limits, resolved.layout.clone());
         let mut plan = resolved.plan(backend, program, weights);
+        if let Some(draft) = options.draft_model(program) {
+            plan.add_draft(draft, backend, &model, &layout);
+        }
         if let Some(vision) = vision {
             let tower = encoder::plan(backend, vision, options.max_image_tokens, options.encoder_cache);
             plan.memory.weights = plan.memory.weights.saturating_add(tower.weights);
@@ -166,10 +171,26 @@ impl Engine {
         if options.speculate {
             scheduler.speculate();
         }
+        let mut draft_problem = None;
+        let mut drafter = None;
+        if let Some(draft) = options.draft_model(&program) {
+            match start_draft(backend, runner.as_mut(), draft, &limits, scheduler.layout(), program.vocab) {
+                Ok(started) => {
+                    scheduler.draft_by(&started);
+                    drafter = Some(started);
+                }
+                // A head comes with the model, and nobody has asked for it.
+                Err(EngineError::Load(error @ LoadError::Unsupported { .. })) if draft.shared.is_some() => {
+                    draft_problem = Some(error.to_string());
+                }
+                Err(error) => return Err(error),
+            }
+        }
         let queue = Queue::new(options.queue_capacity, options.queue_tokens);
         let space = scheduler.disk().and_then(|disk| disk.space().cloned());
         let mut shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
         shared.adapter_limits = options.adapters;
+        shared.draft_problem = draft_problem;
         shared.max_image_tokens = tower.map(|vision| encoder::most_rows(vision, options.max_image_tokens));
         if let Some(space) = space {
             let _ = shared.disk.set(space);
@@ -187,6 +208,8 @@ impl Engine {
             loaded: channel(),
             in_flight: None,
             encoder,
+            drafter,
+            drafting: Duration::ZERO,
             loading: VecDeque::new(),
             stopping: false,
         };
@@ -237,6 +260,26 @@ fn for_device(mut program: Program, vision: Option<&Vision>) -> Program {
     program
 }
 
+/// Loads a model that drafts, and measures a step of it.
+///
+/// # Errors
+/// The backend refuses it.
+fn start_draft(
+    backend: &dyn Backend,
+    runner: &mut dyn Runner,
+    draft: &DraftModel,
+    limits: &Limits,
+    layout: &BlockLayout,
+    vocab: usize,
+) -> Result<DraftRunner, EngineError> {
+    let own = draft.limits(limits, layout);
+    let mut runner = draft.load(backend, runner, own)?;
+    let layout = BlockLayout::new(&draft.program, own.block_size, own.max_rows);
+    let begin = Instant::now();
+    let rows = probe(runner.as_mut(), &layout, &own, &draft.program)?;
+    Ok(DraftRunner::new(runner, &draft.program, own, vocab, (rows, begin.elapsed())))
+}
+
 /// Computes a few tokens to check that the logits are finite, and to measure a step. Returns their number. The pages
 /// that it writes are free; their next owner overwrites them before reading.
 ///
@@ -255,8 +298,12 @@ fn probe(
     let sequences = [StepSequence { rows: 0..rows, start: 0, tables: 0..pages.len(), state }];
     let kind = if program.bidirectional { OutputKind::Embedding } else { OutputKind::Logits };
     let outputs = [Output { row: rows - 1, kind }];
+    let values = vec![0.0; rows * program.given_width()];
+    let joined = [GivenRows { rows: 0..rows, values: &values }];
+    let given = if program.joined().is_some() { &joined[..] } else { &[] };
     let ticket = runner.submit(&Step {
         tokens: &tokens,
+        given,
         sequences: &sequences,
         pages: &pages,
         outputs: &outputs,

@@ -122,6 +122,8 @@ pub(crate) struct Shared {
     vocabulary: OnceLock<Result<Arc<Vocabulary>, GrammarError>>,
     pub stats: Mutex<Stats>,
     pub adapter_limits: AdapterLimits,
+    /// See [`Handle::draft_problem`].
+    pub draft_problem: Option<String>,
     adapters: Mutex<HeldAdapters>,
     /// The store of pages on disk, if there is one.
     pub disk: OnceLock<Space>,
@@ -147,6 +149,7 @@ impl Shared {
             vocabulary: OnceLock::new(),
             stats: Mutex::new(stats),
             adapter_limits: AdapterLimits::default(),
+            draft_problem: None,
             adapters: Mutex::default(),
             disk: OnceLock::new(),
             stopped: OnceLock::new(),
@@ -298,6 +301,11 @@ impl Handle {
     /// Returns the maximum tokens of a sequence, prompt and answer together: the setting, or the capacity of the pages.
     pub fn max_context(&self) -> usize {
         self.shared.limits.max_context
+    }
+
+    /// Returns the reason for which the model's head for multi-token prediction does not draft on this device, if it has one.
+    pub fn draft_problem(&self) -> Option<&str> {
+        self.shared.draft_problem.as_deref()
     }
 
     /// Returns the most rows of one part of a picture, for which memory was planned; `None` if the engine reads no pictures.

@@ -1,7 +1,7 @@
 //! Block arithmetic: the block of a position, the blocks that a row attends to, and the maximum number of pages of a
 //! sequence. All other code that counts pages uses it.
 
-use paguro_backend::{KvGroup, Program};
+use paguro_backend::{KvGroup, Program, STATE_CHUNK};
 
 /// Division of a sequence into blocks, and the window of each KV group.
 #[derive(Clone, Debug)]
@@ -18,6 +18,8 @@ pub(crate) struct BlockLayout {
     pub has_axes: bool,
     /// True if rows of a picture see each other, see [`Program::has_spans`].
     pub has_spans: bool,
+    /// Rows that sequences with states can drop, see [`Program::droppable_rows`].
+    pub droppable: Option<usize>,
     /// Checkpoints for the prefix cache, if sequences have states and there is a cache.
     pub checkpoints: Option<Checkpoints>,
 }
@@ -48,7 +50,17 @@ impl BlockLayout {
         let window = |group: &KvGroup| group.window.filter(|_| !is_whole).map(|window| window as usize);
         let windows = program.kv.groups.iter().map(window).collect();
         let (has_axes, has_spans) = (program.has_axes(), program.has_spans());
-        Self { block_size, windows, max_chunk, is_whole, has_axes, has_spans, checkpoints: None }
+        let droppable = program.droppable_rows();
+        Self { block_size, windows, max_chunk, is_whole, has_axes, has_spans, droppable, checkpoints: None }
+    }
+
+    /// Returns the most drafted tokens of a sequence with so many computed tokens: the next row, which is not drafted, and these
+    /// are in one chunk of a state, and in one block if there is a checkpoint at its end.
+    pub fn most_drafted(&self, computed: usize) -> usize {
+        let Some(droppable) = self.droppable else { return usize::MAX };
+        let of_chunk = STATE_CHUNK - 1 - computed % STATE_CHUNK;
+        let of_block = self.checkpoints.map(|_| self.block_size - 1 - computed % self.block_size);
+        droppable.min(of_chunk).min(of_block.unwrap_or(usize::MAX))
     }
 
     /// Returns checkpoints of `pages` pages. The interval is chosen such that a checkpoint has about as many pages as
@@ -125,6 +137,7 @@ mod tests {
             is_whole: false,
             has_axes: false,
             has_spans: false,
+            droppable: None,
             checkpoints: None,
         }
     }

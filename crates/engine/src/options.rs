@@ -6,7 +6,7 @@ use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, MemoryPlan, Progra
 use paguro_model::Vision;
 
 use crate::{
-    AdapterLimits, DiskCache, EngineError, EventSink, HostMemory,
+    AdapterLimits, DiskCache, DraftModel, EngineError, EventSink, HostMemory,
     encoder::most_rows,
     layout::{BlockLayout, Checkpoints},
     states::States,
@@ -44,6 +44,9 @@ pub struct EngineOptions {
     /// True if answers are drafted. Tokens do not depend on it. See [`DraftOptions`](crate::DraftOptions) for the options of
     /// a request.
     pub speculate: bool,
+    /// A model that drafts answers, beside the texts of requests; it is not loaded unless [`EngineOptions::speculate`]. A head that
+    /// the device does not run is not used; see [`Handle::draft_problem`](crate::Handle::draft_problem).
+    pub draft: Option<Arc<DraftModel>>,
     /// True if blocks stay in the prefix cache after their sequence has ended.
     pub prefix_cache: bool,
     /// A store on disk that outlives the engine; `None` for pages in memory only. It requires the prefix cache.
@@ -87,6 +90,7 @@ impl Default for EngineOptions {
             queue_tokens: None,
             max_wait_steps: 1000,
             speculate: true,
+            draft: None,
             prefix_cache: true,
             disk: None,
             host: None,
@@ -167,16 +171,20 @@ impl EngineOptions {
             layout.checkpoints = Some(layout.checkpoints_of(checkpoint_pages));
         }
         let for_tokens = |tokens: usize| layout.blocks(tokens).saturating_mul(layout.groups());
-        let page_bytes = backend.page_bytes(program, self.block_size, self.kv_dtype).max(1) as u64;
+        let draft = self.draft_model(program);
+        let mut page_bytes = backend.page_bytes(program, self.block_size, self.kv_dtype).max(1) as u64;
         let max_sequences = self.places(backend, program, weights);
         let states = if program.state.is_empty() { 0 } else { States::slots_for(max_sequences) };
+        let has_head = draft.is_some_and(|draft| draft.shared.is_some());
         let limits = |pages: usize, max_context: usize| Limits {
             block_size: self.block_size,
             pages,
             max_rows,
             max_sequences,
             // One row of a prompt may need a score and an embedding.
-            max_outputs: max_sequences + if layout.is_whole { max_rows } else { self.max_scores.max(2) },
+            max_outputs: max_sequences
+                + if layout.is_whole { max_rows } else { self.max_scores.max(2) }
+                + if has_head { max_rows } else { 0 },
             max_context,
             states,
             kv_dtype: self.kv_dtype,
@@ -188,8 +196,14 @@ impl EngineOptions {
             };
             layout.checkpoints.map_or(0, pages)
         };
+        if let Some(draft) = draft {
+            page_bytes += draft.bytes_per_page(backend, &limits(1, max_context), layout.groups());
+        }
         let half_of_rest = || {
-            let fixed = backend.plan(program, weights, &limits(0, max_context)).fixed();
+            let mut fixed = backend.plan(program, weights, &limits(0, max_context)).fixed();
+            if let Some(draft) = draft {
+                fixed = fixed.saturating_add(draft.plan(backend, &limits(1, max_context), &layout).fixed());
+            }
             let rest = backend.capacity().bytes_free.saturating_sub(fixed);
             usize::try_from(rest / 2 / page_bytes).unwrap_or(usize::MAX)
         };
@@ -226,6 +240,11 @@ impl EngineOptions {
         }
         let limits = limits(usable + 1, max_context);
         Ok(Resolved { limits, layout })
+    }
+
+    /// Returns the model that drafts beside a program, if it is used.
+    pub(crate) fn draft_model(&self, program: &Program) -> Option<&DraftModel> {
+        self.draft.as_deref().filter(|_| self.speculate && !program.bidirectional)
     }
 
     /// Returns the maximum number of running sequences: the setting, limited for models with states to those whose
@@ -283,7 +302,7 @@ pub struct EnginePlan {
     pub max_context: usize,
     /// Pages that sequences can use.
     pub pages: usize,
-    /// Bytes of one of them.
+    /// Bytes of one of them, with those of a model that drafts for as many tokens.
     pub page_bytes: u64,
     /// Bytes of the states of one sequence, beside its pages.
     pub state_bytes: u64,
@@ -306,6 +325,25 @@ impl EnginePlan {
     pub fn longest_in(&self, bytes: u64) -> usize {
         let pages = usize::try_from(bytes / self.page_bytes.max(1)).unwrap_or(usize::MAX).saturating_sub(1);
         self.layout.longest(pages, (u32::MAX / 2) as usize)
+    }
+}
+
+impl EnginePlan {
+    /// Adds the memory of a model that drafts beside a model with these limits.
+    pub(crate) fn add_draft(
+        &mut self,
+        draft: &DraftModel,
+        backend: &dyn Backend,
+        limits: &Limits,
+        layout: &BlockLayout,
+    ) {
+        let MemoryPlan { weights, kv, states, buffers } = draft.plan(backend, limits, layout);
+        let memory = &mut self.memory;
+        memory.weights = memory.weights.saturating_add(weights);
+        memory.kv = memory.kv.saturating_add(kv);
+        memory.states = memory.states.saturating_add(states);
+        memory.buffers = memory.buffers.saturating_add(buffers);
+        self.page_bytes += draft.bytes_per_page(backend, limits, layout.groups());
     }
 }
 

@@ -61,23 +61,6 @@ impl States {
         Some(slot)
     }
 
-    /// Reserves a second slot for a step of a sequence whose state is `now`, which the step reads and does not change. `None`
-    /// if no slot is free, or if the step already reads another slot than it writes.
-    pub fn reserve_second(&mut self, now: StateUse) -> Option<StateUse> {
-        if now.read != now.write || self.references[now.write.0 as usize] > 1 {
-            return None;
-        }
-        Some(StateUse { read: now.write, write: self.take()? })
-    }
-
-    /// Returns to the state that a step with a [second slot](States::reserve_second) has read.
-    pub fn undo(&mut self, state: &mut StateUse) {
-        if state.read != state.write {
-            self.let_go(state.write);
-            state.write = state.read;
-        }
-    }
-
     /// Returns true if several sequences continue from this state.
     pub fn is_shared(&self, state: StateUse) -> bool {
         self.references[state.write.0 as usize] > 1
@@ -153,24 +136,6 @@ mod tests {
         assert_eq!(states.reserve(Some(branches[0])), Some(Some(branches[0])));
         branches.into_iter().for_each(|branch| states.release(branch));
         assert_eq!((states.free(), states.check(std::iter::empty())), (4, Ok(())));
-    }
-
-    #[test]
-    fn a_step_with_a_second_slot_is_undone_or_settled() {
-        let mut states = States::new(2);
-        let own = states.reserve(None).unwrap().unwrap();
-        let mut state = states.reserve_second(own).unwrap();
-        assert!(state.read == own.write && state.write != own.write);
-        assert_eq!((states.free(), states.check(std::iter::once(state))), (0, Ok(())));
-        assert_eq!(states.reserve_second(state), None);
-        states.undo(&mut state);
-        assert_eq!((state, states.free(), states.check(std::iter::once(state))), (own, 1, Ok(())));
-        let mut state = states.reserve_second(own).unwrap();
-        let written = state.write;
-        states.settle(&mut state);
-        assert_eq!((state, states.free()), (StateUse::in_place(written), 1));
-        states.share(state);
-        assert_eq!(states.reserve_second(state), None, "shared with another branch");
     }
 
     #[test]

@@ -70,8 +70,10 @@ pub struct Stats {
     /// Tokens of drafts that were accepted.
     pub accepted_tokens: u64,
     /// Time that drafts have saved, in nanoseconds: the expected time of steps without drafts for as many tokens, less that
-    /// of the steps that checked them. Negative if it was longer.
+    /// of the steps that checked them, and of a model that drafted them. Negative if it was longer.
     pub draft_nanoseconds: i64,
+    /// Time of a model that drafts, in nanoseconds.
+    pub draft_model_nanoseconds: u64,
     /// Masks of grammars computed, failed ones included.
     pub masks: u64,
     /// Processor time of these computations, in nanoseconds, of all threads together.

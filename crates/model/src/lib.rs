@@ -30,6 +30,7 @@ pub mod tokenizer;
 mod vision;
 
 pub use adapter::AdapterFile;
+pub use arch::MtpHead;
 pub use error::ModelError;
 pub use judge::Judge;
 pub use load::{

@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use paguro_backend::{ByteSource, Program, WeightFormat, Weights};
+use paguro_backend::{ByteSource, Program, WeightFormat};
 
 use self::defaults::{gguf_defaults, hf_defaults, hf_stop_tokens};
 pub use self::{
@@ -21,7 +21,7 @@ pub use self::{
     model::{LoadOptions, Model, ModelShape},
 };
 use crate::{
-    arch::{self, Config, Definition, Linears, Names, Naming, Tensors},
+    arch::{self, Config, Definition, Linears, Lowered, Names, Naming, Tensors},
     chat::ChatTemplate,
     error::ModelError,
     gguf::{Contents, Gguf},
@@ -232,12 +232,13 @@ impl ModelFile {
     /// # Errors
     /// [`ModelError`], with the unsupported, missing or contradictory part.
     pub fn shape(&self, options: &LoadOptions) -> Result<ModelShape, ModelError> {
-        let (config, mut program, weights) = self.lower(options.max_context)?;
+        let (config, Lowered { mut program, weights, mtp }) = self.lower(options.max_context)?;
         let (vision, _) = self.usable_vision(&mut program, None)?;
         Ok(ModelShape {
             context_length: config.context_length,
             program,
             weights,
+            mtp: mtp.map(Arc::new),
             vision: vision.map(Arc::new),
         })
     }
@@ -302,7 +303,7 @@ impl ModelFile {
     /// # Errors
     /// [`ModelError`], with the unsupported, missing or contradictory part.
     pub fn load(&self, options: &LoadOptions) -> Result<Model, ModelError> {
-        let (config, mut program, weights) = self.lower(options.max_context)?;
+        let (config, Lowered { mut program, weights, mtp }) = self.lower(options.max_context)?;
         let tokenizer = self.tokenizer()?;
         let (vision, vision_problem) = self.usable_vision(&mut program, Some(&tokenizer))?;
         let (defaults, mut stop_tokens) = match &self.source {
@@ -333,6 +334,7 @@ impl ModelFile {
             linears: Linears::new(&config, self.naming(), &program, &weights),
             program,
             weights,
+            mtp: mtp.map(Arc::new),
             vision: vision.map(Arc::new),
             vision_problem,
             tokenizer: Arc::new(tokenizer),
@@ -358,7 +360,7 @@ impl ModelFile {
     }
 
     /// Lowers the model, and returns its weights.
-    fn lower(&self, max_context: Option<usize>) -> Result<(Config, Program, Weights), ModelError> {
+    fn lower(&self, max_context: Option<usize>) -> Result<(Config, Lowered), ModelError> {
         let tensors = self.tensors();
         let resolved;
         let (config, names, tensors) = match &self.source {
@@ -382,8 +384,8 @@ impl ModelFile {
             }
         };
         let max_context = max_context.unwrap_or(config.context_length);
-        let (program, weights) = arch::lower(&config, &names, tensors, max_context)?;
-        Ok((config, program, weights))
+        let lowered = arch::lower(&config, &names, tensors, max_context)?;
+        Ok((config, lowered))
     }
 }
 

@@ -1,7 +1,7 @@
 use paguro_backend::{
     AdapterId, Attention, AttentionMode, Capacity, DeviceLayout, FeedForward, KernelCount, KvDtype,
-    LoadError, LowRank, Matrix, Mixer, OutputKind, PacedRunner, PageContent, PageFormat, PageId, PageMove,
-    StepError, Ticket, WeightFormat, excerpt, reference::Reference,
+    LoadError, LowRank, Matrix, MatrixId, Mixer, OutputKind, PacedRunner, PageContent, PageFormat, PageId,
+    PageMove, StepError, Ticket, WeightFormat, excerpt, reference::Reference,
 };
 use paguro_backend_conformance::ModelShape;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -116,6 +116,16 @@ impl Runner for BrokenRunner {
             _ => {}
         }
         Ok(())
+    }
+
+    fn load_head(
+        &mut self,
+        program: &Program,
+        weights: Weights,
+        shared: &[(MatrixId, MatrixId)],
+        limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        self.0.load_head(program, weights, shared, limits)
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

@@ -57,6 +57,8 @@ pub struct ServedModels {
     kv_dtype: KvDtype,
     /// `--speculate`.
     speculate: bool,
+    /// The model of `--draft`, which drafts for the first model.
+    draft: Option<Source>,
     /// Memory limit of all models together, in bytes.
     memory: u64,
     parallel: usize,
@@ -146,6 +148,7 @@ impl ServedModels {
             kv_bytes: options.kv_memory.map(|bytes| bytes.0),
             kv_dtype: options.kv_dtype.map_or(defaults.kv_dtype, KvDtype::from),
             speculate: options.speculate != Some(Speculate::Off),
+            draft: options.draft.as_deref().map(|name| Source::find(Some(name), settings)).transpose()?,
             memory,
             parallel,
             step_time: options.step_time.map_or(defaults.step_time, |time| time.0),

@@ -1,20 +1,32 @@
 //! Memory and limits of a load.
 
-use std::sync::PoisonError;
+use std::{
+    path::Path,
+    sync::{Arc, PoisonError},
+};
 
 use paguro_backend::KvDtype;
-use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
+use paguro_engine::{DraftModel, Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, ModelFile, ModelShape};
 use paguro_server::{Details, LoadError, LoadPlan};
 
 use super::{ServedModels, failed, unusable};
-use crate::{failure::Failure, load, presets::Preset};
+use crate::{failure::Failure, load, models::Source, presets::Preset};
 
 /// Default maximum of tokens with pages, and of the tokens of one sequence.
 const MOST_TOKENS: usize = load::DEFAULT_CONTEXT;
 
 /// Minimum context of a load, if the model supports it.
 const LEAST_TOKENS: usize = 1024;
+
+/// Returns what the memory of a model that drafts depends on.
+fn draft_shape(source: &Source, context: usize) -> Result<Arc<DraftModel>, LoadError> {
+    let file = load::file(source).map_err(failed)?;
+    let max_context = file.context_length().map_or(context, |trained| context.min(trained.max(1)));
+    let shape = file.shape(&LoadOptions { max_context: Some(max_context) });
+    let ModelShape { program, weights, .. } = shape.map_err(|error| unusable(&error))?;
+    Ok(Arc::new(DraftModel { program, weights, max_context, shared: None }))
+}
 
 impl ServedModels {
     /// Returns the maximum tokens of a sequence for a model trained for `trained` tokens; `requested` is the value of a request.
@@ -45,6 +57,13 @@ impl ServedModels {
         }
     }
 
+    /// Returns the model that drafts for the model in this file, if one was set for it.
+    pub(super) fn drafts_for(&self, file: &ModelFile) -> Option<&Source> {
+        let (_, first) = self.named(&self.first)?;
+        let is_of_first = |path: &Path| file.files().iter().any(|file| file.starts_with(path));
+        self.draft.as_ref().filter(|_| first.path().is_some_and(is_of_first))
+    }
+
     /// Returns the memory and limits of an engine for sequences of `context` tokens.
     pub(super) fn engine_plan(
         &self,
@@ -54,8 +73,12 @@ impl ServedModels {
         pages: PageBudget,
     ) -> Result<EnginePlan, LoadError> {
         let shape = file.shape(&LoadOptions { max_context: Some(context) });
-        let ModelShape { program, weights, vision, .. } = shape.map_err(|error| unusable(&error))?;
-        let options = self.engine_options(preset, context, pages);
+        let ModelShape { program, weights, mtp, vision, .. } = shape.map_err(|error| unusable(&error))?;
+        let draft = match self.drafts_for(file) {
+            Some(source) => Some(draft_shape(source, context)?),
+            None => mtp.map(|head| DraftModel::head(&head, context)),
+        };
+        let options = EngineOptions { draft, ..self.engine_options(preset, context, pages) };
         let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
         let device = match &mut *planner {
             Some(device) => device,

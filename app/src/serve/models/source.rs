@@ -11,6 +11,7 @@ use super::{ServedModels, failed, identity::Identity, unusable};
 use crate::{
     devices::Chosen,
     failure::Failure,
+    load,
     models::{EMBEDDED_FILE, Source},
     presets::Preset,
     serve::disk,
@@ -85,6 +86,9 @@ impl ModelSource for ServedModels {
             (model.tool_template, model.template_problem) = (None, None);
         }
         let mut options = self.engine_options(&preset, context, pages);
+        let draft = self.drafts_for(&file).map(|source| load::draft_of(source, &model)).transpose();
+        options.draft = draft.map_err(failed)?;
+        let mut options = load::with_head(&model, options);
         options.host.clone_from(&self.tiers.host);
         options.events = self.tiers.events.as_ref().map(|events| events.of(&wanted.name));
         options.disk = self.tiers.store.as_ref().zip(weights.as_ref()).map(|(store, it)| {
@@ -118,11 +122,15 @@ impl ModelSource for ServedModels {
         };
         let started = self.devices.with(&self.on, self.threads, &notice, start);
         let (engine, memory, device) = started.map_err(failed)?;
+        if let Some(problem) = engine.handle().draft_problem() {
+            tracing::info!(model = &*wanted.name, problem, "the model's head does not draft");
+        }
         if let Err(problem) = model.find_judge(&wanted.name) {
             tracing::warn!(model = &*wanted.name, problem, "cannot rerank");
         }
         // The device has its own copy. These handles would keep the file open and its disk space in use.
         model.weights = Weights::default();
+        model.mtp = None;
         let is_own = !matches!(source, Source::Library { .. });
         let is_other = |now: Identity| preset.version(now.version) != wanted.version;
         let is_current = weights.as_ref().is_none_or(disk::Weights::is_current);

@@ -2,8 +2,9 @@
 
 use paguro_backend::{
     Attention, Beside, DeltaRule, Dense, DistanceBias, Embed, Exit, ExpertLatent, Experts, FeedForward, Head,
-    Input, KvGroup, KvSlot, Latent, LatentQuery, LatentShape, Layer, LayerEmbeds, LayerInput, Linear, Mixer,
-    Positions, Program, QkNorm, QkNormKind, Router, SharedExpert, ShortConv, TableId, TokenTypes, Weights,
+    Input, Joined, KvGroup, KvSlot, Latent, LatentQuery, LatentShape, Layer, LayerEmbeds, LayerInput, Linear,
+    Mixer, Positions, Program, QkNorm, QkNormKind, Router, SharedExpert, ShortConv, TableId, TokenTypes,
+    Weights,
 };
 
 use super::{Biases, ExpertsShape, ModelShape, RecurrentShape, arrange::arrange};
@@ -31,6 +32,11 @@ impl Builder<'_> {
         });
         let embed_norm = shape.embed_norm.then(|| self.norm(hidden));
         let layer_embeds = shape.layer_embeds.map(|width| self.layer_embeds(width));
+        let joined = shape.joined.then(|| Joined {
+            token_norm: self.norm(hidden),
+            given_norm: self.norm(hidden),
+            linear: self.linear("join", hidden, 2 * hidden, 1.0, shape.biases == Biases::All),
+        });
         let mut states = 0..;
         let layers = places.iter().enumerate().map(|(layer, &place)| {
             let mixer = match shape.mixer(layer) {
@@ -91,6 +97,7 @@ impl Builder<'_> {
                 types,
                 norm: embed_norm,
                 layers: layer_embeds,
+                joined,
             }),
             given_parts: shape.given_parts,
             layers,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use paguro_backend::{
     AdapterId, Backend, Capacity, DeviceLayout, GivenRows, KernelCount, KvDtype, Limits, LoadError, LowRank,
-    Matrix, OutputKind, OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner,
-    SamplingParams, Step, StepError, StepOutput, Ticket, Weights,
+    Matrix, MatrixId, OutputKind, OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove,
+    Program, Runner, SamplingParams, Step, StepError, StepOutput, Ticket, Weights,
     reference::{KvRounding, Reference},
 };
 
@@ -162,6 +162,18 @@ impl Runner for DefectiveRunner {
 
     fn carries(&self, kind: &OutputKind<'_>) -> bool {
         self.inner.carries(kind)
+    }
+
+    fn load_head(
+        &mut self,
+        program: &Program,
+        weights: Weights,
+        shared: &[(MatrixId, MatrixId)],
+        limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        let Self { defect, now, .. } = self;
+        let inner = self.inner.load_head(program, weights, shared, limits)?;
+        Ok(Box::new(Self { inner, program: program.clone(), defect: *defect, now: now.clone() }))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

@@ -81,6 +81,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
             Defect { given: |values, _| values.iter_mut().for_each(|value| *value *= 1.1), ..NONE },
             &["given_rows", "stages"],
         ),
+        ("joins in the wrong order", Defect { program: swaps_norms_of_join, ..NONE }, &["joined_rows"]),
         ("adds parts of given rows to other layers", Defect { given: other_parts, ..NONE }, &["given_rows"]),
         (
             "rotates by positions",
@@ -262,6 +263,11 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
             &["short_convolutions", "hybrids"],
         ),
         ("decays by its strength", Defect { program: decay_by_strength, ..NONE }, &["delta_rules"]),
+        (
+            "keeps too few inputs of convolutions",
+            Defect { program: keeps_no_dropped_inputs, ..NONE },
+            &["exact_states"],
+        ),
         ("reads the slot that it writes", Defect { sequences: reads_own_state, ..NONE }, &["exact_states"]),
         ("keeps a copy of tables", Defect { weights: copies_tables, ..NONE }, &["unreadable_tables"]),
         // Weights

@@ -15,6 +15,16 @@ pub(super) fn head(program: &mut Program) -> &mut Head {
     program.head_mut().expect("a program with logits")
 }
 
+pub(super) fn swaps_norms_of_join(program: &mut Program) {
+    let joined = program.embed_mut().and_then(|embed| embed.joined.as_mut());
+    joined.into_iter().for_each(|joined| std::mem::swap(&mut joined.token_norm, &mut joined.given_norm));
+}
+
+pub(super) fn keeps_no_dropped_inputs(program: &mut Program) {
+    let droppable = program.droppable_rows().unwrap_or(0);
+    program.state.layers.iter_mut().for_each(|layer| layer.rows -= droppable);
+}
+
 pub(super) fn each_attention(program: &mut Program, change: fn(&mut Attention)) {
     for layer in &mut program.layers {
         if let Mixer::Attention(attention) = &mut layer.mixer {

@@ -33,7 +33,7 @@ const INPUT_THREADS: usize = 128;
 impl Coder<'_> {
     /// Returns the launch of a short convolution.
     pub fn short_conv(&self, op: &ShortConv, formats: Formats) -> Coded {
-        let mut part = convolution(&op.convolution, op.width);
+        let mut part = self.convolution(&op.convolution, op.state, op.width);
         part.constants.extend([("MIXED_STRIDE", U(3 * op.width as u32)), ("SHORT", U(1))]);
         part.constants.extend(self.emit_for(formats, op.width));
         part.constants.extend(self.halves(FEW_ROWS + 1));
@@ -47,7 +47,7 @@ impl Coder<'_> {
 
     /// Returns the launch that stores the state of a short convolution.
     pub fn keep(&self, op: &ShortConv) -> Coded {
-        let mut part = convolution(&op.convolution, op.width);
+        let mut part = self.convolution(&op.convolution, op.state, op.width);
         part.constants.extend([("MIXED_STRIDE", U(3 * op.width as u32)), ("SHORT", U(1))]);
         part.files = wgsl!("args", "sequences", "convolution", "keep").to_vec();
         part.slots.extend(mixed(op.state, "kept"));
@@ -58,7 +58,7 @@ impl Coder<'_> {
     pub fn delta_inputs(&self, op: &DeltaRule, a: &Span, b: &Span) -> Coded {
         let shape = &op.shape;
         let value_units = shape.value_width().div_ceil(INPUT_THREADS);
-        let mut part = convolution(&op.convolution, shape.channels());
+        let mut part = self.convolution(&op.convolution, op.state, shape.channels());
         part.constants.extend(delta_constants(shape, op.sharing == paguro_backend::KeySharing::Alternating));
         part.constants.extend([
             ("MIXED_STRIDE", U(a.stride as u32)),
@@ -78,7 +78,7 @@ impl Coder<'_> {
     pub fn ssd_inputs(&self, op: &Ssd, d: &Span) -> Coded {
         let channels = op.shape.channels();
         let units = channels.div_ceil(INPUT_THREADS);
-        let mut part = convolution(&op.convolution, channels);
+        let mut part = self.convolution(&op.convolution, op.state, channels);
         part.constants.extend([
             ("MIXED_STRIDE", U(d.stride as u32)),
             ("D_FIRST", U(d.first as u32)),
@@ -194,7 +194,7 @@ impl Coder<'_> {
     /// Returns the launch that stores inputs of the convolution, keys and decays of the step's rows in the state.
     pub fn keep_delta(&self, op: &Heads, convolves: &Convolution, span: &Span) -> Coded {
         let channels = op.shape.channels();
-        let mut part = convolution(convolves, channels);
+        let mut part = self.convolution(convolves, op.state, channels);
         part.constants.extend(delta_constants(&op.shape, op.alternating));
         part.constants.extend([("MIXED_STRIDE", U(span.stride as u32)), ("DELTA", U(1))]);
         part.files = wgsl!("args", "sequences", "convolution", "keep").to_vec();
@@ -205,6 +205,19 @@ impl Coder<'_> {
             ("kept_decays", Slot::State(op.state, StatePart::Decays)),
         ]);
         Coded::new("keep_delta", part, Grid::Sequences(channels.div_ceil(256) as u32))
+    }
+
+    /// Returns constants of a convolution with this state, and its vectors.
+    fn convolution(&self, op: &Convolution, state: usize, channels: usize) -> Part {
+        let constants = vec![
+            ("TAPS", U(op.taps as u32)),
+            ("KEPT", U(self.facts.program.state.layers[state].rows as u32)),
+            ("CHANNELS", U(channels as u32)),
+            ("CONV_BIAS", U(u32::from(op.bias.is_some()))),
+        ];
+        let mut slots = vec![("taps", Slot::Vector(op.weight))];
+        slots.extend(op.bias.map(|bias| ("conv_bias", Slot::Vector(bias))));
+        Part::new(&[], constants, slots)
     }
 }
 
@@ -223,18 +236,6 @@ fn convolved() -> Slots {
 fn inputs(state: usize, gates: [VectorId; 2]) -> Slots {
     let gates = vec![("decay", Slot::Vector(gates[0])), ("dt", Slot::Vector(gates[1]))];
     [mixed(state, "inputs"), convolved(), gates].concat()
-}
-
-/// Constants of a convolution, and its vectors.
-fn convolution(op: &Convolution, channels: usize) -> Part {
-    let constants = vec![
-        ("KEPT", U(op.taps as u32 - 1)),
-        ("CHANNELS", U(channels as u32)),
-        ("CONV_BIAS", U(u32::from(op.bias.is_some()))),
-    ];
-    let mut slots = vec![("taps", Slot::Vector(op.weight))];
-    slots.extend(op.bias.map(|bias| ("conv_bias", Slot::Vector(bias))));
-    Part::new(&[], constants, slots)
 }
 
 /// Bytes of workgroup memory that `delta.wgsl` needs for this number of columns, and of rows of a block.

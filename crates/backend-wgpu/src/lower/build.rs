@@ -110,7 +110,7 @@ impl<'a> Builder<'a> {
     }
 
     fn embed(&mut self, embed: &Embed) {
-        let Embed { table, scale, positions, types: _, norm: _, layers } = embed;
+        let Embed { table, scale, positions, types: _, norm: _, layers, joined: _ } = embed;
         let parts = self.given_parts();
         if parts > 0 {
             self.need(Slot::Given, parts * self.facts.program.hidden);

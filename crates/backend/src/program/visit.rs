@@ -6,7 +6,7 @@
 
 use super::{
     Activation, Attention, Beside, Bounds, Branch, Dense, DistanceBias, Embed, Exit, ExpertGroups,
-    ExpertLatent, Experts, FeedForward, Head, Input, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
+    ExpertLatent, Experts, FeedForward, Head, Input, Joined, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
     LayerInput, Linear, MatrixId, Merged, Mixer, Norm, NormKind, Patches, PositionScale, Positions, Program,
     QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert, TableId, Tap,
     TokenTypes, VectorId,
@@ -202,6 +202,7 @@ structs! {
         hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit,
     }
     TokenTypes { table, count }
+    Joined { token_norm, given_norm, linear }
     LayerEmbeds { table, scale, count, width, projection, norm }
     Layer {
         mixer, ffn, residual, norm_after_mixer, norm_after_ffn, branch_scale, input, output_scale,
@@ -285,13 +286,15 @@ impl Fields for Linear {
 
 impl Fields for Embed {
     fn walk(&mut self, walk: &mut Walk<'_>) {
-        let Self { table, scale, positions, types, norm, layers } = self;
+        let Self { table, scale, positions, types, norm, layers, joined } = self;
         walk.with(Role::Lookup, &mut [table]);
         scale.walk(walk);
         positions.walk(walk);
         types.walk(walk);
         norm.walk(walk);
         layers.walk(walk);
+        // Its absence adds nothing, so that other programs keep their digests.
+        joined.iter_mut().for_each(|joined| joined.walk(walk));
     }
 }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::{ReferenceRunner, ops};
 use crate::{
-    Activation, Dense, Embed, Exit, Experts, FeedForward, Head, Input, Layer, LayerEmbeds, LayerInput,
-    MatrixId, Mixer, Norm, OutputKind, OutputValue, Residual, RowOp, SharedExpert, Step, StepError,
-    StepSequence, sampling,
+    Activation, Dense, Embed, Exit, Experts, FeedForward, Head, Input, Joined, Layer, LayerEmbeds,
+    LayerInput, MatrixId, Mixer, Norm, OutputKind, OutputValue, Residual, RowOp, SharedExpert, Step,
+    StepError, StepSequence, sampling,
 };
 
 impl ReferenceRunner {
@@ -112,6 +112,12 @@ impl ReferenceRunner {
                 self.row_ops(&patches.ops, vec![patch.to_vec()], added).remove(0)
             }
             input => match (self.given(step, row, 0), input) {
+                (Some(given), Input::Tokens(Embed { joined: Some(joined), .. })) => {
+                    let Joined { token_norm, given_norm, linear } = joined;
+                    let x = self.program.embed().map(|embed| self.embed(embed, step.tokens[row], position));
+                    let x = self.norm(token_norm, &x.unwrap_or_default());
+                    self.plain(linear, &[x, self.norm(given_norm, given)].concat())
+                }
                 (Some(given), _) => given.to_vec(),
                 (None, Input::Tokens(embed)) => self.embed(embed, step.tokens[row], position),
                 (None, Input::Rows | Input::Patches(_)) => unreachable!("a valid step gives all rows"),

@@ -133,6 +133,8 @@ impl Reference {
             vectors: weights.vectors,
             limits,
             attention,
+            round,
+            poison: self.poison,
             sampler: Scratch::default(),
             answers: Vec::new(),
             in_flight: VecDeque::new(),
@@ -179,6 +181,8 @@ pub struct ReferenceRunner {
     arena: Arena,
     states: States,
     attention: AttentionFn,
+    round: RoundFn,
+    poison: Option<u64>,
     sampler: Scratch,
     /// The answers of the step that is being computed.
     answers: Vec<OutputValue>,
@@ -235,6 +239,19 @@ impl Runner for ReferenceRunner {
     fn carries(&self, kind: &OutputKind<'_>) -> bool {
         // Penalties would need the token that is carried.
         matches!(kind, OutputKind::Sample(request) if request.mask.is_none() && !request.params.penalizes())
+    }
+
+    fn load_head(
+        &mut self,
+        program: &Program,
+        weights: Weights,
+        _: &[(MatrixId, MatrixId)],
+        limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        // Memory is no concern here.
+        let Self { attention, round, poison, .. } = *self;
+        let reference = Reference { poison, ..Reference::default() };
+        Ok(Box::new(reference.load_with(attention, round, program, weights, limits)?))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

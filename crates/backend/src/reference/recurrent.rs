@@ -44,7 +44,7 @@ impl LayerState {
 
     /// Returns the convolution of the row `input`, `[channels]`, at `position`, of which it becomes part of the state.
     ///
-    /// - `weight`: `[rows + 1, channels]`
+    /// - `weight`: `[taps, channels]`
     /// - `bias`: `[channels]`
     pub fn convolve(
         &mut self,
@@ -54,9 +54,10 @@ impl LayerState {
         bias: Option<&[f32]>,
     ) -> Vec<f32> {
         let StateShape { rows, channels, delta: _ } = self.shape;
-        let first = position.saturating_sub(rows);
+        let needed = weight.len() / channels - 1;
+        let first = position.saturating_sub(needed);
         let out = (0..channels).map(|channel| {
-            let tap = |back: usize| f64::from(weight[(rows - back) * channels + channel]);
+            let tap = |back: usize| f64::from(weight[(needed - back) * channels + channel]);
             let earlier = (first..position).map(|earlier| {
                 let input = self.inputs[earlier % rows * channels + channel];
                 tap(position - earlier) * f64::from(input)

@@ -21,6 +21,7 @@ use crate::{
     request::Event,
     scheduler::Scheduler,
     snapshot::Snapshot,
+    speculation::DraftRunner,
 };
 
 /// Time for which the encoder computes while nothing else does, before commands are obeyed.
@@ -43,6 +44,9 @@ pub(super) struct Worker {
     pub(super) in_flight: Option<Ticket>,
     /// Computes rows of pictures, if the model sees.
     pub(super) encoder: Option<Encoder>,
+    /// The model that drafts, if there is one, and its time since the last step.
+    pub(super) drafter: Option<DraftRunner>,
+    pub(super) drafting: Duration,
     /// Adapters that are being loaded.
     pub(super) loading: VecDeque<Loading>,
     /// Ends when nothing is left to do.
@@ -99,7 +103,7 @@ impl Worker {
                 self.abandon_picture();
                 self.publish();
                 if cfg!(debug_assertions)
-                    && let Err(problem) = self.scheduler.check()
+                    && let Err(problem) = self.check()
                 {
                     panic!("page accounting is wrong: {problem}");
                 }
@@ -118,6 +122,12 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Recounts pages and states.
+    fn check(&self) -> Result<(), String> {
+        self.drafter.iter().try_for_each(DraftRunner::check)?;
+        self.scheduler.check()
     }
 
     fn obey(&mut self, command: Command) {
@@ -147,7 +157,7 @@ impl Worker {
                 self.loading.retain(|loading| loading.id != id);
                 self.runner.unload_adapter(id);
             }
-            Command::CheckPages(reply) => drop(reply.send(self.scheduler.check())),
+            Command::CheckPages(reply) => drop(reply.send(self.check())),
             Command::Stop { finish } => {
                 let _ = self.shared.stopped.set("it was shut down".into());
                 self.stopping = true;
@@ -172,7 +182,9 @@ impl Worker {
         let begin = Instant::now();
         match self.run_step() {
             Ok(true) => {
-                self.scheduler.record_time(begin.elapsed());
+                let drafting = std::mem::take(&mut self.drafting);
+                self.scheduler.record_time(begin.elapsed().saturating_sub(drafting));
+                self.scheduler.record_drafting(drafting);
                 // Before the encoder's turn, which takes longer than a token may be late.
                 self.publish();
                 self.encode(self.scheduler.encoder_time());
@@ -225,14 +237,19 @@ impl Worker {
         };
         // The device gets its next step while it computes this one.
         let begin = Instant::now();
-        let is_ahead = self.scheduler.plan_ahead(begin, |kind| self.runner.carries(kind));
+        let drafter = self.drafter.as_ref();
+        let drafts = drafter.is_some_and(|drafter| self.scheduler.will_draft_by_model(drafter));
+        let is_ahead = !drafts && self.scheduler.plan_ahead(begin, |kind| self.runner.carries(kind));
         let ahead = is_ahead.then(|| {
             self.rescue();
             self.submit_planned(true)
         });
         let collected = self.runner.collect(ticket, &mut self.answer);
         match collected.and_then(|()| self.scheduler.apply(&mut self.answer, Instant::now())) {
-            Ok(()) => self.in_flight = ahead.transpose()?,
+            Ok(()) => {
+                self.in_flight = ahead.transpose()?;
+                self.draft();
+            }
             Err(error) => {
                 if let Some(Ok(ticket)) = ahead {
                     // The step continued from the failed one, so its result is dropped.
@@ -242,6 +259,19 @@ impl Worker {
             }
         }
         Ok(true)
+    }
+
+    /// Drafts the next tokens with a model, unless the next step is submitted. A model whose step fails drafts no more.
+    fn draft(&mut self) {
+        let begin = Instant::now();
+        if let Some(drafter) = self.drafter.as_mut().filter(|_| self.in_flight.is_none())
+            && self.scheduler.draft_by_model(drafter).is_err()
+        {
+            self.drafter = None;
+            self.scheduler.draft_without_model();
+        }
+        self.drafting = begin.elapsed();
+        self.scheduler.start_masks();
     }
 
     /// Plans a step and submits it. `None` if all sequences wait for loads or masks.

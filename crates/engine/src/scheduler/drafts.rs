@@ -4,9 +4,9 @@
 //! - A draft takes pages that are available, and no sequence is preempted for it. Pages of rejected rows are released after
 //!   the step.
 //! - With a grammar, a draft ends where its masks are not known.
-//! - A state cannot be rolled back by some rows. So a step with a draft reads the sequence's state and writes a second slot, if
-//!   one is free. If a drafted token is rejected, the state that was read remains, and the next step computes the accepted
-//!   rows again, as a part of a prompt. A draft ends at the latest at the end of a block, where a checkpoint is.
+//! - A state can drop some last rows of a chunk ([`Program::droppable_rows`](paguro_backend::Program::droppable_rows)). So a
+//!   draft of a model with states has at most so many tokens, and ends at the latest at the end of a chunk, or at that of a
+//!   block, where a checkpoint is.
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,11 @@ use super::{Scheduler, outputs::accept};
 use crate::{
     RequestError,
     cost::Work,
-    layout::BlockLayout,
     sequence::Sequence,
-    speculation::{Candidate, MOST_HELD_IN_ALL, READING, Speculation, Speculator, choose},
+    speculation::{
+        Acceptance, Candidate, Draft, HiddenRows, MOST_HELD_IN_ALL, ModelKind, READING, Speculation,
+        Speculator, choose,
+    },
 };
 
 /// A step whose time is measured.
@@ -36,6 +38,10 @@ pub(super) struct Check {
 impl Speculation {
     /// Reads the new tokens of a sequence and guesses the next ones.
     pub fn prepare(&mut self, sequence: &mut Sequence) {
+        if let Some(speculator) = sequence.drafts.speculator.as_mut().filter(|_| self.model.is_some()) {
+            speculator.by_model.forget();
+            self.all_by_model.forget();
+        }
         sequence.read_for_drafts(READING.least, &mut self.all);
         sequence.prepare_draft(&self.all);
     }
@@ -49,6 +55,9 @@ impl Scheduler {
         let held = |sequence: &Sequence| sequence.drafts.speculator.as_ref().map_or(0, Speculator::held);
         let mut free = MOST_HELD_IN_ALL.saturating_sub(self.running.iter().map(held).sum());
         for sequence in self.running.iter_mut().filter(|sequence| sequence.may_draft()) {
+            if speculation.model == Some(ModelKind::Head) && sequence.drafts.rows.is_none() {
+                sequence.drafts.rows = Some(HiddenRows::default());
+            }
             let needed = sequence.tokens.len() + sequence.request.drafts.prediction.len();
             if sequence.drafts.speculator.is_none() && needed <= free {
                 free -= needed;
@@ -78,18 +87,14 @@ impl Scheduler {
         };
         let drafting: Vec<usize> = planned.iter().copied().filter(drafts).collect();
         let lengths = self.lengths(&planned, &drafting, 0);
-        let Self { running, layout, pages, states, .. } = self;
+        let Self { running, layout, pages, .. } = self;
         for (&index, &length) in drafting.iter().zip(&lengths) {
             let sequence = &mut running[index];
             let end = sequence.kv.computed + sequence.planned.rows;
-            let length = length.min(most_of_block(sequence, layout));
+            let length = length.min(layout.most_drafted(sequence.kv.computed));
             let fits = |length: &usize| sequence.kv.pages_up_to(end + length, layout) <= pages.available();
             let length = (0..=length).rev().find(fits).unwrap_or(0);
             if length > 0 && length >= sequence.request.drafts.least {
-                if let Some(state) = sequence.kv.state {
-                    let Some(second) = states.reserve_second(state) else { continue };
-                    sequence.kv.state = Some(second);
-                }
                 sequence.kv.extend(end + length, layout, pages);
                 sequence.tokens.set_draft(&sequence.drafts.next.tokens[..length]);
                 sequence.planned.rows += length;
@@ -113,9 +118,9 @@ impl Scheduler {
     /// Chooses the lengths of the drafts of these sequences beside one row of each of the planned ones, after the first
     /// `given` guesses.
     fn lengths(&self, planned: &[usize], drafting: &[usize], given: usize) -> Vec<usize> {
-        let Some(speculation) = self.speculation.as_ref().filter(|_| !drafting.is_empty()) else {
+        if drafting.is_empty() {
             return Vec::new();
-        };
+        }
         let work = planned
             .iter()
             .fold(Work::default(), |work, &index| work.and(self.running[index].kv.computed + given, 1));
@@ -123,13 +128,34 @@ impl Scheduler {
             let Sequence { kv, drafts, sampler, .. } = &self.running[index];
             // The chances of the others include those of the given ones.
             let chances = drafts.next.chances[..drafts.length(sampler)].iter().skip(given).copied();
-            let most = most_of_block(&self.running[index], &self.layout);
+            let most = self.layout.most_drafted(kv.computed);
             let start = kv.computed + given + 1;
-            Candidate { start, chances: chances.take(most).collect(), repeats: kv.state.is_some() }
+            Candidate { start, chances: chances.take(most).collect() }
         };
         let candidates: Vec<Candidate> = drafting.iter().map(candidate).collect();
+        // The time of a model that drafts is spent.
+        self.choose_lengths(planned, drafting, &candidates, work, |_| 0.0)
+    }
+
+    /// Returns the most rows that a draft of a sequence may have.
+    pub(super) fn most_rows(&self, sequence: &Sequence) -> usize {
+        self.layout.most_drafted(sequence.kv.computed)
+    }
+
+    /// Chooses the lengths of these candidates' drafts, those of the sequences `drafting`, in a step of the planned sequences that
+    /// has this `work` without drafts. `drafting_seconds` is the time of a model that drafts.
+    pub(super) fn choose_lengths(
+        &self,
+        planned: &[usize],
+        drafting: &[usize],
+        candidates: &[Candidate],
+        work: Work,
+        drafting_seconds: impl Fn(&[usize]) -> f64,
+    ) -> Vec<usize> {
+        let Some(speculation) = &self.speculation else { return vec![0; candidates.len()] };
         let free_rows = self.limits.max_rows.saturating_sub(planned.len());
-        let free_outputs = self.limits.max_outputs.saturating_sub(self.limits.max_sequences);
+        let reserved = self.limits.max_sequences + self.hidden_outputs();
+        let free_outputs = self.limits.max_outputs.saturating_sub(reserved);
         let most = free_rows.min(free_outputs);
         let is_eager = |index: &&usize| self.running[**index].request.drafts.eager;
         let eager = drafting.iter().filter(is_eager).count();
@@ -138,12 +164,12 @@ impl Scheduler {
                 true => candidate.chances.len().min(most / eager),
                 false => 0,
             };
-            return drafting.iter().zip(&candidates).map(length).collect();
+            return drafting.iter().zip(candidates).map(length).collect();
         }
         let seconds = |work| speculation.times.seconds(&self.cost, work);
         let credits = planned.iter().map(|&index| self.running[index].drafts.credit);
         let credit = credits.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or_default();
-        choose(&candidates, planned.len(), work, most, credit, seconds)
+        choose(candidates, planned.len(), work, most, credit, seconds, drafting_seconds)
     }
 
     /// Remembers what the step shows about times.
@@ -169,22 +195,21 @@ impl Scheduler {
     pub(super) fn record_check(&mut self, duration: Duration) {
         let Some(speculation) = &mut self.speculation else { return };
         let (check, duration) = (self.last_check.take(), duration.as_secs_f64());
+        let drafting = if check.is_some() { std::mem::take(&mut self.drafting_seconds) } else { 0.0 };
         // Without drafts, the step itself shows the time of a token.
         let plain = check.as_ref().map_or(0.0, |check| check.plain.unwrap_or(duration));
         for sequence in &mut self.running {
             let new = sequence.tokens.generated() - sequence.drafts.counted;
             sequence.drafts.counted += new;
             if new > 0 && plain > 0.0 {
-                // Rows that are computed again take at most as much time again.
-                let again = if sequence.prefills() { duration - plain } else { 0.0 };
-                sequence.drafts.credit.count(new, plain, duration + again.max(0.0));
+                sequence.drafts.credit.count(new, plain, duration + drafting);
             }
         }
         let Some(check) = check else { return };
         speculation.times.learn(check.work, duration);
-        if check.plain.is_some() && plain > 0.0 {
+        if (check.plain.is_some() || drafting > 0.0) && plain > 0.0 {
             let tokens = (self.stats.tokens - check.tokens) as f64;
-            let saved = plain * tokens / check.sequences as f64 - duration;
+            let saved = plain * tokens / check.sequences as f64 - duration - drafting;
             self.stats.draft_nanoseconds += (saved * 1e9) as i64;
         }
     }
@@ -201,7 +226,7 @@ impl Scheduler {
         let drafted = sequence.planned.drafted;
         sequence.drafts.drafted += drafted;
         sequence.tokens.clear_draft();
-        let draft = std::mem::take(&mut sequence.drafts.next.tokens);
+        let Draft { tokens: draft, of_model, .. } = std::mem::take(&mut sequence.drafts.next);
         let mut new = Vec::new();
         let mut accepted = 0;
         for sampled in sampled {
@@ -222,33 +247,32 @@ impl Scheduler {
         self.stats.drafts += 1;
         self.stats.draft_tokens += drafted as u64;
         self.stats.accepted_tokens += accepted as u64;
-        let mut rows = sequence.planned.rows - drafted + accepted;
-        if accepted < drafted
-            && let Some(state) = &mut sequence.kv.state
+        if of_model
+            && let Some(speculation) = &mut self.speculation
+            && let Some(speculator) = &mut sequence.drafts.speculator
         {
-            self.states.undo(state);
-            rows = 0;
+            // A token that was not reached shows nothing.
+            let shown = if sequence.finished { accepted } else { drafted.min(accepted + 1) };
+            for index in 0..shown {
+                let len = Acceptance::len_of_model(index);
+                speculator.by_model.observe(&mut speculation.all_by_model, len, index < accepted);
+            }
         }
+        let rows = sequence.planned.rows - drafted + accepted;
         sequence.kv.reject_after(rows, &self.layout, &mut self.pages);
-        (sequence.planned.rows, sequence.planned.drafted) = (rows, 0);
-        match rows {
-            0 => sequence.sched.last_step = self.step,
-            _ => self.advance(sequence, at),
+        if let Some(known) = &mut sequence.drafts.rows {
+            known.truncate(sequence.kv.computed + rows);
         }
+        (sequence.planned.rows, sequence.planned.drafted) = (rows, 0);
+        self.advance(sequence, at);
         if !sequence.finished {
             if let Some(speculation) = &mut self.speculation {
                 speculation.prepare(sequence);
             }
-            sequence.compute_mask(new, &mut self.mask_workers);
+            match self.defers_masks && sequence.sampler.guide.is_some() {
+                true => self.masks_due.push((sequence.owner(), new)),
+                false => sequence.compute_mask(new, &mut self.mask_workers),
+            }
         }
-    }
-}
-
-/// Returns the most drafted tokens of a sequence: those with which its next step ends at the end of a block, if there is a
-/// checkpoint.
-fn most_of_block(sequence: &Sequence, layout: &BlockLayout) -> usize {
-    match layout.checkpoints {
-        Some(_) => layout.block_size - 1 - sequence.kv.computed % layout.block_size,
-        None => usize::MAX,
     }
 }

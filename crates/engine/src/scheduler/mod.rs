@@ -35,6 +35,7 @@ mod ahead;
 mod buffers;
 mod drafts;
 mod masks;
+mod model_drafts;
 mod outputs;
 mod pictures;
 mod queue;
@@ -81,6 +82,12 @@ pub(crate) struct Scheduler {
     cost: StepCost,
     /// Drafts; `None` if there are none.
     speculation: Option<Speculation>,
+    /// Seconds of a model's drafts before the next step, or the last one until its time is known.
+    drafting_seconds: f64,
+    /// True if masks are computed after the drafts of a model.
+    defers_masks: bool,
+    /// Owners of sequences whose masks are to be computed after drafts, with their last tokens.
+    masks_due: Vec<((u64, usize), Vec<u32>)>,
     /// Work of the last step, until its time is known.
     last_work: Option<Work>,
     /// The last step, until its time shows how long such steps take.
@@ -125,6 +132,9 @@ impl Scheduler {
             ledger: Ledger::default(),
             cost: StepCost::default(),
             speculation: None,
+            drafting_seconds: 0.0,
+            defers_masks: false,
+            masks_due: Vec::new(),
             last_work: None,
             last_check: None,
             step: 0,
@@ -281,6 +291,11 @@ impl Scheduler {
     /// Returns the pages that only the prefix cache holds, in ascending order.
     pub fn cached_pages(&self) -> impl Iterator<Item = PageId> {
         self.pages.cached()
+    }
+
+    /// Returns the division of sequences into blocks.
+    pub fn layout(&self) -> &BlockLayout {
+        &self.layout
     }
 
     /// Limits of a step and of the number of sequences.

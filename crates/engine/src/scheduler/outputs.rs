@@ -32,6 +32,10 @@ impl Scheduler {
             for (output, (_, value)) in outputs.iter().zip(own) {
                 match value {
                     OutputValue::Score(score) => sequence.prompt_outputs.add_score(score),
+                    OutputValue::Embedding(row) if matches!(output, SequenceOutput::Hidden { .. }) => {
+                        let rows = sequence.drafts.rows.as_mut();
+                        rows.into_iter().for_each(|rows| rows.push(output.position(), &row));
+                    }
                     OutputValue::Embedding(embedding) => {
                         sequence.prompt_outputs.add_embedding(&embedding, sequence.request.keeps_rows);
                     }
@@ -116,7 +120,8 @@ impl Scheduler {
         forks: &mut Vec<Sequence>,
         failed: &mut Vec<(u64, RequestError)>,
     ) {
-        let Self { pages, states, stats, events, mask_workers, speculation, .. } = self;
+        let Self { pages, states, stats, events, mask_workers, speculation, defers_masks, masks_due, .. } =
+            self;
         let (first_fork, branches) = (forks.len(), sequence.branches.clone());
         sequence.branches.end = branches.start + 1;
         forks.extend(branches.clone().skip(1).map(|branch| sequence.fork(branch, pages, states)));
@@ -134,7 +139,10 @@ impl Scheduler {
                     if let Some(speculation) = speculation {
                         speculation.prepare(sequence);
                     }
-                    sequence.compute_mask(vec![token], mask_workers);
+                    match sequence.sampler.guide.is_some() && *defers_masks {
+                        true => masks_due.push((sequence.owner(), vec![token])),
+                        false => sequence.compute_mask(vec![token], mask_workers),
+                    }
                 }
                 Err(error) => failed.push((sequence.request.id, error)),
             }

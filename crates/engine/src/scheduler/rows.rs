@@ -63,7 +63,7 @@ impl Scheduler {
         };
         let mut budget = Budget {
             rows: self.limits.max_rows - decoding,
-            outputs: self.limits.max_outputs - self.limits.max_sequences,
+            outputs: self.limits.max_outputs - self.limits.max_sequences - self.hidden_outputs(),
             work,
             time,
             least: LEAST_ROWS,

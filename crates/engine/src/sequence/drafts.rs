@@ -1,11 +1,13 @@
 //! Drafts of a sequence: guesses at its next tokens, prepared after each step that has given tokens.
 
+use std::ops::Range;
+
 use paguro_backend::TokenMask;
 
 use super::{Sampler, Sequence};
 use crate::{
     constraint::{Drafted, Guide},
-    speculation::{Acceptance, Credit, Draft, Speculator},
+    speculation::{Acceptance, Credit, Draft, HiddenRows, KEPT_ROWS, Speculator},
 };
 
 /// The drafter of a sequence, and its next draft.
@@ -25,6 +27,10 @@ pub(crate) struct Drafts {
     pub credit: Credit,
     /// Tokens of the answer whose time is counted in the credit.
     pub counted: usize,
+    /// True if the credit has the part of the prompt's time.
+    pub has_credit: bool,
+    /// Rows that a head continues; `None` without a head.
+    pub rows: Option<HiddenRows>,
 }
 
 impl Drafts {
@@ -45,6 +51,7 @@ impl Drafts {
     /// Forgets the next draft and the drafter, which reads the tokens again later.
     pub fn release(&mut self) {
         self.speculator = None;
+        self.rows = None;
         self.next = Draft::default();
         self.within.clear();
     }
@@ -66,15 +73,38 @@ impl Sequence {
 
     /// Guesses the tokens after the last one.
     pub fn prepare_draft(&mut self, all: &Acceptance) {
-        let Self { request, tokens, sampler, drafts, .. } = self;
-        let options = &request.drafts;
-        // The step samples one token more than the draft has.
-        let room = request.max_tokens.saturating_sub(tokens.generated() + 1);
-        let most = options.most.min(room);
-        drafts.next = match &drafts.speculator {
-            Some(speculator) => speculator.draft(tokens, most, options.least_chance, options.eager, all),
+        let most = self.most_drafted();
+        let (drafts, options) = (&self.drafts, &self.request.drafts);
+        let draft = match &drafts.speculator {
+            Some(speculator) => {
+                speculator.draft(&self.tokens, most, options.least_chance, options.eager, all)
+            }
             None => Draft::default(),
         };
+        self.set_draft(draft);
+    }
+
+    /// Returns the most tokens of a draft.
+    pub fn most_drafted(&self) -> usize {
+        // The step samples one token more than the draft has.
+        let room = self.request.max_tokens.saturating_sub(self.tokens.generated() + 1);
+        self.request.drafts.most.min(room)
+    }
+
+    /// Returns the positions among the next `rows` whose rows a head may continue: of a prompt, the last ones.
+    pub fn hidden_in(&self, rows: usize) -> Range<usize> {
+        let end = self.kv.computed + rows;
+        match &self.drafts.rows {
+            Some(_) => end.min(self.kv.computed.max(self.tokens.len().saturating_sub(KEPT_ROWS)))..end,
+            None => 0..0,
+        }
+    }
+
+    /// Sets the guesses after the last token, as far as they may follow.
+    pub fn set_draft(&mut self, draft: Draft) {
+        let Self { request, tokens, sampler, drafts, .. } = self;
+        let options = &request.drafts;
+        drafts.next = draft;
         drafts.within = sampler.restrict(&drafts.next.tokens, request, tokens.generated());
         drafts.next.truncate(drafts.within.len());
         if drafts.next.tokens.len() < options.least {

@@ -1,4 +1,4 @@
-//! Outputs of a sequence's rows: scores of the prompt, its embedding, sampled tokens.
+//! Outputs of a sequence's rows: scores of the prompt, its embedding, rows that a head continues, sampled tokens.
 //!
 //! [`SequenceOutputs`] alone defines their order. A plan stores those of its sequences. The step requests outputs in this
 //! order, and its results are checked and applied in it.
@@ -9,14 +9,16 @@ use paguro_backend::{Output, OutputKind, SampleRequest, Score};
 
 use super::Sequence;
 
-/// Outputs of the rows of one sequence in a step, in order: scores and embeddings by position, then tokens by position and
-/// branch.
+/// Outputs of the rows of one sequence in a step, in order: scores, embeddings and rows by position, then tokens by position
+/// and branch.
 #[derive(Clone, Debug)]
 pub(crate) struct SequenceOutputs {
     /// Positions to score.
     scores: Range<usize>,
     /// Positions with requested embeddings.
     embeddings: Range<usize>,
+    /// Positions whose rows a head for multi-token prediction continues.
+    hidden: Range<usize>,
     /// Positions after which tokens are sampled.
     samples: Range<usize>,
     /// Branches that sample a token after each of these positions.
@@ -28,6 +30,7 @@ pub(crate) struct SequenceOutputs {
 pub(crate) enum SequenceOutput {
     Score { position: usize },
     Embedding { position: usize },
+    Hidden { position: usize },
     Sample { position: usize, branch: usize },
 }
 
@@ -35,9 +38,10 @@ impl SequenceOutput {
     /// Returns the position of its row.
     pub fn position(self) -> usize {
         match self {
-            Self::Score { position } | Self::Embedding { position } | Self::Sample { position, .. } => {
-                position
-            }
+            Self::Score { position }
+            | Self::Embedding { position }
+            | Self::Hidden { position }
+            | Self::Sample { position, .. } => position,
         }
     }
 }
@@ -45,21 +49,23 @@ impl SequenceOutput {
 impl SequenceOutputs {
     /// Returns the tokens of these branches after each of these positions.
     pub fn samples(samples: Range<usize>, branches: Range<usize>) -> Self {
-        Self { scores: 0..0, embeddings: 0..0, samples, branches }
+        Self { scores: 0..0, embeddings: 0..0, hidden: 0..0, samples, branches }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = SequenceOutput> + use<> {
-        let Self { scores, embeddings, samples, branches } = self.clone();
+        let Self { scores, embeddings, hidden, samples, branches } = self.clone();
         let scores = scores.map(|position| SequenceOutput::Score { position });
         let embeddings = embeddings.map(|position| SequenceOutput::Embedding { position });
+        let hidden = hidden.map(|position| SequenceOutput::Hidden { position });
         let samples = samples.flat_map(move |position| {
             branches.clone().map(move |branch| SequenceOutput::Sample { position, branch })
         });
-        scores.chain(embeddings).chain(samples)
+        scores.chain(embeddings).chain(hidden).chain(samples)
     }
 
     pub fn len(&self) -> usize {
-        self.scores.len() + self.embeddings.len() + self.samples.len() * self.branches.len()
+        let tokens = self.samples.len() * self.branches.len();
+        self.scores.len() + self.embeddings.len() + self.hidden.len() + tokens
     }
 }
 
@@ -121,6 +127,7 @@ impl Sequence {
         SequenceOutputs {
             scores: self.scored_in(self.planned.rows),
             embeddings: self.embedded_in(self.planned.rows),
+            hidden: self.hidden_in(self.planned.rows),
             ..SequenceOutputs::samples(samples, self.branches.clone())
         }
     }
@@ -138,7 +145,7 @@ impl Sequence {
                     let (token, top) = (self.tokens[position + 1], self.request.logprobs.unwrap_or(0));
                     OutputKind::Score { token, top }
                 }
-                SequenceOutput::Embedding { .. } => OutputKind::Embedding,
+                SequenceOutput::Embedding { .. } | SequenceOutput::Hidden { .. } => OutputKind::Embedding,
                 SequenceOutput::Sample { position, branch } => {
                     OutputKind::Sample(self.sample_request(branch, position))
                 }

@@ -10,6 +10,13 @@ const CLASSES: usize = 9;
 /// Chances before the first observation.
 const FIRST: [f64; CLASSES] = [0.1, 0.25, 0.45, 0.65, 0.8, 0.88, 0.92, 0.95, 0.95];
 
+/// Chances of a model's drafts before the first observation, by the number of drafted tokens before: each is a class.
+const FIRST_OF_MODEL: f64 = 0.7;
+
+/// Part of the weight of all observations that remains after a token without a draft. A model's chances are only observed with
+/// drafts, so those that were bad are tried again after some hundred tokens.
+const UNTRIED: f64 = 0.998;
+
 /// Observations that the expectation counts as.
 const WEIGHT: f64 = 4.0;
 
@@ -18,13 +25,36 @@ const WEIGHT: f64 = 4.0;
 const KEPT: [f64; 2] = [0.95, 0.995];
 
 /// Observations by class of length: accepted ones, and all.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Acceptance {
     accepted: [f64; CLASSES],
     all: [f64; CLASSES],
+    /// Chances before the first observation.
+    first: [f64; CLASSES],
+}
+
+impl Default for Acceptance {
+    fn default() -> Self {
+        Self { accepted: [0.0; CLASSES], all: [0.0; CLASSES], first: FIRST }
+    }
 }
 
 impl Acceptance {
+    /// Returns those of a model's drafts.
+    pub fn of_model() -> Self {
+        Self { first: [FIRST_OF_MODEL; CLASSES], ..Self::default() }
+    }
+
+    /// Returns the length that represents a model's drafted token number `index`.
+    pub fn len_of_model(index: usize) -> usize {
+        1 << index.min(CLASSES - 1)
+    }
+
+    /// Forgets a little, after a token without a draft.
+    pub fn forget(&mut self) {
+        self.accepted.iter_mut().chain(&mut self.all).for_each(|weight| *weight *= UNTRIED);
+    }
+
     /// Records if the token after a match of `len` tokens was the expected one, in the observations of a sequence and in
     /// those of `all` sequences.
     pub fn observe(&mut self, all: &mut Acceptance, len: usize, is_accepted: bool) {
@@ -42,7 +72,7 @@ impl Acceptance {
         let mean = |of: &Acceptance, expected: f64| {
             (of.accepted[class] + WEIGHT * expected) / (of.all[class] + WEIGHT)
         };
-        mean(self, mean(all, FIRST[class]))
+        mean(self, mean(all, self.first[class]))
     }
 }
 
@@ -67,6 +97,20 @@ mod tests {
         (0..20).for_each(|_| other.observe(&mut all, 4, false));
         assert!(other.chance(&all, 4) < 0.2);
         assert!(own.chance(&all, 4) > 0.9);
+    }
+
+    #[test]
+    fn bad_drafts_of_a_model_are_tried_again() {
+        let (mut own, mut all) = (Acceptance::of_model(), Acceptance::of_model());
+        let second = Acceptance::len_of_model(1);
+        assert_eq!(own.chance(&all, second), FIRST_OF_MODEL);
+        (0..100).for_each(|_| own.observe(&mut all, second, false));
+        assert!(own.chance(&all, second) < 0.05 && own.chance(&all, 1) == FIRST_OF_MODEL);
+        (0..2000).for_each(|_| {
+            own.forget();
+            all.forget();
+        });
+        assert!(own.chance(&all, second) > 0.5, "{}", own.chance(&all, second));
     }
 
     #[test]

@@ -96,6 +96,8 @@ pub struct Replay {
     pub chance: f64,
     /// Seed of the draws.
     pub seed: u64,
+    /// True if they take the place of the drafts of a model, whose time they take.
+    pub of_model: bool,
 }
 
 /// The drafts of a [`Replay`].
@@ -174,7 +176,7 @@ mod tests {
     fn replayed_drafts_are_right_as_often_as_wanted() {
         let tokens: Arc<[u32]> = (0..2000).map(|at| at % 50).collect();
         for chance in [0.0, 0.3, 0.7, 1.0] {
-            let drafter = Replayed::new(Replay { tokens: tokens.clone(), chance, seed: 4 });
+            let drafter = Replayed::new(Replay { tokens: tokens.clone(), chance, seed: 4, of_model: false });
             let right = (0..2000).filter(|&at| drafter.guess(at).unwrap().token == tokens[at]).count();
             assert!((right as f64 / 2000.0 - chance).abs() < 0.03, "{right} of 2000, not {chance}");
         }

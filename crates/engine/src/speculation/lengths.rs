@@ -14,7 +14,7 @@ use crate::cost::Work;
 const LEAST_GAIN: f64 = 0.03;
 
 /// Least rate of a sequence, as a part of its rate without drafts.
-const LEAST_RATE: f64 = 0.97;
+pub(crate) const LEAST_RATE: f64 = 0.97;
 
 /// Seconds by which drafts may delay a sequence: those that they have saved it so far, and the part of its time that it may
 /// lose. So a sequence has never lost more than that, even if all drafts fail.
@@ -35,12 +35,11 @@ pub(crate) struct Candidate {
     pub start: usize,
     /// Chance of each token that it and all tokens before it are accepted, so in descending order.
     pub chances: Vec<f64>,
-    /// True if a later step computes all rows again unless all tokens are accepted.
-    pub repeats: bool,
 }
 
 /// Returns the length of each candidate's draft, in a step that has `work` for `sequences` sequences without drafts. At most
-/// `most` rows are added, which take at most the `credit`. `seconds` estimates the time of a step, if it is known.
+/// `most` rows are added, which take at most the `credit`. `seconds` estimates the time of a step, if it is known, and `drafting`
+/// the time of a model that drafts, from the length of each draft.
 pub(crate) fn choose(
     candidates: &[Candidate],
     sequences: usize,
@@ -48,6 +47,7 @@ pub(crate) fn choose(
     most: usize,
     credit: Credit,
     seconds: impl Fn(Work) -> Option<f64>,
+    drafting: impl Fn(&[usize]) -> f64,
 ) -> Vec<usize> {
     let mut lengths = vec![0; candidates.len()];
     let Some(alone) = seconds(work).filter(|&alone| alone > 0.0) else { return lengths };
@@ -67,13 +67,10 @@ pub(crate) fn choose(
     let mut drafts = 0;
     for (count, &(of_row, index, length)) in rows.iter().enumerate() {
         work = work.and(candidates[index].start + length, 1);
-        let Some(mut time) = seconds(work) else { break };
+        let Some(checking) = seconds(work) else { break };
         chosen[index] = length + 1;
-        let repeated = || candidates.iter().zip(&chosen).filter(|(it, length)| it.repeats && **length > 0);
-        let at_risk = (time - alone) * (1 + repeated().count()) as f64;
-        for (candidate, &length) in repeated() {
-            time += (1.0 - candidate.chances[length - 1]) * (time - alone).max(0.0);
-        }
+        let time = checking + drafting(&chosen);
+        let at_risk = time - alone;
         gain += of_row;
         drafts += usize::from(length == 0);
         expected[index] += candidates[index].chances[length];
@@ -94,9 +91,12 @@ mod tests {
 
     const RICH: Credit = Credit(f64::INFINITY);
 
+    /// Drafts that take no time.
+    const FREE: fn(&[usize]) -> f64 = |_| 0.0;
+
     fn candidate(chance: f64, most: usize) -> Candidate {
         let chances = (1..=most).map(|length| chance.powi(length as i32)).collect();
-        Candidate { start: 100, chances, repeats: false }
+        Candidate { start: 100, chances }
     }
 
     /// Chooses for candidates of these chances beside as many sequences in all, on a device with a constant time and a
@@ -104,7 +104,7 @@ mod tests {
     fn chosen(chances: &[f64], sequences: usize, constant: f64, row: f64) -> Vec<usize> {
         let candidates: Vec<_> = chances.iter().map(|&chance| candidate(chance, 15)).collect();
         let work = (0..sequences).fold(Work::default(), |work, _| work.and(100, 1));
-        choose(&candidates, sequences, work, 64, RICH, |work| Some(constant + row * work.rows))
+        choose(&candidates, sequences, work, 64, RICH, |work| Some(constant + row * work.rows), FREE)
     }
 
     #[test]
@@ -156,9 +156,9 @@ mod tests {
                 })
                 .collect();
             let seconds = |work: Work| Some(times[work.rows as usize]);
-            let candidate = Candidate { start: 0, chances: chances.clone(), repeats: false };
+            let candidate = Candidate { start: 0, chances: chances.clone() };
             let work = Work::default().and(0, 1);
-            let length = choose(&[candidate], 1, work, 99, RICH, seconds)[0];
+            let length = choose(&[candidate], 1, work, 99, RICH, seconds, FREE)[0];
             let rate = |length: usize| (1.0 + chances[..length].iter().sum::<f64>()) / times[1 + length];
             let best = (0..=12).map(rate).fold(0.0, f64::max);
             let allowed = if length == 0 { LEAST_GAIN } else { 1e-9 };
@@ -167,20 +167,30 @@ mod tests {
     }
 
     #[test]
-    fn drafts_that_are_repeated_after_an_error_are_shorter() {
-        let length = |repeats: bool| {
-            let candidate = Candidate { repeats, ..candidate(0.9, 15) };
+    fn a_model_that_drafts_costs_its_time() {
+        let length = |drafting: f64| {
             let work = Work::default().and(100, 1);
-            choose(&[candidate], 1, work, 64, RICH, |work| Some(0.9 + 0.1 * work.rows))[0]
+            let seconds = |work: Work| Some(0.95 + 0.05 * work.rows);
+            choose(&[candidate(0.8, 8)], 1, work, 64, RICH, seconds, |lengths| drafting * lengths[0] as f64)
+                [0]
         };
-        assert!(length(true) < length(false) && length(true) > 0, "{} {}", length(true), length(false));
+        assert!(length(0.0) > length(0.1) && length(0.1) > 1, "{} {}", length(0.0), length(0.1));
+        assert_eq!(length(0.9), 0);
     }
 
     #[test]
     fn drafts_risk_no_more_than_the_credit() {
         let length = |credit: f64| {
             let work = Work::default().and(100, 1);
-            choose(&[candidate(0.99, 15)], 1, work, 64, Credit(credit), |work| Some(0.9 + 0.1 * work.rows))[0]
+            choose(
+                &[candidate(0.99, 15)],
+                1,
+                work,
+                64,
+                Credit(credit),
+                |work| Some(0.9 + 0.1 * work.rows),
+                FREE,
+            )[0]
         };
         assert_eq!([-1.0, 0.0, 0.11, 0.51, 9.0].map(length), [0, 0, 1, 5, 15]);
     }
@@ -192,8 +202,15 @@ mod tests {
         for _ in 0..1000 {
             let candidate = candidate(0.9, 15);
             let time = |work: Work| 0.9 + 0.1 * work.rows;
-            let length =
-                choose(&[candidate], 1, Work::default().and(100, 1), 64, credit, |work| Some(time(work)))[0];
+            let length = choose(
+                &[candidate],
+                1,
+                Work::default().and(100, 1),
+                64,
+                credit,
+                |work| Some(time(work)),
+                FREE,
+            )[0];
             let seconds = 1.0 + 0.1 * length as f64;
             credit.count(1, 1.0, seconds);
             (lost, steps) = (lost + seconds - 1.0, steps + 1.0);
@@ -205,7 +222,7 @@ mod tests {
     #[test]
     fn nothing_is_drafted_while_times_are_unknown() {
         let work = Work::default().and(0, 1);
-        assert_eq!(choose(&[candidate(0.99, 5)], 1, work, 64, RICH, |_| None), [0]);
-        assert_eq!(choose(&[candidate(0.99, 5)], 1, work, 0, RICH, |_| Some(1.0)), [0]);
+        assert_eq!(choose(&[candidate(0.99, 5)], 1, work, 64, RICH, |_| None, FREE), [0]);
+        assert_eq!(choose(&[candidate(0.99, 5)], 1, work, 0, RICH, |_| Some(1.0), FREE), [0]);
     }
 }

@@ -9,6 +9,8 @@
 //! - A [`Drafter`] guesses: [`History`] what followed the text's end where it occurs earlier
 //!   ([`automaton`]), without a model of its own. It reads each token once, and a limited number in a step, so that no
 //!   prompt delays a step.
+//! - A [`DraftRunner`] guesses with a model, if there is one: before a step, for sequences whose own texts give no better guess
+//!   (`scheduler/model_drafts.rs`).
 //! - [`acceptance`] estimates the chance of each guess from what the answers were, [`times`] the time of a step with so many
 //!   rows from measured ones, and [`lengths`] chooses.
 //! - The scheduler (`scheduler/drafts.rs`) adds the rows to a step in which all sequences decode, if pages are free, and
@@ -18,6 +20,8 @@ mod acceptance;
 mod automaton;
 mod drafter;
 mod lengths;
+mod rows;
+mod runner;
 mod times;
 
 use std::sync::Arc;
@@ -26,7 +30,9 @@ pub use self::drafter::Replay;
 pub(crate) use self::{
     acceptance::Acceptance,
     drafter::{Drafter, History, Replayed},
-    lengths::{Candidate, Credit, choose},
+    lengths::{Candidate, Credit, LEAST_RATE, choose},
+    rows::{HiddenRows, KEPT_ROWS},
+    runner::{DraftRunner, Lag, MOST_BY_MODEL, MOST_READ, Text},
     times::RowTimes,
 };
 
@@ -100,6 +106,8 @@ pub(crate) struct Draft {
     pub tokens: Vec<u32>,
     /// Chance of each token that it and all before it are accepted.
     pub chances: Vec<f64>,
+    /// True if a model has drafted them.
+    pub of_model: bool,
 }
 
 impl Draft {
@@ -118,6 +126,10 @@ pub(crate) struct Speculator {
     /// Number of tokens whose guesses were compared.
     compared: usize,
     own: Acceptance,
+    /// Chances of a model's drafts.
+    pub by_model: Acceptance,
+    /// True if drafts of a [`Replay`] take the place of a model's.
+    replays_model: bool,
 }
 
 impl Speculator {
@@ -131,7 +143,9 @@ impl Speculator {
             }
         };
         let read = prompt_tokens.saturating_sub(MOST_HELD / 2);
-        Self { drafter, read, compared: 0, own: Acceptance::default() }
+        let (own, by_model) = (Acceptance::default(), Acceptance::of_model());
+        let replays_model = options.replay.as_ref().is_some_and(|replay| replay.of_model);
+        Self { drafter, read, compared: 0, own, by_model, replays_model }
     }
 
     /// Returns the number of tokens in memory.
@@ -162,6 +176,13 @@ impl Speculator {
         end - begin
     }
 
+    /// Returns the drafts of a [`Replay`] in place of a model's, if the request has one.
+    pub fn replayed(&self, most: usize) -> Option<Vec<u32>> {
+        self.replays_model.then(|| {
+            (0..most).map_while(|index| self.drafter.guess(index)).map(|guess| guess.token).collect()
+        })
+    }
+
     /// Guesses at most `most` tokens after `tokens`, each with a chance of at least `least_chance`; none before all of them
     /// are read. An `eager` draft may be unlikely as a whole.
     pub fn draft(
@@ -173,7 +194,7 @@ impl Speculator {
         all: &Acceptance,
     ) -> Draft {
         let mut draft = Draft::default();
-        if self.read < tokens.len() {
+        if self.read < tokens.len() || self.replays_model {
             return draft;
         }
         let mut together = 1.0;
@@ -191,12 +212,32 @@ impl Speculator {
 }
 
 /// Speculation of an engine: what is known of all sequences.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Speculation {
     /// Chances of guesses in the answers so far.
     pub all: Acceptance,
+    /// Chances of a model's drafts in the answers so far.
+    pub all_by_model: Acceptance,
     /// Times of steps with few rows.
     pub times: RowTimes,
+    /// The model that drafts, if there is one.
+    pub model: Option<ModelKind>,
+}
+
+/// A model that drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ModelKind {
+    /// It continues rows of the model, which are outputs of its steps.
+    Head,
+    /// It reads tokens.
+    Model,
+}
+
+impl Default for Speculation {
+    fn default() -> Self {
+        let (all, all_by_model) = (Acceptance::default(), Acceptance::of_model());
+        Self { all, all_by_model, times: RowTimes::default(), model: None }
+    }
 }
 
 #[cfg(test)]

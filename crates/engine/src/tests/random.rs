@@ -142,7 +142,7 @@ fn requests() -> impl Strategy<Value = Request> {
                     tenant,
                     adapters: adapters.iter().map(|&(at, scale)| (LOADED[at].clone(), scale)).collect(),
                     drafts: drafts.map_or(DraftOptions::off(), |(most, chance, eager)| {
-                        let replay = Some(Replay { tokens: [].into(), chance, seed });
+                        let replay = Some(Replay { tokens: [].into(), chance, seed, of_model: false });
                         DraftOptions { most, eager, replay, ..DraftOptions::default() }
                     }),
                     ..Request::new(prompt)

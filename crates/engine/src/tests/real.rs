@@ -169,7 +169,12 @@ fn answers_with_drafts_are_bit_for_bit_those_without() {
         for round in 0..3 {
             let drafted = requests.iter().zip(&expected).enumerate().map(|(index, (request, expected))| {
                 let tokens = expected[0].iter().map(|&(token, _)| token).collect();
-                let replay = (round > 0).then(|| Replay { tokens, chance: chances[round - 1], seed: 9 });
+                let replay = (round > 0).then(|| Replay {
+                    tokens,
+                    chance: chances[round - 1],
+                    seed: 9,
+                    of_model: false,
+                });
                 let (most, eager) = (1 + index % 7, true);
                 let drafts = DraftOptions { most, eager, replay, ..DraftOptions::default() };
                 Request { drafts, ..request.clone() }

@@ -34,7 +34,8 @@ impl AdapterFile {
         let mut tensors = Tensors::new(definition.gguf, &WeightFormat::ALL, &contents.tensors);
         let config = arch::config_from_gguf(&contents.metadata, &mut tensors, None)?;
         let names = Names::gguf(definition);
-        let (program, weights) = arch::lower(&config, &names, tensors, config.context_length)?;
+        let arch::Lowered { program, weights, mtp: _ } =
+            arch::lower(&config, &names, tensors, config.context_length)?;
         let linears = Linears::new(&config, Naming::Gguf, &program, &weights);
         let model = contents.metadata.str("general.name").unwrap_or(architecture).to_owned();
         let tied = program

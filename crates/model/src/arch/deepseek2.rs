@@ -25,6 +25,7 @@ pub(super) const DEF: Definition = Definition {
         "rope.scaling.yarn_log_multiplier",
         "nextn_predict_layers",
     ],
+    mtp: true,
     from_gguf,
     hf_defaults: |class| match class {
         "Glm4MoeLiteForCausalLM" => Defaults { norm_eps: 1e-5, context_length: 202_752, ..Defaults::COMMON },

@@ -11,6 +11,7 @@ pub(super) const DEF: Definition = Definition {
     block: Block { qk_norm: Some(QkNormKind::Head), optional_qk_norm: true, ..Block::LLAMA },
     experts: Some(ExpertsConfig::SIGMOID),
     gguf_keys: &["nextn_predict_layers"],
+    mtp: true,
     gguf_names: &[(Part::FfnNorm, "post_attention_norm")],
     hf_defaults: |_| Defaults {
         kv_heads: Some(8),

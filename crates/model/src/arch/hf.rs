@@ -115,7 +115,8 @@ pub(crate) fn config(
         tied: Some(tied(json, &fields)?.unwrap_or(defaults.tied)),
         layers: vec![layer; layers],
         ropes: rope.into_iter().collect(),
-        extra_layers: fields.size_of(&["num_nextn_predict_layers", "num_mtp_layers"], Some(0))?,
+        extra_layers: fields
+            .size_of(&["num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"], Some(0))?,
     };
     set_windows(&fields, &defaults, &mut config)?;
     if let Some(other_base) = defaults.local_base {

@@ -4,6 +4,7 @@ mod distances;
 mod experts;
 mod latent;
 mod layer_input;
+mod mtp;
 mod recurrent;
 mod ssd;
 
@@ -12,6 +13,8 @@ use paguro_backend::{
     Mixer, Norm, Positions, Program, QkNorm, QkNormKind, Weights,
 };
 
+pub use self::mtp::MtpHead;
+pub(crate) use self::mtp::with_layer;
 use self::recurrent::Rows;
 use super::{
     Config, HfMatrices, Names, Recurrent, Tensors,
@@ -23,6 +26,14 @@ use crate::{
     rearrange::{Transpose, join},
 };
 
+/// A lowered model.
+pub(crate) struct Lowered {
+    pub(crate) program: Program,
+    pub(crate) weights: Weights,
+    /// Its head for multi-token prediction, if the files have one.
+    pub(crate) mtp: Option<MtpHead>,
+}
+
 /// Lowers a model. Every tensor is checked for presence and shape; none may be left over that would matter. A window
 /// that is not smaller than `max_context` is none.
 pub(crate) fn lower(
@@ -30,7 +41,8 @@ pub(crate) fn lower(
     names: &Names,
     tensors: Tensors<'_>,
     max_context: usize,
-) -> Result<(Program, Weights), ModelError> {
+) -> Result<Lowered, ModelError> {
+    let names = &names.with_mtp(config.layers.len(), |name| tensors.has(name));
     let mut lowering = Lowering { config, names, tensors, distance_bias: None };
     let kind = |(index, layer): (usize, &super::config::Layer)| {
         let window = layer.window.filter(|&window| (window as usize) < max_context);
@@ -75,7 +87,10 @@ pub(crate) fn lower(
     let head = lowering.head(&embed, vocab, last_norm)?;
     let tied = head.linear.matrix == embed.table;
 
-    let weights = lowering.tensors.finish(|name| {
+    let mut tensors = lowering.tensors;
+    let weights = std::mem::take(&mut tensors.weights);
+    let (tensors, mtp) = mtp::lower(config, names, tensors, (&embed, &head, &weights), vocab, max_context)?;
+    tensors.finish(|name| {
         let extra = config.layers.len()..config.layers.len().saturating_add(config.extra_layers);
         names.is_harmless(name, tied, &extra)
     })?;
@@ -86,7 +101,8 @@ pub(crate) fn lower(
     let given_parts = 0;
     let program =
         Program { hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit };
-    Ok((program, weights))
+    let mtp = mtp.map(|mtp| mtp.with_ropes(&program));
+    Ok(Lowered { program, weights, mtp })
 }
 
 /// Q, and K and V where a layer has its own.
@@ -125,7 +141,10 @@ impl Lowering<'_, '_> {
             0 => None,
             width => Some(self.layer_embeds(vocab, width)?),
         };
-        Ok((Embed { table, scale: self.config.embed_scale, positions, types, norm, layers }, vocab))
+        Ok((
+            Embed { table, scale: self.config.embed_scale, positions, types, norm, layers, joined: None },
+            vocab,
+        ))
     }
 
     fn positions(&mut self, max_context: usize) -> Result<Positions, ModelError> {

@@ -59,13 +59,14 @@ mod starcoder2;
 
 use paguro_backend::RopeStyle;
 
+pub use self::lower::MtpHead;
 pub(crate) use self::{
     config::{Block, Config, DeltaFiles, ExpertsConfig, Multipliers, Recurrent, SsdConfig, SsdNorm},
     export::{LONGEST, Original, differences, export, target},
     gguf::config as config_from_gguf,
     hf::config as config_from_hf,
     linears::{Linears, Naming, Piece},
-    lower::lower,
+    lower::{Lowered, lower, with_layer},
     names::{Names, hf_stacks},
     tensors::{FLOATS, Tensors},
 };
@@ -171,6 +172,8 @@ pub(crate) struct Definition {
     hf_layers: &'static str,
     /// Arrangement of matrices in Hugging Face's files.
     hf_matrices: HfMatrices,
+    /// True if heads for multi-token prediction have one of the model's layers with attention; others are not run.
+    mtp: bool,
     /// Beginnings of the names of tensors without effect on text, such as towers for images; ends, where they begin with a
     /// dot.
     hf_ignored: &'static [&'static str],
@@ -205,6 +208,7 @@ impl Definition {
         hf_names: &[],
         hf_layers: "layers",
         hf_matrices: HfMatrices::Plain,
+        mtp: false,
         hf_ignored: &[],
     };
 

@@ -99,6 +99,14 @@ pub(crate) enum Part {
     DeltaDt,
     DeltaNorm,
     DeltaOut,
+    // Of a head for multi-token prediction, which is the layer after the last one.
+    /// Joins an embedding with a row of the model.
+    MtpJoin,
+    MtpTokenNorm,
+    MtpRowNorm,
+    MtpEmbedding,
+    MtpOutputNorm,
+    MtpOutput,
     // Of a scan.
     /// z, x, B, C and d in one matrix, in this order.
     SsmIn,
@@ -126,7 +134,12 @@ const HF_PREFIXES: [(&str, &str); 12] = [
 pub(crate) struct Names {
     definition: &'static Definition,
     convention: Convention,
+    /// Prefix of a head for multi-token prediction outside of the layers, and the number that its layer gets.
+    mtp: Option<(&'static str, usize)>,
 }
+
+/// Prefixes of heads for multi-token prediction in Hugging Face's files, where they are no further layers (Qwen).
+const MTP_PREFIXES: [&str; 2] = ["mtp.", "model.mtp."];
 
 #[derive(Clone, Debug)]
 enum Convention {
@@ -147,7 +160,7 @@ impl fmt::Debug for Names {
 impl Names {
     /// Returns the names of llama.cpp (gguf-py/gguf/constants.py).
     pub(crate) fn gguf(definition: &'static Definition) -> Self {
-        Self { definition, convention: Convention::Gguf }
+        Self { definition, convention: Convention::Gguf, mtp: None }
     }
 
     /// Returns the names of Hugging Face's transformers. The text part of a larger model has a prefix, which differs
@@ -158,7 +171,15 @@ impl Names {
         let found = known.into_iter().find(|(model, _)| has(&format!("{model}{embedding}.weight")));
         let (model, head) = found.unwrap_or(known[0]);
         let convention = Convention::Hf { model: model.to_owned(), head: head.to_owned() };
-        Self { definition, convention }
+        Self { definition, convention, mtp: None }
+    }
+
+    /// Returns the names with those of a head for multi-token prediction as layer `layer`. `has` returns true for existing
+    /// tensors.
+    pub(crate) fn with_mtp(&self, layer: usize, has: impl Fn(&str) -> bool) -> Self {
+        let is_there = |prefix: &&&str| self.is_hf() && has(&format!("{prefix}fc.weight"));
+        let prefix = MTP_PREFIXES.iter().find(is_there);
+        Self { mtp: prefix.map(|&prefix| (prefix, layer)), ..self.clone() }
     }
 
     /// True for Hugging Face's names.
@@ -179,6 +200,13 @@ impl Names {
     pub(crate) fn layer(&self, layer: usize, part: Part) -> String {
         match &self.convention {
             Convention::Gguf => format!("blk.{layer}.{}", self.part(part)),
+            Convention::Hf { .. } if self.mtp.is_some_and(|(_, first)| layer >= first) => {
+                let (prefix, first) = self.mtp.unwrap_or_default();
+                match mtp_part(part) {
+                    Some(name) => format!("{prefix}{name}"),
+                    None => format!("{prefix}layers.{}.{}", layer - first, self.part(part)),
+                }
+            }
             Convention::Hf { model, .. } => {
                 format!("{model}{}.{layer}.{}", self.definition.hf_layers, self.part(part))
             }
@@ -276,6 +304,19 @@ fn part_of(names: &[(Part, &'static str)], part: Part) -> Option<&'static str> {
     names.iter().find(|name| name.0 == part).map(|name| name.1)
 }
 
+/// Returns the names of a head for multi-token prediction in files where it is no layer.
+fn mtp_part(part: Part) -> Option<&'static str> {
+    Some(match part {
+        Part::MtpJoin => "fc",
+        Part::MtpTokenNorm => "pre_fc_norm_embedding",
+        Part::MtpRowNorm => "pre_fc_norm_hidden",
+        Part::MtpOutputNorm => "norm",
+        Part::MtpEmbedding => "embed_tokens",
+        Part::MtpOutput => "lm_head",
+        _ => return None,
+    })
+}
+
 /// Returns the names of the stacks of gates, ups and downs in a layer of Hugging Face's files, with `{}` for an expert's number.
 pub(crate) fn hf_stacks(definition: &Definition) -> [&'static str; 3] {
     [Part::ExpertGate, Part::ExpertUp, Part::ExpertDown]
@@ -351,6 +392,12 @@ fn gguf_part(part: Part) -> &'static str {
         Part::DeltaDt => "ssm_dt.bias",
         Part::DeltaNorm => "ssm_norm",
         Part::DeltaOut => "ssm_out",
+        Part::MtpJoin => "nextn.eh_proj",
+        Part::MtpTokenNorm => "nextn.enorm",
+        Part::MtpRowNorm => "nextn.hnorm",
+        Part::MtpEmbedding => "nextn.embed_tokens",
+        Part::MtpOutputNorm => "nextn.shared_head_norm",
+        Part::MtpOutput => "nextn.shared_head_head",
         Part::SsmIn => "ssm_in",
         Part::SsmSkip => "ssm_d",
         Part::ExpertsIn => "ffn_latent_down",
@@ -431,6 +478,12 @@ fn hf_part(part: Part) -> &'static str {
         Part::DeltaDt => "linear_attn.dt_bias",
         Part::DeltaNorm => "linear_attn.norm",
         Part::DeltaOut => "linear_attn.out_proj",
+        Part::MtpJoin => "eh_proj",
+        Part::MtpTokenNorm => "enorm",
+        Part::MtpRowNorm => "hnorm",
+        Part::MtpEmbedding => "embed_tokens",
+        Part::MtpOutputNorm => "shared_head.norm",
+        Part::MtpOutput => "shared_head.head",
         Part::SsmIn => "mamba.in_proj",
         Part::SsmSkip => "mamba.D",
         Part::ExpertsIn => "mlp.fc1_latent_proj",

@@ -1,6 +1,6 @@
 //! Qwen 3.5 and 3.6, Qwen3-Next: the gated delta rule in three of four layers, attention with a gate on its output in
 //! the others. In Hugging Face's files, weights of norms are differences from one, except for the norm of a delta
-//! rule's output. Blocks for multi-token prediction are not run.
+//! rule's output. A head for multi-token prediction has attention, and experts where the model has them.
 
 use paguro_backend::{DeltaShape, QkNormKind};
 
@@ -24,6 +24,7 @@ pub(super) const DENSE: Definition = Definition {
     hf_defaults: |_| DEFAULTS,
     from_hf: |fields, config| from_hf(fields, config, ALTERNATING),
     gguf_names: GGUF_NAMES,
+    mtp: true,
     hf_ignored: HF_IGNORED,
     ..Definition::LLAMA
 };

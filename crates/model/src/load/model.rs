@@ -6,7 +6,7 @@ use paguro_backend::{Program, Weights};
 
 use super::{Description, GenerationDefaults, ModelFile};
 use crate::{
-    arch::Linears,
+    arch::{Linears, MtpHead},
     chat::{ChatInput, ChatTemplate, TemplateError},
     error::ModelError,
     judge::Judge,
@@ -34,6 +34,8 @@ pub struct Model {
     pub program: Program,
     /// Its weights, which stay in the file.
     pub weights: Weights,
+    /// Its head for multi-token prediction, if the files have one that is supported.
+    pub mtp: Option<Arc<MtpHead>>,
     /// Its linears, which adapters change.
     pub(crate) linears: Linears,
     /// Its vision tower, if it sees.
@@ -81,6 +83,8 @@ pub struct ModelShape {
     pub program: Program,
     /// Its weights, which stay in the file.
     pub weights: Weights,
+    /// Its head for multi-token prediction, if the files have one that is supported.
+    pub mtp: Option<Arc<MtpHead>>,
     /// Its vision tower, if it sees.
     pub vision: Option<Arc<Vision>>,
 }

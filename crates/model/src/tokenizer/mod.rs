@@ -315,6 +315,16 @@ impl Tokenizer {
         self.vocab.len()
     }
 
+    /// Returns the first token that another tokenizer has otherwise, as a sentence; `None` if all tokens that both have are equal.
+    /// One of them may have more: vocabularies are padded.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        let shared = self.vocab_size().min(other.vocab_size()) as u32;
+        let unused = |id| [self, other].iter().all(|it| it.vocab.kind(id) == Some(TokenKind::Unused));
+        let id = (0..shared).find(|&id| self.vocab.name(id) != other.vocab.name(id) && !unused(id))?;
+        let [own, others] = [self, other].map(|it| it.token_name(id));
+        Some(format!("its token {id} is `{others}`, and that of the model is `{own}`"))
+    }
+
     /// Returns the tokens that end an answer: end of text, of turn, of message; those of the file, and those with known
     /// names. Sorted.
     pub fn stop_tokens(&self) -> &[u32] {

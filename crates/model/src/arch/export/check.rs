@@ -4,7 +4,7 @@ use paguro_backend::{Matrix, Program, WeightFormat, Weights};
 
 use super::{LONGEST, Multiplied};
 use crate::{
-    arch::{self, Config, Names, Tensors},
+    arch::{self, Config, MtpHead, Names, Tensors},
     error::ModelError,
     gguf::Contents,
     rope::RopeConfig,
@@ -17,7 +17,7 @@ use crate::{
 pub(super) fn check(
     config: &Config,
     contents: &Contents,
-    (program, weights): (&Program, &Weights),
+    (program, weights, mtp): (&Program, &Weights, Option<&MtpHead>),
     multiplied: &Multiplied,
 ) -> Result<(), ModelError> {
     let mut tensors = Tensors::new(config.definition.gguf, &WeightFormat::ALL, &contents.tensors);
@@ -76,7 +76,10 @@ pub(super) fn check(
     // Every tensor has a place, and every place a tensor. A bias that is lost would leave the numbers of weights unequal.
     let again = arch::lower(&read, &Names::gguf(config.definition), tensors, config.context_length)?;
     let shapes = |program: &Program, weights: &Weights| shapes(program, weights, config.context_length);
-    if multiplied.is_none() && shapes(program, weights) != shapes(&again.0, &again.1) {
+    let of_head = |head: Option<&MtpHead>| head.map(|head| shapes(&head.program, &head.weights));
+    let same = shapes(program, weights) == shapes(&again.program, &again.weights)
+        && of_head(mtp) == of_head(again.mtp.as_ref());
+    if multiplied.is_none() && !same {
         let name = config.definition.gguf;
         let what = format!("converting this `{name}` model to GGUF, in which some tensors have no place,");
         return Err(ModelError::unsupported(what));

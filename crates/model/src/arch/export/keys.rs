@@ -17,7 +17,10 @@ impl Export<'_> {
         self.metadata.set("general.architecture", Value::String(architecture.to_owned()));
         self.size("context_length", config.context_length);
         self.size("embedding_length", config.hidden);
-        self.size("block_count", config.layers.len());
+        self.size("block_count", config.layers.len() + self.heads);
+        if self.heads > 0 {
+            self.size("nextn_predict_layers", self.heads);
+        }
         self.size("vocab_size", self.program.vocab);
         self.dimensions();
         self.mixers();
@@ -140,7 +143,8 @@ impl Export<'_> {
         self.size("ssm.time_step_rank", shape.value_heads);
         self.size("ssm.inner_size", shape.value_width());
         if matches!(config.recurrent, Some(Recurrent::Delta { .. })) {
-            let recurrent = config.layers.iter().map(|layer| layer.recurrent).collect();
+            let recurrent = config.layers.iter().map(|layer| layer.recurrent);
+            let recurrent = recurrent.chain(std::iter::repeat_n(false, self.heads)).collect();
             self.set("attention.recurrent_layers", Value::Array(Array::Bool(recurrent)));
         }
     }

@@ -16,7 +16,7 @@ use paguro_backend::{Program, WeightFormat, Weights};
 
 pub(crate) use self::elsewhere::differences;
 use self::multipliers::Factors as Multiplied;
-use super::{Config, Names, Tensors, config::Distances};
+use super::{Config, Lowered, Names, Tensors, config::Distances};
 use crate::{
     error::ModelError,
     gguf::{Array, Contents, Metadata, Value},
@@ -55,7 +55,8 @@ pub(crate) fn export(
         return Err(unsupported(long));
     }
     let places = Tensors::new(long.definition.gguf, &WeightFormat::ALL, tensors);
-    let (program, weights) = super::lower(long, names, places, long.context_length)?;
+    let Lowered { program, weights, mtp } = super::lower(long, names, places, long.context_length)?;
+    let names = &names.with_mtp(long.layers.len(), |name| tensors.iter().any(|tensor| tensor.name == name));
     let (config, multiplied) = multipliers::fold(target(long));
     let gguf = Names::gguf(config.definition);
     let metadata = Metadata::default();
@@ -68,12 +69,29 @@ pub(crate) fn export(
         program: &program,
         weights: &weights,
         position_offset,
+        first_layer: 0,
+        heads: usize::from(mtp.is_some()),
     };
     export.keys(short, original)?;
     let mut converted = export.tensors(tensors, &multiplied)?;
     converted.extend(export.rope_factors(short));
+    if let Some(mtp) = &mtp {
+        let (with_layer, metadata) = (super::with_layer(&config), Metadata::default());
+        let head = Export {
+            config: &with_layer,
+            names,
+            gguf: Names::gguf(config.definition),
+            metadata,
+            program: &mtp.program,
+            weights: &mtp.weights,
+            position_offset,
+            first_layer: config.layers.len(),
+            heads: 0,
+        };
+        converted.extend(head.tensors(tensors, &multiplied)?);
+    }
     let contents = Contents { metadata: export.metadata, tensors: converted };
-    check::check(&config, &contents, (&program, &weights), &multiplied)?;
+    check::check(&config, &contents, (&program, &weights, mtp.as_ref()), &multiplied)?;
     Ok(contents)
 }
 
@@ -113,6 +131,10 @@ struct Export<'a> {
     weights: &'a Weights,
     /// Rows of the folder's table of positions that are not used.
     position_offset: usize,
+    /// Number of the program's first layer: 0, or that of a head for multi-token prediction.
+    first_layer: usize,
+    /// Number of these heads, which are further layers of the file.
+    heads: usize,
 }
 
 impl Export<'_> {

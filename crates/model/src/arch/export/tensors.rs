@@ -93,8 +93,21 @@ const LAYER_PARTS: &[Part] = &[
     Part::NormAfterFfn,
 ];
 
+/// Parts of a layer that is a head for multi-token prediction.
+const MTP_PARTS: &[Part] = &[
+    Part::MtpJoin,
+    Part::MtpTokenNorm,
+    Part::MtpRowNorm,
+    Part::MtpEmbedding,
+    Part::MtpOutputNorm,
+    Part::MtpOutput,
+];
+
 /// Norms whose weights folders may have as differences from one.
-const OFFSET_NORMS: [Part; 7] = [
+const OFFSET_NORMS: [Part; 10] = [
+    Part::MtpTokenNorm,
+    Part::MtpRowNorm,
+    Part::MtpOutputNorm,
     Part::OutputNorm,
     Part::AttentionNorm,
     Part::QNorm,
@@ -142,7 +155,7 @@ impl Export<'_> {
             }
             Ok::<_, ModelError>(())
         };
-        for part in MODEL_PARTS {
+        for part in MODEL_PARTS.into_iter().filter(|_| self.first_layer == 0) {
             let from = match tied && part == Part::Head {
                 // A head with a factor of its own is another matrix than the embeddings.
                 true if multiplied.of(Part::Head).is_some() || multiplied.of(Part::Embedding).is_some() => {
@@ -153,9 +166,10 @@ impl Export<'_> {
             };
             one(part, self.names.model(from), self.gguf.model(part), &mut converted)?;
         }
-        for layer in 0..self.config.layers.len() {
+        let of_heads = if self.first_layer > 0 { MTP_PARTS } else { &[] };
+        for layer in self.first_layer..self.config.layers.len() {
             self.arranged(layer, &by_name, &mut converted)?;
-            for &part in LAYER_PARTS.iter().filter(|&&part| self.exists(layer, part)) {
+            for &part in LAYER_PARTS.iter().chain(of_heads).filter(|&&part| self.exists(layer, part)) {
                 one(part, self.names.layer(layer, part), self.gguf.layer(layer, part), &mut converted)?;
             }
         }
@@ -209,7 +223,7 @@ impl Export<'_> {
                 converted.push(Tensor { shape, ..bias });
             }
         };
-        let program = &self.program.layers[layer];
+        let program = &self.program.layers[layer - self.first_layer];
         let arrangement = self.config.definition.hf_matrices;
         for mixer in program.mixer.parts() {
             match mixer {
@@ -264,7 +278,9 @@ impl Export<'_> {
 
     /// Q, K and V in one matrix, in this order.
     fn joined_qkv(&self, layer: usize, converted: &mut Converted) -> Result<(), ModelError> {
-        let Mixer::Attention(attention) = &self.program.layers[layer].mixer else { return Ok(()) };
+        let Mixer::Attention(attention) = &self.program.layers[layer - self.first_layer].mixer else {
+            return Ok(());
+        };
         let (Some(k), Some(v)) = (attention.k, attention.v) else { return Err(unsupported(self.config)) };
         let parts = [attention.q, k, v];
         let matrices = parts.map(|linear| self.weights.matrix(linear.matrix));

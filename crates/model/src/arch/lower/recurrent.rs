@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use paguro_backend::{
-    Convolution, DeltaRule, DeltaShape, KeySharing, Linear, Matrix, Mixer, Norm, NormKind, ShortConv,
-    StateLayout, StateShape,
+    Convolution, DROPPABLE_ROWS, DeltaRule, DeltaShape, KeySharing, Linear, Matrix, Mixer, Norm, NormKind,
+    ShortConv, StateLayout, StateShape,
 };
 
 use super::{Lowering, Part};
@@ -18,9 +18,11 @@ use crate::{
 pub(super) fn states(config: &Config) -> StateLayout {
     let shape = match config.recurrent {
         None => return StateLayout::default(),
-        Some(Recurrent::Conv { taps }) => StateShape { rows: taps - 1, channels: config.hidden, delta: None },
+        Some(Recurrent::Conv { taps }) => {
+            StateShape { rows: taps - 1 + DROPPABLE_ROWS, channels: config.hidden, delta: None }
+        }
         Some(Recurrent::Delta { taps, shape, .. } | Recurrent::Ssd(SsdConfig { taps, shape, .. })) => {
-            StateShape { rows: taps - 1, channels: shape.channels(), delta: Some(shape) }
+            StateShape { rows: taps - 1 + DROPPABLE_ROWS, channels: shape.channels(), delta: Some(shape) }
         }
     };
     let layers = config.layers.iter().filter(|layer| layer.recurrent);

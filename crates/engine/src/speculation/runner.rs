@@ -1,0 +1,416 @@
+//! Drafts by a model: a head of the model itself, or a smaller model with the same tokens.
+//!
+//! | | model of its own | head |
+//! |-|-|-|
+//! | row of position `p` | token `p` | token `p`, and the model's row of position `p - 1` |
+//! | output | the draft of token `p + 1` | the same, and a row in place of the model's |
+//! | rows that remain after a check | those of accepted tokens | those before the draft: the others are computed again with the model's rows |
+//! | reads at most | the last [`MOST_READ`] tokens before it begins | those of rows that are kept ([`HiddenRows`]) |
+//!
+//! It has pages and states of its own. They follow a sequence lazily: rows are computed when a draft is wanted. Its positions
+//! count from the first token that it has read, because rotations depend on distances alone.
+
+use std::{collections::HashMap, time::Instant};
+
+use paguro_backend::{
+    GivenRows, Limits, Output, OutputKind, OutputValue, PageId, Program, Runner, STATE_CHUNK, SampleRequest,
+    Sampled, SamplingParams, StateId, StateUse, Step, StepError, StepOutput, StepSequence,
+};
+
+use super::{HiddenRows, RowTimes};
+use crate::cost::{StepCost, Work};
+
+/// Most drafted tokens of a model in a step.
+pub(crate) const MOST_BY_MODEL: usize = 8;
+
+/// Most tokens before the end of a text that a draft model reads when it begins.
+pub(crate) const MOST_READ: usize = 2048;
+
+/// A draft model that runs.
+pub(crate) struct DraftRunner {
+    runner: Box<dyn Runner>,
+    limits: Limits,
+    /// Number of K/V groups.
+    groups: usize,
+    is_head: bool,
+    /// Tokens that both models have.
+    vocab: usize,
+    has_states: bool,
+    /// Rows that its states can drop.
+    droppable: usize,
+    free: Vec<PageId>,
+    free_states: Vec<StateId>,
+    sequences: HashMap<(u64, usize), Known>,
+    /// Times of its steps.
+    cost: StepCost,
+    times: RowTimes,
+    greedy: SamplingParams,
+    out: StepOutput,
+}
+
+/// Rows of a sequence that are computed.
+#[derive(Debug, Default)]
+struct Known {
+    /// Position of the first one in the sequence.
+    base: usize,
+    /// Their number, drafted ones included.
+    rows: usize,
+    /// Pages by group.
+    tables: Vec<Vec<PageId>>,
+    state: Option<StateId>,
+    /// Number of tokens that the sequence had before the last draft, and the draft.
+    confirmed: usize,
+    drafted: Vec<u32>,
+}
+
+/// A sequence, as a draft model sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Text<'a> {
+    /// Request and branch.
+    pub owner: (u64, usize),
+    /// All tokens; the model has computed the rows of all but the last one.
+    pub tokens: &'a [u32],
+    /// The model's last rows, for heads.
+    pub rows: Option<&'a HiddenRows>,
+}
+
+/// Rows that a draft needs before its second token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lag {
+    /// Position of the first row in the sequence.
+    start: usize,
+    /// Position in the sequence of the draft model's first row.
+    base: usize,
+    /// Their number, at least one.
+    pub rows: usize,
+    /// Most drafted tokens.
+    pub most: usize,
+}
+
+impl Lag {
+    /// Returns the position before which the model's rows are not needed any more: the end of what is read, of which nothing is if
+    /// the text is long.
+    pub fn read_to(&self, is_long: bool) -> usize {
+        if is_long { self.start } else { self.start + self.rows }
+    }
+
+    /// Returns a lag of few rows in its place.
+    pub fn short(&self) -> Self {
+        let rows = self.rows.min(4);
+        Self { start: self.start + self.rows - rows, rows, ..*self }
+    }
+}
+
+/// Rows of a sequence in a step.
+struct Part<'a> {
+    owner: (u64, usize),
+    tokens: &'a [u32],
+    /// For heads, `[rows, hidden]`.
+    given: &'a [f32],
+    /// True if a token is drafted after the last row.
+    samples: bool,
+}
+
+impl DraftRunner {
+    /// `seconds` is the time of a step of `rows` rows, which was measured.
+    pub fn new(
+        runner: Box<dyn Runner>,
+        program: &Program,
+        limits: Limits,
+        vocab: usize,
+        (rows, seconds): (usize, std::time::Duration),
+    ) -> Self {
+        let mut cost = StepCost::default();
+        cost.learn(Work::default().and(0, rows), seconds);
+        Self {
+            runner,
+            limits,
+            groups: program.kv.groups.len(),
+            is_head: program.joined().is_some(),
+            vocab: vocab.min(program.vocab),
+            has_states: !program.state.is_empty(),
+            droppable: program.droppable_rows().unwrap_or(usize::MAX),
+            free: (1..limits.pages as u32).rev().map(PageId).collect(),
+            free_states: (0..limits.states as u32).rev().map(StateId).collect(),
+            sequences: HashMap::new(),
+            cost,
+            times: RowTimes::default(),
+            greedy: SamplingParams::default(),
+            out: StepOutput::default(),
+        }
+    }
+
+    /// Returns true for a head, which reads rows of the model.
+    pub fn is_head(&self) -> bool {
+        self.is_head
+    }
+
+    /// Drops the rows of sequences that do not run.
+    pub fn retain(&mut self, runs: impl Fn((u64, usize)) -> bool) {
+        let ended: Vec<_> = self.sequences.keys().copied().filter(|&owner| !runs(owner)).collect();
+        ended.into_iter().for_each(|owner| self.release(owner));
+    }
+
+    fn release(&mut self, owner: (u64, usize)) {
+        let Some(known) = self.sequences.remove(&owner) else { return };
+        self.free.extend(known.tables.into_iter().flatten());
+        self.free_states.extend(known.state);
+    }
+
+    /// Returns the rows that a draft needs; `None` if the model cannot draft after this text.
+    pub fn lag(&self, text: &Text<'_>) -> Option<Lag> {
+        let len = text.tokens.len();
+        let first = match (self.is_head, text.rows) {
+            (true, Some(rows)) if rows.end() + 1 == len && rows.end() > rows.first() => rows.first() + 1,
+            (true, _) => return None,
+            (false, _) => len.saturating_sub(MOST_READ),
+        };
+        let fresh = Lag { start: first, base: first, rows: len - first, most: 0 };
+        let known = self.sequences.get(&text.owner).map(|known| {
+            let start = known.valid(text.tokens, self.is_head);
+            Lag { start, base: known.base, rows: len - start, most: 0 }
+        });
+        // A text that was not read for long begins anew.
+        let fits =
+            |lag: &Lag| lag.start >= first && len + MOST_BY_MODEL - lag.base <= self.limits.max_context;
+        let lag = known.filter(fits).unwrap_or(fresh);
+        let last = len - 1 - lag.base;
+        // Drafted rows may be dropped, and are in the chunk of the last row then.
+        let most = match self.has_states {
+            true => self.droppable.min(STATE_CHUNK - 1 - last % STATE_CHUNK) + 1,
+            false => usize::MAX,
+        };
+        let most = most.min(self.limits.max_context.saturating_sub(last));
+        let exists = text.tokens[lag.start..].iter().all(|&token| (token as usize) < self.vocab);
+        (exists && most > 0).then_some(Lag { most, ..lag })
+    }
+
+    /// Returns the expected seconds of reading so many tokens.
+    pub fn reading_seconds(&self, tokens: usize) -> f64 {
+        self.cost.seconds(Work::default().and(0, tokens))
+    }
+
+    /// Returns the expected seconds of drafts: of each, its lag and its number of tokens.
+    pub fn seconds(&self, drafts: impl Iterator<Item = (Lag, usize)> + Clone) -> f64 {
+        let longest = drafts.clone().map(|draft| draft.1).max().unwrap_or(0);
+        let of_step = |step: usize| {
+            let drafts = drafts.clone().filter(|(_, length)| *length > step);
+            let work = drafts.fold(Work::default(), |work, (lag, _)| match step {
+                0 => work.and(lag.start - lag.base, lag.rows),
+                _ => work.and(lag.start - lag.base + lag.rows + step - 1, 1),
+            });
+            self.step_seconds(work)
+        };
+        (0..longest).map(of_step).sum()
+    }
+
+    fn step_seconds(&self, work: Work) -> f64 {
+        self.times.seconds(&self.cost, work).unwrap_or_else(|| self.cost.seconds(work))
+    }
+
+    /// Drafts at most so many tokens after each text. Reading the texts takes at most `seconds`; a text that is not read to its
+    /// end has no draft.
+    ///
+    /// # Errors
+    /// [`StepError`]: a step fails.
+    pub fn draft(&mut self, texts: &[(Text<'_>, usize)], seconds: f64) -> Result<Vec<Vec<u32>>, StepError> {
+        let mut drafts = vec![Vec::new(); texts.len()];
+        // The first step: rows up to the last token.
+        let (mut parts, mut drafting) = (Vec::new(), Vec::new());
+        let (mut work, mut left) = (Work::default(), self.limits.max_rows);
+        for (index, (text, most)) in texts.iter().enumerate() {
+            let Some(lag) = self.lag(text).filter(|_| *most > 0 && left > 0) else { continue };
+            let rows = self.cost.rows_within(work, lag.start - lag.base, lag.rows.min(left), seconds);
+            let rows = if parts.is_empty() { rows.max(1) } else { rows };
+            let most = (*most).min(lag.most);
+            if rows == 0 || !self.begin(text, lag, rows + most, texts) {
+                continue;
+            }
+            (work, left) = (work.and(lag.start - lag.base, rows), left - rows);
+            let end = lag.start + rows;
+            let given = match text.rows.filter(|_| self.is_head) {
+                Some(known) => known.of(lag.start - 1..end - 1),
+                None => &[],
+            };
+            let samples = rows == lag.rows;
+            if samples {
+                drafting.push((index, most));
+            }
+            parts.push(Part { owner: text.owner, tokens: &text.tokens[lag.start..end], given, samples });
+        }
+        if parts.is_empty() {
+            return Ok(drafts);
+        }
+        let mut sampled = self.step(&parts)?;
+        // A row each for the following ones.
+        loop {
+            let mut next = Vec::new();
+            for ((index, most), (token, row)) in drafting.drain(..).zip(sampled) {
+                let draft = &mut drafts[index];
+                if token != Sampled::NO_TOKEN && (token as usize) < self.vocab {
+                    draft.push(token);
+                    if draft.len() < most {
+                        next.push((index, most, token, row));
+                    }
+                }
+            }
+            if next.is_empty() {
+                break;
+            }
+            let mut parts = Vec::with_capacity(next.len());
+            for (index, _, token, row) in &next {
+                let (owner, tokens) = (texts[*index].0.owner, std::slice::from_ref(token));
+                parts.push(Part { owner, tokens, given: row, samples: true });
+            }
+            sampled = self.step(&parts)?;
+            drafting = next.into_iter().map(|(index, most, ..)| (index, most)).collect();
+        }
+        for ((text, _), draft) in texts.iter().zip(&drafts) {
+            if let Some(known) = self.sequences.get_mut(&text.owner) {
+                known.confirmed = text.tokens.len();
+                known.drafted.clone_from(draft);
+            }
+        }
+        Ok(drafts)
+    }
+
+    /// Prepares the next `rows` rows of a text. Returns false if there are no pages for them, also without those of texts that have no
+    /// draft now.
+    fn begin(&mut self, text: &Text<'_>, lag: Lag, rows: usize, all: &[(Text<'_>, usize)]) -> bool {
+        let owner = text.owner;
+        if self.sequences.get(&owner).is_some_and(|known| known.base != lag.base) {
+            self.release(owner);
+        }
+        let blocks = (lag.start - lag.base + rows).div_ceil(self.limits.block_size);
+        let held = self.sequences.get(&owner).map_or(0, |known| known.tables.iter().map(Vec::len).sum());
+        let needed = (blocks * self.groups).saturating_sub(held);
+        let has_state = self.sequences.get(&owner).is_some_and(|known| known.state.is_some());
+        let needs_state = self.has_states && !has_state;
+        while self.free.len() < needed || needs_state && self.free_states.is_empty() {
+            let drafts = |other: &(u64, usize)| all.iter().any(|(text, _)| text.owner == *other);
+            let Some(other) = self.sequences.keys().copied().find(|other| !drafts(other)) else {
+                self.release(owner);
+                return false;
+            };
+            self.release(other);
+        }
+        let Self { sequences, free, free_states, groups, .. } = self;
+        let known = sequences.entry(owner).or_insert_with(|| Known {
+            base: lag.base,
+            tables: vec![Vec::new(); *groups],
+            state: if needs_state { free_states.pop() } else { None },
+            ..Known::default()
+        });
+        known.rows = lag.start - lag.base;
+        known.confirmed = text.tokens.len();
+        known.drafted.clear();
+        for table in &mut known.tables {
+            let from = free.len() - blocks.saturating_sub(table.len());
+            table.extend(free.drain(from..));
+        }
+        true
+    }
+
+    /// Computes rows. Returns the drafted token after each part that has one, and for heads the last row.
+    fn step(&mut self, parts: &[Part<'_>]) -> Result<Vec<(u32, Vec<f32>)>, StepError> {
+        let begin = Instant::now();
+        let Self { runner, limits, is_head, sequences, greedy, out, .. } = self;
+        let (mut tokens, mut given, mut pages) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut steps, mut outputs, mut work) = (Vec::new(), Vec::new(), Work::default());
+        for part in parts {
+            let Some(known) = sequences.get(&part.owner) else { continue };
+            let (first_row, first_page) = (tokens.len(), pages.len());
+            tokens.extend_from_slice(part.tokens);
+            given.extend_from_slice(part.given);
+            let blocks = (known.rows + part.tokens.len()).div_ceil(limits.block_size);
+            known.tables.iter().for_each(|table| pages.extend_from_slice(&table[..blocks]));
+            work = work.and(known.rows, part.tokens.len());
+            steps.push(StepSequence {
+                rows: first_row..tokens.len(),
+                start: known.rows,
+                tables: first_page..pages.len(),
+                state: known.state.map(StateUse::in_place),
+            });
+            if part.samples {
+                let row = tokens.len() - 1;
+                let request = SampleRequest {
+                    params: greedy,
+                    draw: 0,
+                    history: &[],
+                    prompt_tokens: 0,
+                    mask: None,
+                    logprobs: None,
+                };
+                outputs.push(Output { row, kind: OutputKind::Sample(request) });
+                if *is_head {
+                    outputs.push(Output { row, kind: OutputKind::Embedding });
+                }
+            }
+        }
+        let rows = GivenRows { rows: 0..tokens.len(), values: &given };
+        let given = if *is_head { std::slice::from_ref(&rows) } else { &[] };
+        let step = Step {
+            tokens: &tokens,
+            given,
+            sequences: &steps,
+            pages: &pages,
+            outputs: &outputs,
+            ..Step::default()
+        };
+        let ticket = runner.submit(&step)?;
+        runner.collect(ticket, out)?;
+        let mut sampled: Vec<(u32, Vec<f32>)> = Vec::new();
+        for outcome in out.outcomes.drain(..) {
+            match outcome {
+                OutputValue::Sampled(Sampled { token, .. }) => sampled.push((token, Vec::new())),
+                OutputValue::Embedding(row) => {
+                    if let Some(last) = sampled.last_mut() {
+                        last.1 = row;
+                    }
+                }
+                OutputValue::Score(_) | OutputValue::Logits(_) | OutputValue::Residual(_) => {}
+            }
+        }
+        for part in parts {
+            if let Some(known) = self.sequences.get_mut(&part.owner) {
+                known.rows += part.tokens.len();
+            }
+        }
+        let duration = begin.elapsed();
+        self.cost.learn(work, duration);
+        self.times.learn(work, duration.as_secs_f64());
+        Ok(sampled)
+    }
+
+    /// Recounts pages and states.
+    pub fn check(&self) -> Result<(), String> {
+        let held: usize = self.sequences.values().flat_map(|known| &known.tables).map(Vec::len).sum();
+        let states = self.sequences.values().filter(|known| known.state.is_some()).count();
+        let all = (self.free.len() + held + 1, self.free_states.len() + states);
+        match all == (self.limits.pages, self.limits.states) {
+            true => Ok(()),
+            false => Err(format!("a draft model has {all:?} pages and states of {:?}", self.limits)),
+        }
+    }
+}
+
+impl Known {
+    /// Returns the position after the rows that are those of the text: of a head, the rows before the last draft; of a model of
+    /// its own, also those of accepted tokens.
+    fn valid(&self, tokens: &[u32], is_head: bool) -> usize {
+        let accepted = match is_head {
+            true => 0,
+            false => {
+                let after = tokens.get(self.confirmed..).unwrap_or_default();
+                after.iter().zip(&self.drafted).take_while(|(token, drafted)| token == drafted).count()
+            }
+        };
+        (self.base + self.rows).min(self.confirmed + accepted).min(tokens.len() - 1)
+    }
+}
+
+impl std::fmt::Debug for DraftRunner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DraftRunner").field("is_head", &self.is_head).finish_non_exhaustive()
+    }
+}
