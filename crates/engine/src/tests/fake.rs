@@ -13,11 +13,11 @@ use std::{
 };
 
 use paguro_backend::{
-    AdapterId, Backend, Capacity, DeviceLayout, Embed, Exit, Head, Input, KernelCount, KvDtype, KvGroup,
-    KvLayout, Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue,
-    PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, SampleRequest, Sampled, Score,
-    StateLayout, StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId,
-    WeightFormat, Weights,
+    AdapterId, Backend, Capacity, DeviceLayout, Embed, Exit, ExpertCount, Head, Input, KernelCount, KvDtype,
+    KvGroup, KvLayout, Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, NormKind, OutputKind,
+    OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, SampleRequest,
+    Sampled, Score, StateLayout, StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask,
+    VectorId, WeightFormat, Weights,
 };
 
 use paguro_model::{
@@ -161,7 +161,7 @@ impl Backend for FakeBackend {
     }
 
     fn capacity(&self) -> Capacity {
-        Capacity { description: "fake".into(), bytes_free: 1 << 20, features: Vec::new() }
+        Capacity { description: "fake".into(), bytes_free: 1 << 20, host_free: 0, features: Vec::new() }
     }
 
     fn page_bytes(&self, _: &Program, block_size: usize, _: KvDtype) -> usize {
@@ -469,6 +469,10 @@ impl Runner for FakeRunner {
 
     fn unload_adapter(&mut self, id: AdapterId) {
         self.adapters.remove(&id);
+    }
+
+    fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError> {
+        Ok(Vec::new())
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
