@@ -13,7 +13,7 @@ use paguro_quantize::Importance;
 use serde_json::json;
 
 use crate::{
-    cli::ImatrixArgs,
+    cli::{ExpertSlots, ImatrixArgs},
     devices::Devices,
     eval::{self, Scoring, Window, Windows},
     failure::{Failure, Outcome},
@@ -77,7 +77,8 @@ pub fn imatrix(
     };
     let squares = Arc::new(InputSquares::default());
     let cpu = devices.cpu_with_squares(args.write.threads.threads, squares.clone());
-    let loaded = load::start_on(model.clone(), options, false, (devices, cpu), terminal)?;
+    let loaded =
+        load::start_on(model.clone(), options, (false, ExpertSlots::Auto), (devices, cpu), terminal)?;
     squares.clear();
     let started = Instant::now();
     let count = windows.len();

@@ -10,10 +10,11 @@ use paguro_engine::{DraftModel, Engine, EngineOptions, Handle, PageBudget};
 use paguro_model::{LoadOptions, Model, ModelError, ModelFile, gguf::GgufError, tokenizer::Tokenizer};
 
 use crate::{
-    cli::RunOnArgs,
+    cli::{ExpertSlots, RunOnArgs},
     devices::{Chosen, Devices},
     failure::{Failure, Outcome},
     models::{EMBEDDED, EMBEDDED_FILE, Source},
+    placement::Placing,
     settings::{LibrarySettings, Terminal},
     units,
 };
@@ -190,8 +191,9 @@ pub fn start(
     terminal: Terminal,
 ) -> Outcome<Loaded> {
     let notice = |line: &str| terminal.note(line);
+    let slots = on.expert_slots.unwrap_or_default();
     devices.with(on, threads, &notice, |device| {
-        start_on(model.clone(), options.clone(), may_shrink, (devices, device), terminal)
+        start_on(model.clone(), options.clone(), (may_shrink, slots), (devices, device), terminal)
     })
 }
 
@@ -202,7 +204,7 @@ pub fn start(
 pub fn start_on(
     model: Arc<Model>,
     options: EngineOptions,
-    may_shrink: bool,
+    (may_shrink, slots): (bool, ExpertSlots),
     (devices, device): (&Devices, Chosen),
     terminal: Terminal,
 ) -> Outcome<Loaded> {
@@ -214,7 +216,13 @@ pub fn start_on(
         Some(compiling) => format!("loading {name}: {compiling}"),
     });
     let options = with_head(&model, options);
-    let (options, kv_bytes) = fit_memory(device.backend.as_ref(), &model, options, may_shrink)?;
+    let (options, kv_bytes) = fit_memory(device.backend.as_ref(), &model, options, (may_shrink, slots))?;
+    if let Some(slots) = options.expert_slots {
+        terminal.note(&format!(
+            "experts are in the host's memory; each layer has {slots} slots for them on the {}",
+            device.backend.name()
+        ));
+    }
     let engine = Engine::start(device.backend.as_ref(), &model, options)
         .map_err(|error| Failure::from_error(&error))?;
     Ok(Loaded {
@@ -243,19 +251,21 @@ fn fit_memory(
     backend: &dyn Backend,
     model: &Model,
     options: EngineOptions,
-    may_shrink: bool,
+    (may_shrink, slots): (bool, ExpertSlots),
 ) -> Outcome<(EngineOptions, u64)> {
-    let plan = Engine::plan(
-        backend,
-        &model.program,
-        &model.weights,
-        model.vision.as_deref(),
-        model.max_context,
-        &options,
-    );
-    let plan = plan.map_err(|error| Failure::from_error(&error))?;
-    let MemoryPlan { weights, kv, states, buffers } = plan.memory;
     let free = backend.capacity().bytes_free;
+    let placing = Placing {
+        backend,
+        name: &model.name,
+        program: &model.program,
+        weights: &model.weights,
+        vision: model.vision.as_deref(),
+        context: model.max_context,
+        memory: free,
+    };
+    let options = placing.with_slots(slots, options, may_shrink)?;
+    let plan = placing.plan(&options)?;
+    let MemoryPlan { weights, host, kv, states, buffers } = plan.memory;
     if plan.memory.total() <= free {
         return Ok((options, kv));
     }
@@ -264,10 +274,15 @@ fn fit_memory(
         return Ok((EngineOptions { pages: PageBudget::Bytes(left), ..options }, left));
     }
     let failure = Failure::new(format!(
-        "{} needs {} of memory (weights {}, K and V {}, states and buffers {}), but the {} has {} free",
+        "{} needs {} of memory (weights {}{}, K and V {}, states and buffers {}), but the {} has {} free",
         model.name,
         units::bytes(plan.memory.total()),
         units::bytes(weights),
+        match options.expert_slots {
+            Some(slots) =>
+                format!(" with {slots} slots for experts, which take {} of the host's", units::bytes(host)),
+            None => String::new(),
+        },
         units::bytes(kv),
         units::bytes(states.saturating_add(buffers)),
         backend.name(),

@@ -17,6 +17,8 @@ mod load;
 mod mcp;
 mod models;
 mod output;
+mod placement;
+mod plan;
 mod presets;
 mod projector;
 mod ps;
@@ -122,7 +124,10 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Prune(args) => library::prune(args, library),
         Command::Verify(args) => library::verify(args, library, terminal),
         Command::Rebuild(args) => library::rebuild(args, library, terminal),
-        Command::Devices(args) => devices.devices(args, terminal),
+        Command::Devices(args) => match &args.plan {
+            Some(model) => plan::plan(model, args, library, (devices, terminal)),
+            None => devices.devices(args, terminal),
+        },
         Command::Completions { shell } => version::completions(*shell),
         Command::Man => version::manual(),
         Command::Version => output::Output::new().line(version::long(devices)),

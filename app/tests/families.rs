@@ -57,6 +57,7 @@ fn logits(backend: &dyn Backend, model: &Model, run: &Run, chunk: usize) -> Vec<
         states: 1,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     let mut runner = backend.load(&model.program, model.weights.clone(), limits).unwrap();
     let (mut all, mut start) = (Vec::new(), 0);

@@ -91,6 +91,7 @@ fn token_by_token(backend: &dyn Backend, choose: impl Fn(Vec<Run>) -> Vec<Run>) 
         states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     let mut runner = backend.load(&model.program, model.weights.clone(), limits).unwrap();
 

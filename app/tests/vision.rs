@@ -152,6 +152,7 @@ fn rows(tower: &Tower, pixels: &Pixels) -> Vec<Vec<f32>> {
         states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     let mut runner = cpu().load(&tower.program, tower.weights.clone(), limits).unwrap();
     let pages: Vec<PageId> = (1..=blocks as u32).map(PageId).collect();

@@ -10,7 +10,7 @@ mod shape;
 
 use std::{cmp::Reverse, path::PathBuf, sync::Arc, time::Duration};
 
-use paguro_backend::KernelCount;
+use paguro_backend::{ExpertCount, KernelCount};
 use paguro_engine::{DraftModel, EngineOptions, PageBudget, PageOrder};
 use paguro_model::{LoadOptions, Model};
 
@@ -75,6 +75,8 @@ struct Bench {
     rows: Vec<Row>,
     /// Kernel counts after the warm-up.
     before: Vec<KernelCount>,
+    /// Use of slots by experts after the warm-up.
+    experts_before: Vec<ExpertCount>,
 }
 
 /// Runs `paguro bench`.
@@ -133,7 +135,8 @@ pub fn bench(
     let mut tables = Vec::new();
     for bench in benches {
         let kernels = if args.kernels { Some(bench.kernels()?) } else { None };
-        tables.push(Table { rows: bench.rows, kernels });
+        let experts = if args.experts { Some(bench.experts()?) } else { None };
+        tables.push(Table { rows: bench.rows, kernels, experts });
     }
     if args.json { report::json(&tables, memory) } else { report::table(&tables, memory, terminal) }
 }
@@ -219,6 +222,7 @@ impl Bench {
             random: Random::new(SEED, model.program.vocab),
             rows,
             before: Vec::new(),
+            experts_before: Vec::new(),
         };
         // The warm-up causes the first page faults, raises the clock speed and fills caches.
         for test in [Test::Prefill, Test::Decode] {
@@ -230,6 +234,7 @@ impl Bench {
             }
         }
         bench.before = bench.kernel_counts()?;
+        bench.experts_before = bench.expert_counts()?;
         Ok(bench)
     }
 
@@ -239,6 +244,25 @@ impl Bench {
 
     fn kernel_counts(&self) -> Outcome<Vec<KernelCount>> {
         self.loaded.handle.kernel_counts().map_err(|error| Failure::from_error(&error))
+    }
+
+    fn expert_counts(&self) -> Outcome<Vec<ExpertCount>> {
+        self.loaded.handle.expert_counts().map_err(|error| Failure::from_error(&error))
+    }
+
+    /// Returns the use of slots by experts since the warm-up, by layer.
+    fn experts(&self) -> Outcome<Vec<ExpertCount>> {
+        let mut experts = self.expert_counts()?;
+        if experts.is_empty() {
+            return Err(Failure::new("--experts: all experts are on the device, or the model has none")
+                .hint("--expert-slots N leaves N of each layer on the GPU"));
+        }
+        for (layer, before) in experts.iter_mut().zip(&self.experts_before) {
+            layer.hits -= before.hits;
+            layer.misses -= before.misses;
+            layer.streamed -= before.streamed;
+        }
+        Ok(experts)
     }
 
     /// Returns the kernel counts since the warm-up, sorted by descending time.

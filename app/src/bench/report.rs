@@ -1,6 +1,6 @@
 //! Output of `bench`.
 
-use paguro_backend::KernelCount;
+use paguro_backend::{ExpertCount, KernelCount};
 use serde_json::{Value, json};
 
 use super::{Case, Test, measure::Measured, memory::PeakMemory};
@@ -125,6 +125,8 @@ pub struct Table {
     pub rows: Vec<Row>,
     /// Kernels that ran, over all rows, if requested.
     pub kernels: Option<Vec<KernelCount>>,
+    /// Use of slots by experts, over all rows, if requested.
+    pub experts: Option<Vec<ExpertCount>>,
 }
 
 /// Prints one JSON object per row.
@@ -133,7 +135,7 @@ pub struct Table {
 /// The error of standard output.
 pub fn json(tables: &[Table], memory: PeakMemory) -> Outcome<()> {
     let mut out = Output::new();
-    for Table { rows, kernels } in tables {
+    for Table { rows, kernels, experts } in tables {
         for row in rows {
             let mut object = row.json(memory);
             if let Some(kernels) = kernels {
@@ -141,6 +143,9 @@ pub fn json(tables: &[Table], memory: PeakMemory) -> Outcome<()> {
                     .iter()
                     .map(|kernel| json!({"name": kernel.name, "launches": kernel.launches, "nanoseconds": kernel.nanoseconds}))
                     .collect();
+            }
+            if let Some(experts) = experts {
+                object["experts"] = experts.iter().map(expert_json).collect();
             }
             out.json(&object)?;
         }
@@ -155,7 +160,7 @@ pub fn json(tables: &[Table], memory: PeakMemory) -> Outcome<()> {
 pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcome<()> {
     let mut out = Output::new();
     let several = tables.len() > 1;
-    for Table { rows, kernels } in tables {
+    for Table { rows, kernels, experts } in tables {
         let first = &rows[0];
         let head = format!(
             "{} {}, {}, {}",
@@ -213,6 +218,9 @@ pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcom
         if let Some(kernels) = kernels {
             kernel_table(&mut out, kernels, terminal)?;
         }
+        if let Some(experts) = experts {
+            expert_table(&mut out, experts, terminal)?;
+        }
         out.line("")?;
     }
     if let Some(peak) = memory.bytes() {
@@ -238,6 +246,37 @@ fn kernel_table(out: &mut Output, kernels: &[KernelCount], terminal: Terminal) -
         ))?;
     }
     Ok(())
+}
+
+fn expert_json(layer: &ExpertCount) -> Value {
+    let &ExpertCount { layer, slots, hits, misses, streamed, bytes } = layer;
+    json!({
+        "layer": layer, "slots": slots, "hits": hits, "misses": misses, "streamed": streamed, "bytes_of_expert": bytes,
+    })
+}
+
+/// Prints the use of slots by layer, and in all layers.
+fn expert_table(out: &mut Output, experts: &[ExpertCount], terminal: Terminal) -> Outcome<()> {
+    out.line("")?;
+    out.line(terminal.dim(&format!(
+        "{:>7}  {:>5}  {:>9}  {:>9}  {:>6}  {:>10}  {:>10}",
+        "experts", "slots", "hits", "misses", "hit", "copied", "streamed"
+    )))?;
+    let row = |name: &str, layers: &[ExpertCount]| {
+        let sum = |of: fn(&ExpertCount) -> u64| layers.iter().map(of).sum::<u64>();
+        let (hits, misses) = (sum(|layer| layer.hits), sum(|layer| layer.misses));
+        format!(
+            "{name:>7}  {:>5}  {hits:>9}  {misses:>9}  {:>5.1}%  {:>10}  {:>10}",
+            layers[0].slots,
+            100.0 * hits as f64 / (hits + misses).max(1) as f64,
+            units::bytes(sum(|layer| layer.misses * layer.bytes)),
+            units::bytes(sum(|layer| layer.streamed * layer.bytes)),
+        )
+    };
+    for layer in experts {
+        out.line(row(&layer.layer.to_string(), std::slice::from_ref(layer)))?;
+    }
+    out.line(row("all", experts))
 }
 
 fn name(test: Test) -> &'static str {

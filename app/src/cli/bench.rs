@@ -134,6 +134,10 @@ pub struct BenchArgs {
     #[arg(long)]
     pub kernels: bool,
 
+    /// Show the use of slots by experts, for models whose experts are in the host's memory
+    #[arg(long)]
+    pub experts: bool,
+
     /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,

@@ -30,6 +30,12 @@ enum Becomes {
     NothingWithSwitch,
     /// Layers on a GPU: 0 is the CPU.
     GpuLayers,
+    /// Layers whose experts are in the host's memory.
+    ExpertLayers,
+    /// The experts of all layers are in the host's memory.
+    AllExperts,
+    /// Places of tensors: those of all experts may be the CPU.
+    Tensors,
     /// Type of the KV cache.
     CacheType,
     /// `json` or a schema.
@@ -38,7 +44,10 @@ enum Becomes {
     Refused(&'static str),
 }
 
-use Becomes::{CacheType, Format, GpuLayers, Nothing, NothingWithSwitch, NothingWithValue, Ours, Refused};
+use Becomes::{
+    AllExperts, CacheType, ExpertLayers, Format, GpuLayers, Nothing, NothingWithSwitch, NothingWithValue,
+    Ours, Refused, Tensors,
+};
 use On::{Both, Measure, Run, Serve};
 
 const ADAPTERS: &str = "control vectors are not supported; `--lora` loads adapters";
@@ -172,11 +181,10 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Both, &["-ub", "--ubatch-size", "-tb", "--threads-batch", "--threads-http"], NothingWithValue),
     (Both, &["-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu"], GpuLayers),
     (Both, &["-dev"], Ours("--device")),
-    (
-        Both,
-        &["-mg", "--main-gpu", "-ts", "--tensor-split", "-sm", "--split-mode", "-ot", "--override-tensor"],
-        Refused(GPUS),
-    ),
+    (Both, &["-mg", "--main-gpu", "-ts", "--tensor-split", "-sm", "--split-mode"], Refused(GPUS)),
+    (Both, &["-ot", "--override-tensor"], Tensors),
+    (Both, &["-ncmoe", "--n-cpu-moe"], ExpertLayers),
+    (Both, &["-cmoe", "--cpu-moe"], AllExperts),
     (Both, &["--tensor-parallel-size", "--pipeline-parallel-size"], Refused(GPUS)),
     (Both, &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"], CacheType),
     (Both, &["-fa", "--flash-attn"], NothingWithSwitch),
@@ -198,12 +206,8 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
         ],
         Nothing,
     ),
-    (Both, &["--check-tensors", "--offline", "-cmoe", "--cpu-moe"], Nothing),
-    (
-        Both,
-        &["--keep", "--prio", "--poll", "--cpu-mask", "-C", "--cpu-strict", "-ncmoe", "--n-cpu-moe"],
-        NothingWithValue,
-    ),
+    (Both, &["--check-tensors", "--offline"], Nothing),
+    (Both, &["--keep", "--prio", "--poll", "--cpu-mask", "-C", "--cpu-strict"], NothingWithValue),
     (Both, &["--numa", "-lv", "--log-verbosity", "--verbosity"], NothingWithValue),
     (Both, &["--log-disable", "--log-colors", "--log-prefix", "--log-timestamps"], Nothing),
     // The server.
@@ -388,6 +392,27 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
                     )),
                 }
             }
+            AllExperts => out.words.push("--expert-slots=least".into()),
+            ExpertLayers => {
+                let layers = needed(value())?;
+                if layers.parse::<usize>().is_err() {
+                    return Err(Failure::usage(format!("`{flag} {layers}`: must be a number of layers")));
+                }
+                out.words.push(format!("--expert-slots=all-{layers}").into());
+            }
+            Tensors => {
+                let places = needed(value())?;
+                if !is_of_all_experts(&places) {
+                    let failure = Failure::usage(format!(
+                        "`{flag} {places}`: single tensors have no place of their own"
+                    ));
+                    return Err(failure.hint(
+                        "`exps=CPU` puts the experts of all layers into the host's memory; --expert-slots N leaves N of each \
+                         layer on the GPU",
+                    ));
+                }
+                out.words.push("--expert-slots=least".into());
+            }
             CacheType => {
                 let given = needed(value())?;
                 let ours = match given.to_lowercase().as_str() {
@@ -416,10 +441,31 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
     Ok(out)
 }
 
+/// Returns true if patterns of llama.cpp name the experts of all layers, and their place is the CPU.
+fn is_of_all_experts(places: &str) -> bool {
+    places.split(',').all(|place| {
+        let Some((pattern, "CPU")) = place.rsplit_once('=') else { return false };
+        // Numbers, or sets of them, name layers.
+        pattern.contains("exps") && !pattern.contains(|c: char| c.is_ascii_digit() || c == '[')
+    })
+}
+
 fn find(command: On, flag: &str) -> Option<&'static Becomes> {
     let row = |(on, flags, becomes): &&(On, &[&str], Becomes)| {
         let belongs = match command {
-            Measure => *on == Both && matches!(becomes, Nothing | NothingWithSwitch | GpuLayers | CacheType),
+            Measure => {
+                *on == Both
+                    && matches!(
+                        becomes,
+                        Nothing
+                            | NothingWithSwitch
+                            | GpuLayers
+                            | CacheType
+                            | AllExperts
+                            | ExpertLayers
+                            | Tensors
+                    )
+            }
             _ => *on == Both || *on == command,
         };
         belongs && flags.contains(&flag)
@@ -472,6 +518,11 @@ mod tests {
             ("paguro serve -p 1234 --context-length 4096", "paguro serve --port 1234 --ctx 4096"),
             ("paguro run --insecure --ttl 300 hi", "paguro run hi"),
             ("paguro serve -hf a/b:Q8_0", "paguro serve --model a/b:Q8_0"),
+            ("paguro run -ncmoe 36 hi", "paguro run --expert-slots=all-36 hi"),
+            ("paguro bench --n-cpu-moe=36 -p 5", "paguro bench --expert-slots=all-36 -p 5"),
+            ("paguro serve -cmoe x", "paguro serve --expert-slots=least x"),
+            ("paguro run -ot exps=CPU hi", "paguro run --expert-slots=least hi"),
+            (r"paguro run -ot \.ffn_.*_exps\.=CPU hi", "paguro run --expert-slots=least hi"),
             ("paguro bench -ngl 0 -p 5 -b 1,8", "paguro bench --device=cpu -p 5 -b 1,8"),
             // Other commands have their own flags, and words after `--` are not flags.
             ("paguro rm -f x", "paguro rm -f x"),
@@ -486,6 +537,9 @@ mod tests {
         assert!(translate(words("paguro serve --temp 0.2")).is_err());
         for refused in [
             "--control-vector x",
+            r"-ot blk\.[0-9]\.ffn_.*_exps=CPU",
+            "-ot exps=CUDA1",
+            "-ncmoe all",
             "-md x",
             "--gpu max",
             "-ctk iq4_nl",

@@ -38,7 +38,7 @@ pub use library::{
 };
 pub use model::ModelArg;
 pub use parse::parse;
-pub use quantities::Time;
+pub use quantities::{Bytes, ExpertSlots, Time};
 pub use quantize::{ConvertArgs, ImatrixArgs, QuantizeArgs, WriteArgs};
 pub use run::RunArgs;
 pub use sampling::{GrammarArgs, Limit, SamplingArgs};
@@ -178,6 +178,15 @@ pub struct RunOnArgs {
     /// exact]
     #[arg(long, value_enum, env = "PAGURO_NUMERICS", hide_possible_values = true, value_name = "exact|fast")]
     pub numerics: Option<Numerics>,
+
+    /// Most memory of the device that the model may use [default: all that is free]
+    #[arg(long, env = "PAGURO_MEMORY", value_name = "BYTES")]
+    pub memory: Option<Bytes>,
+
+    /// Experts of each layer that have room in a GPU's memory, where all are in the host's: auto, all, least, a number, bytes, or
+    /// all-N for what all layers but N take. `auto` uses the host's memory only for models that do not fit [default: auto]
+    #[arg(long, env = "PAGURO_EXPERT_SLOTS", value_name = "N|BYTES|...")]
+    pub expert_slots: Option<ExpertSlots>,
 
     /// Instruction set of the CPU kernels, for comparison; the best one this machine has unless given
     #[arg(long, hide = true, value_name = "NAME")]
@@ -451,6 +460,22 @@ pub struct DevicesArgs {
     /// With --test: every variant of every case, not a sample of them
     #[arg(long, requires = "test")]
     pub all: bool,
+
+    /// Show the places of a model's weights on a device, their memory, and the least time of a token, without loading it
+    #[arg(long, value_name = "MODEL", conflicts_with = "test")]
+    pub plan: Option<String>,
+
+    /// With --plan: tokens of the context
+    #[arg(short, long, value_name = "TOKENS", requires = "plan", value_parser = choices::positive)]
+    pub ctx: Option<usize>,
+
+    /// With --plan: most memory of the device that the model may use
+    #[arg(long, value_name = "BYTES", requires = "plan")]
+    pub memory: Option<Bytes>,
+
+    /// With --plan: slots for experts, as of `paguro run`
+    #[arg(long, value_name = "N|BYTES|...", requires = "plan")]
+    pub expert_slots: Option<ExpertSlots>,
 
     /// Only this device: auto, cpu, gpu or gpu:N
     #[arg(long, value_name = "NAME")]

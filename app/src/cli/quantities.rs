@@ -20,6 +20,47 @@ pub struct KeepAlive(pub Option<Duration>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeOrOff(pub Option<u64>);
 
+/// Slots for experts in each layer, see `--expert-slots`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertSlots {
+    /// None if the model fits, and as many as fit otherwise.
+    #[default]
+    Auto,
+    /// None: all experts are on the device.
+    All,
+    /// As many as a token uses.
+    Least,
+    /// This number.
+    Experts(usize),
+    /// As many as take this memory in all layers together.
+    Bytes(u64),
+    /// As many as take the memory of the experts of all layers but these.
+    Without(usize),
+}
+
+impl FromStr for ExpertSlots {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rule = || {
+            "must be auto, all, least, a number of experts, all-N for N layers less, or bytes such as 8GB"
+                .to_owned()
+        };
+        match text {
+            "auto" => Ok(Self::Auto),
+            "all" => Ok(Self::All),
+            "least" => Ok(Self::Least),
+            _ => match (text.strip_prefix("all-"), text.parse()) {
+                (Some(layers), _) => layers.parse().map(Self::Without).map_err(|_| rule()),
+                (None, Ok(slots)) => Ok(Self::Experts(slots)),
+                (None, Err(_)) => {
+                    text.parse().map(|Bytes(bytes)| Self::Bytes(bytes)).map_err(|_: String| rule())
+                }
+            },
+        }
+    }
+}
+
 /// Splits a text into a number and its unit.
 fn split(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
@@ -116,6 +157,12 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
+impl<'de> Deserialize<'de> for ExpertSlots {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
 impl<'de> Deserialize<'de> for SizeOrOff {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_text(deserializer)
@@ -154,6 +201,13 @@ mod tests {
         assert!(time("soon").is_err() && time("-3s").is_err());
         assert_eq!("forever".parse(), Ok(KeepAlive(None)));
         assert_eq!("0".parse(), Ok(KeepAlive(Some(Duration::ZERO))));
+        let slots = |text: &str| text.parse::<ExpertSlots>();
+        assert_eq!(
+            (slots("64"), slots("all-36")),
+            (Ok(ExpertSlots::Experts(64)), Ok(ExpertSlots::Without(36)))
+        );
+        assert_eq!(slots("8GB"), Ok(ExpertSlots::Bytes(8_000_000_000)));
+        assert!(slots("all-").is_err() && slots("many").is_err() && slots("-3").is_err());
         let disk = |text: &str| text.parse::<SizeOrOff>().map(|size| size.0);
         assert_eq!((disk("off"), disk("1GB")), (Ok(None), Ok(Some(1_000_000_000))));
         assert!(disk("on").unwrap_err().ends_with(", or off"));

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::{
     choices::{self, Device, KvDtype, Numerics, Speculate},
-    quantities::{Bytes, KeepAlive, SizeOrOff, Time},
+    quantities::{Bytes, ExpertSlots, KeepAlive, SizeOrOff, Time},
 };
 use crate::{mcp::McpOptions, presets::Preset};
 
@@ -303,6 +303,11 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_MEMORY", value_name = "BYTES", help_heading = "Models")]
     pub memory: Option<Bytes>,
 
+    /// Experts of each layer that have room in a GPU's memory, where all are in the host's: auto, all, least, a number, bytes, or
+    /// all-N for what all layers but N take [default: auto, which uses the host's memory only for models that do not fit]
+    #[arg(long, env = "PAGURO_EXPERT_SLOTS", value_name = "N|BYTES|...", help_heading = "Models")]
+    pub expert_slots: Option<ExpertSlots>,
+
     /// Time that an unused model stays loaded [default: 5m]
     #[arg(long, env = "PAGURO_KEEP_ALIVE", value_name = "TIME", help_heading = "Models")]
     pub keep_alive: Option<KeepAlive>,
@@ -532,6 +537,7 @@ impl ServeOptions {
             no_ui: self.no_ui.or(weaker.no_ui),
             open: self.open.or(weaker.open),
             memory: self.memory.or(weaker.memory),
+            expert_slots: self.expert_slots.or(weaker.expert_slots),
             keep_alive: self.keep_alive.or(weaker.keep_alive),
             ctx: self.ctx.or(weaker.ctx),
             kv_memory: self.kv_memory.or(weaker.kv_memory),

@@ -45,6 +45,10 @@ impl Driver for Cpus {
             .map_err(|error| Failure::new(format!("cannot probe the memory's speed: {error}")))
     }
 
+    fn link(&self, _: usize) -> Outcome<Option<f64>> {
+        Ok(None)
+    }
+
     fn list(&self, _: Option<usize>, _: Option<Numerics>) -> Outcome<Vec<Listed>> {
         let cpu = Cpu::new(CpuOptions::default());
         Ok(vec![Listed {
@@ -78,7 +82,8 @@ fn chosen(cpu: Cpu) -> Chosen {
 
 fn cpu(on: &RunOnArgs, threads: Option<usize>) -> Outcome<Cpu> {
     let isa = on.isa.as_deref().map(isa).transpose()?;
-    Ok(Cpu::new(CpuOptions { threads, isa, ..CpuOptions::default() }))
+    let memory = on.memory.map(|bytes| bytes.0);
+    Ok(Cpu::new(CpuOptions { threads, isa, memory, ..CpuOptions::default() }))
 }
 
 fn isa(name: &str) -> Outcome<Isa> {

@@ -66,7 +66,8 @@ impl Driver for Gpus {
     }
 
     fn open(&self, index: usize, on: &RunOnArgs, _: Option<usize>) -> Outcome<Chosen> {
-        let gpu = find(index, GpuOptions { timed: on.timed, ..self.options(on.numerics) })?;
+        let memory = on.memory.map(|bytes| bytes.0);
+        let gpu = find(index, GpuOptions { timed: on.timed, memory, ..self.options(on.numerics) })?;
         let (numerics, is_fast) = (gpu.numerics(), gpu.exact_rows() > 1);
         let backend = Box::new(Checked { gpu, checks_file: self.checks_file.clone() });
         Ok(Chosen { backend, threads: 1, numerics, is_fast })
@@ -75,6 +76,11 @@ impl Driver for Gpus {
     fn read_bandwidth(&self, index: usize, _: &RunOnArgs, _: Option<usize>) -> Outcome<f64> {
         let gpu = find(index, GpuOptions::default())?;
         gpu.read_bandwidth(PROBE_ROUNDS).map_err(|error| Failure::from_error(&error))
+    }
+
+    fn link(&self, index: usize) -> Outcome<Option<f64>> {
+        let gpu = find(index, GpuOptions::default())?;
+        gpu.link_bandwidth(PROBE_ROUNDS).map_err(|error| Failure::from_error(&error))
     }
 
     fn list(&self, only: Option<usize>, numerics: Option<Numerics>) -> Outcome<Vec<Listed>> {
@@ -180,9 +186,10 @@ fn key(device: &str, numerics: &str, program: &Program, weights: &Weights, limit
         states: _,
         kv_dtype,
         attention,
+        expert_slots,
     } = limits;
     let (kv, attention) = (kv_dtype.name(), attention.name());
-    digest.bytes(format!("{block_size} {max_rows} {kv} {attention}").as_bytes());
+    digest.bytes(format!("{block_size} {max_rows} {kv} {attention} {expert_slots:?}").as_bytes());
     digest.finish()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

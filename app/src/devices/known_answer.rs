@@ -50,7 +50,7 @@ pub fn check(
     let no_room = || Problem::Reference("there is no room for a step".to_owned());
     let (last, others) = steps.split_last().ok_or_else(no_room)?;
     let of_rows = if program.bidirectional { OutputKind::Embedding } else { OutputKind::Logits };
-    let load = |backend: &dyn Backend| backend.load(program, weights.clone(), limits);
+    let load = |backend: &dyn Backend, limits| backend.load(program, weights.clone(), limits);
     let rows = |runner: Box<dyn Runner>, is_reference: bool| -> Result<(Rows, OutputValue), String> {
         let mut rows = Sequence { runner, program, limits, len: 0 };
         let logits = others.iter().map(|&count| rows.step(count, of_rows)).collect::<Result<_, _>>()?;
@@ -67,13 +67,14 @@ pub fn check(
         let kind = if is_sampled { OutputKind::Sample(request) } else { of_rows };
         Ok((logits, rows.step(*last, kind)?))
     };
-    let runner = load(reference).map_err(|error| Problem::Reference(error.to_string()))?;
+    let runner = load(reference, Limits { expert_slots: None, ..limits })
+        .map_err(|error| Problem::Reference(error.to_string()))?;
     let (expected, last_logits) = rows(runner, true).map_err(Problem::Reference)?;
     let logits = expected.iter().chain([&last_logits]).filter_map(numbers);
     if let Some(number) = logits.flatten().find(|logit| !logit.is_finite()) {
         return Err(Problem::Model(*number));
     }
-    let runner = load(device).map_err(Problem::Load)?;
+    let runner = load(device, limits).map_err(Problem::Load)?;
     let (found, sampled) = rows(runner, false).map_err(Problem::Device)?;
     let last = || match program.bidirectional {
         true => compare_all(&[last_logits], &[sampled], &[*last]),

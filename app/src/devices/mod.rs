@@ -87,6 +87,9 @@ trait Driver: Send + Sync {
     /// Measures the read bandwidth of a device, in bytes per second.
     fn read_bandwidth(&self, index: usize, on: &RunOnArgs, threads: Option<usize>) -> Outcome<f64>;
 
+    /// Measures the bandwidth at which kernels read the host's memory, in bytes per second; `None` where it is the device's own.
+    fn link(&self, index: usize) -> Outcome<Option<f64>>;
+
     /// Lists all devices, or only one, which must exist.
     fn list(&self, only: Option<usize>, numerics: Option<Numerics>) -> Outcome<Vec<Listed>>;
 
@@ -215,6 +218,19 @@ impl Devices {
         let named = if device == "cpu" { Device::Cpu } else { on.device };
         match self.named(named)?.first() {
             Some((driver, index)) => driver.read_bandwidth(*index, on, threads),
+            None => Err(Failure::new("there is no device")),
+        }
+    }
+
+    /// Measures the bandwidth at which the device with this name reads the host's memory, in bytes per second; `None` where it is the
+    /// device's own.
+    ///
+    /// # Errors
+    /// The probe cannot allocate memory.
+    pub fn link(&self, on: &RunOnArgs, device: &str) -> Outcome<Option<f64>> {
+        let named = if device == "cpu" { Device::Cpu } else { on.device };
+        match self.named(named)?.first() {
+            Some((driver, index)) => driver.link(*index),
             None => Err(Failure::new("there is no device")),
         }
     }

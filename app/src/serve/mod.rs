@@ -123,6 +123,8 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
     let on = RunOnArgs {
         device: options.device.unwrap_or_default(),
         numerics: options.numerics,
+        memory: None,
+        expert_slots: options.expert_slots,
         isa: None,
         timed: false,
     };

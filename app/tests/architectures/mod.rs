@@ -210,6 +210,7 @@ fn run(
         states: 1,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     let may_refuse = gpus_may_refuse(&model.program);
     let mut runner = match backend.load(&model.program, model.weights, limits) {

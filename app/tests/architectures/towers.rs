@@ -179,6 +179,7 @@ pub fn rows(backend: &dyn Backend, tower: &Tower, pixels: &Pixels) -> Vec<f32> {
         states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     let mut runner = backend.load(&tower.program, tower.weights.clone(), limits).unwrap();
     let pages: Vec<PageId> = (1..=(groups * blocks) as u32).map(PageId).collect();

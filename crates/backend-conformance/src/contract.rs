@@ -132,6 +132,7 @@ fn load(subject: &Subject, model: RandomModel) -> Result<(), LoadError> {
         states: 0,
         kv_dtype: subject.kv_dtype,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     (subject.backend)(2).load(&model.program, model.weights, limits).map(|_| ())
 }

@@ -37,6 +37,8 @@ pub struct DriveOptions {
     pub least_rows: usize,
     /// Every step writes states to other slots than it reads them from.
     pub moves_states: bool,
+    /// See [`Limits::expert_slots`].
+    pub expert_slots: Option<usize>,
 }
 
 impl Default for DriveOptions {
@@ -53,6 +55,7 @@ impl Default for DriveOptions {
             sparse: false,
             least_rows: 0,
             moves_states: false,
+            expert_slots: None,
         }
     }
 }
@@ -202,6 +205,7 @@ impl Driver {
             states: if model.program.state.is_empty() { 0 } else { STATES },
             kv_dtype: options.kv_dtype,
             attention: options.attention,
+            expert_slots: options.expert_slots,
         }
     }
 

@@ -116,3 +116,54 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
     }
     Ok(())
 }
+
+/// With slots for some experts, logits are those with all experts on the device, bit for bit: with the fewest slots, with two more
+/// than a row uses and with one expert fewer than all, in steps of a few and of many rows, and for every kind of layer with experts.
+pub(super) fn slots(subject: &Subject) -> Verdict {
+    let backend = (subject.backend)(2);
+    if backend.capacity().host_free == 0 {
+        let model = with(ExpertsShape::default()).build(1);
+        let options = DriveOptions { expert_slots: Some(2), ..subject.options() };
+        return match Schedule::mixed(16, 16).load_and_run(&*backend, &model, &options) {
+            Err(refusal) if refusal.contains("experts in slots") => Ok(()),
+            other => Err(format!("slots on a device without memory of its own: {:?}", other.map(|_| ()))),
+        };
+    }
+    let plain = ExpertsShape { stable: false, ..ExpertsShape::default() };
+    let shapes = [
+        with(ExpertsShape { count: 40, used: 4, width: 96, ..plain }),
+        with(ExpertsShape { used: 3, shared: Some(48), output_gate: true, ..plain }),
+        with(ExpertsShape { width: 17, beside: Some(40), ..plain }),
+        with(ExpertsShape { used: 3, latent: Some(32), shared: Some(48), ..plain }),
+        ModelShape { gated: false, ..with(ExpertsShape { used: 3, width: 40, ..plain }) },
+        ModelShape {
+            biases: Biases::All,
+            activation: Activation::ClampedSwiglu { alpha: 1.7, limit: 1.5 },
+            sinks: true,
+            ..with(ExpertsShape { count: 9, used: 4, ..plain })
+        },
+    ];
+    let mut shapes = subject.draw.some("shapes of experts in slots", &shapes, 3);
+    for format in drawn(subject, "formats of experts in slots", &WeightFormat::ALL, 2) {
+        let shape = of_format(format);
+        let experts = shape.experts.map(|experts| ExpertsShape { stable: false, used: 3, ..experts });
+        shapes.push(ModelShape { experts, ..shape });
+    }
+    for shape in shapes {
+        let (model, experts) = (shape.build(7), shape.experts.unwrap_or_default());
+        let mut schedule = Schedule::mixed(16, shape.vocab);
+        // Rows one by one, so that slots are replaced.
+        schedule.sequences.push(Rng::new(9).tokens(12, shape.vocab));
+        schedule.steps.extend([3, 1, 1, 1, 1, 2, 1, 1, 1].map(|count| vec![(4, count)]));
+        let run = |expert_slots| {
+            let options = DriveOptions { expert_slots, ..subject.options() };
+            schedule.load_and_run(&*backend, &model, &options)
+        };
+        let resident = run(None)?;
+        for slots in [experts.used, experts.used + 2, experts.count - 1] {
+            let ours = run(Some(slots))?;
+            same(&format!("{slots} slots ({shape:?})"), &ours, &resident)?;
+        }
+    }
+    Ok(())
+}

@@ -265,6 +265,7 @@ pub const CASES: &[Case] = &[
     Case { name: "exact_in_any_place", run: exactness::places },
     Case { name: "exact_embeddings", run: exactness::embeddings },
     Case { name: "exact_experts", run: experts::exact },
+    Case { name: "expert_slots", run: experts::slots },
     Case { name: "exact_states", run: recurrent::exact },
     Case { name: "exact_scans", run: scans::exact },
     Case { name: "exact_rows", run: rows::exact },
@@ -311,7 +312,7 @@ macro_rules! conformance {
             limits long_context gather
             batch_invariance exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
-            exact_in_any_place exact_embeddings exact_experts exact_states exact_scans exact_rows exact_latent
+            exact_in_any_place exact_embeddings exact_experts expert_slots exact_states exact_scans exact_rows exact_latent
             exact_adapters exact_geometry exact_from_outside foreign_pages outputs samples carried_tokens
             bad_weights invalid_steps kernel_counts runners_are_separate
         }

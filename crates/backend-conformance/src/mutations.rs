@@ -55,6 +55,7 @@ struct Circumstances {
     first_page: u32,
     threads: usize,
     steps: u64,
+    expert_slots: Option<usize>,
 }
 
 const NONE: Defect = Defect {

@@ -52,6 +52,7 @@ fn refuses(subject: &Subject, shape: &ModelShape, name: &str) -> Verdict {
         states: 0,
         kv_dtype: subject.kv_dtype,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     match (subject.backend)(2).load(&model.program, model.weights, limits) {
         Err(LoadError::Unsupported { what, .. }) if what.contains(name) => Ok(()),

@@ -54,5 +54,6 @@ pub const WITHOUT_PAGES: &[&str] = &[
     "embeddings",
     "exact_embeddings",
     "exact_experts",
+    "expert_slots",
     "bad_weights",
 ];

@@ -88,6 +88,8 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
     /// Instruction set; `None` for the best.
     pub isa: Option<Isa>,
+    /// Most bytes of memory to use, if more are free.
+    pub memory: Option<u64>,
     /// Fills new pages with large finite noise, so that reads of unwritten data are detected. For tests.
     pub poison: bool,
     /// Receives the squares of all inputs of matrices; steps are slower then.
@@ -122,7 +124,11 @@ impl Backend for Cpu {
         let plural = if threads == 1 { "" } else { "s" };
         Capacity {
             description: format!("{}, {threads} thread{plural}, {isa}", machine::processor_name()),
-            bytes_free: memory_available(),
+            bytes_free: self
+                .options
+                .memory
+                .map_or_else(memory_available, |most| most.min(memory_available())),
+            host_free: 0,
             features: Isa::supported().into_iter().map(|isa| isa.name().to_owned()).collect(),
         }
     }
@@ -155,7 +161,7 @@ impl Backend for Cpu {
         weights: Weights,
         limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        let CpuOptions { threads: _, isa: _, poison, squares } = &self.options;
+        let CpuOptions { threads: _, isa: _, memory: _, poison, squares } = &self.options;
         let (isa, threads, squares) = (self.isa(), self.threads(), squares.clone());
         let runner = CpuRunner::load(isa, threads, program, weights, limits, *poison, squares, None)?;
         Ok(Box::new(runner))
@@ -171,7 +177,7 @@ impl Backend for Cpu {
         weights: Weights,
         limits: Limits,
     ) -> Result<PacedRunner, LoadError> {
-        let CpuOptions { threads: _, isa: _, poison, squares } = &self.options;
+        let CpuOptions { threads: _, isa: _, memory: _, poison, squares } = &self.options;
         let (isa, threads, squares) = (self.isa(), self.threads(), squares.clone());
         let pace = Arc::<Pace>::default();
         let paced = Some(Arc::clone(&pace));

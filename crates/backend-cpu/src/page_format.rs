@@ -16,6 +16,7 @@ pub fn of(isa: Isa, limits: &Limits, page_bytes: usize) -> PageFormat {
         states: _,
         kv_dtype,
         attention,
+        expert_slots: _,
     } = limits;
     let (kv, attention, math) = (kv_dtype.name(), attention.name(), math());
     let name = format!("cpu {NUMERICS} {isa} {kv} {block_size} {attention} {math:016x}");

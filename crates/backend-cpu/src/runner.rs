@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paguro_backend::{
-    AdapterId, AttentionMode, InputSquares, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind,
-    OutputValue, Pace, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
-    StepOutput, Ticket, WeightFormat, Weights,
+    AdapterId, AttentionMode, ExpertCount, InputSquares, KernelCount, Limits, LoadError, LowRank, MatrixId,
+    OutputKind, OutputValue, Pace, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step,
+    StepError, StepOutput, Ticket, WeightFormat, Weights,
 };
 
 use crate::{
@@ -100,6 +100,9 @@ impl CpuRunner {
         let threads = pool.threads();
         program.check(&weights)?;
         support::check(program)?;
+        if limits.expert_slots.is_some() {
+            return Err(LoadError::no_slots("cpu"));
+        }
         let shapes = PageShape::of_groups(&program.kv, limits.block_size, limits.kv_dtype)?;
         if !SPLIT.is_multiple_of(limits.block_size) {
             return Err(LoadError::Unsupported {
@@ -358,6 +361,10 @@ impl Runner for CpuRunner {
 
     fn unload_adapter(&mut self, id: AdapterId) {
         self.adapters.unload(id);
+    }
+
+    fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError> {
+        Ok(Vec::new())
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {

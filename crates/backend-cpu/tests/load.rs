@@ -20,6 +20,7 @@ const LIMITS: Limits = Limits {
     states: 0,
     kv_dtype: KvDtype::F16,
     attention: AttentionMode::Paged,
+    expert_slots: None,
 };
 
 /// Returns the error's message.

@@ -212,6 +212,7 @@ impl Prefill {
             states: 0,
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
+            expert_slots: None,
         };
         let mut runner =
             gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())?;
@@ -335,6 +336,7 @@ fn load(
         states: 0,
         kv_dtype,
         attention,
+        expert_slots: None,
     };
     gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())
 }

@@ -69,6 +69,7 @@ fn kernels() -> Result<Vec<(String, String)>, String> {
             states: 0,
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
+            expert_slots: None,
         };
         gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())?;
     }

@@ -46,6 +46,8 @@ pub struct Memory {
     pub total: u64,
     /// Bytes that this process can still allocate, by the driver's estimate; `None` if it has none.
     pub free: Option<u64>,
+    /// Bytes of the host's memory that the driver makes available to kernels.
+    pub host: u64,
 }
 
 /// Properties of a GPU, as its driver reports them.
@@ -86,6 +88,8 @@ pub struct Rules {
     pub not_automatic: Option<String>,
     /// Bytes available to models.
     pub bytes_free: u64,
+    /// Bytes of the host's memory available to experts.
+    pub host_free: u64,
     /// Largest buffer.
     pub binding_limit: u64,
     /// Threads of the smallest subgroup that a kernel may run in.
@@ -145,7 +149,7 @@ impl Facts {
             // No subgroup of WGSL has less than 4.
             false => [self.subgroups[0].max(4), self.subgroups[1]],
         };
-        let Memory { total, free } = self.memory;
+        let Memory { total, free, host } = self.memory;
         let bytes_free = match free {
             // The estimate changes as other programs allocate.
             Some(free) => free.min(total) / 20 * 19,
@@ -166,6 +170,7 @@ impl Facts {
             refused,
             not_automatic,
             bytes_free,
+            host_free: host / 10 * 9,
             binding_limit: self.buffers[0].min(self.buffers[1]).min(LARGEST_BINDING),
             subgroup: smallest,
             has_one_subgroup: smallest == largest,
@@ -256,9 +261,19 @@ fn memory(adapter: &wgpu::Adapter) -> Memory {
     let heaps = properties.memory_properties;
     let own = heaps.memory_heaps_as_slice().iter().enumerate();
     let own = own.filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
+    let left = |(index, heap): (usize, &vk::MemoryHeap)| match says {
+        true => budget.heap_budget[index].saturating_sub(budget.heap_usage[index]),
+        false => heap.size,
+    };
+    // A software driver has one heap, which is the host's.
+    let of_host = heaps.memory_heaps_as_slice().iter().enumerate();
+    let is_of_host = |heap: &vk::MemoryHeap| !heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
+    let of_host = of_host.filter(|(_, heap)| is_of_host(heap) || heaps.memory_heap_count == 1);
+    let host = of_host.map(left).max().unwrap_or(0);
     own.max_by_key(|(_, heap)| heap.size).map_or_else(Memory::default, |(index, heap)| Memory {
         total: heap.size,
-        free: says.then(|| budget.heap_budget[index].saturating_sub(budget.heap_usage[index])),
+        free: says.then(|| left((index, heap))),
+        host,
     })
 }
 
@@ -310,7 +325,7 @@ fn memory(adapter: &wgpu::Adapter) -> Memory {
     };
     let device = metal.raw_device();
     let total = device.recommendedMaxWorkingSetSize();
-    Memory { total, free: Some(total.saturating_sub(device.currentAllocatedSize() as u64)) }
+    Memory { total, free: Some(total.saturating_sub(device.currentAllocatedSize() as u64)), host: 0 }
 }
 
 #[cfg(test)]

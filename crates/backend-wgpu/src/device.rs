@@ -14,7 +14,7 @@ use wgpu::{Features, Limits};
 use crate::{
     GpuOptions, Profile, Progress,
     adapter::{Facts, LEAST_THREADS, Rules, UNKNOWN_PROCESSORS, cooperation, cooperative, needed},
-    chain, emulate, hidden,
+    chain, emulate, hidden, host,
     pipeline::Pipeline,
     plan::Args,
     target::Target,
@@ -30,6 +30,8 @@ pub struct Device {
     pub driver: String,
     /// Choices made from the adapter's properties.
     pub rules: Rules,
+    /// Bytes available to models.
+    pub bytes_free: u64,
     /// Enabled features.
     pub features: Features,
     /// Limits of the device.
@@ -143,9 +145,11 @@ impl Device {
                 workgroups: limits.max_compute_workgroups_per_dimension,
                 binding_limit: rules.binding_limit,
                 processors: if as_hardware || emulated { UNKNOWN_PROCESSORS } else { rules.processors },
+                has_host_memory: host::works(adapter),
                 handoff,
                 timed: options.timed,
             },
+            bytes_free: options.memory.map_or(rules.bytes_free, |memory| memory.min(rules.bytes_free)),
             starvable: options.starvable,
             is_apple,
             rules,

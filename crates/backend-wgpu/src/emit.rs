@@ -14,7 +14,7 @@ mod vectors;
 
 pub use self::{
     bind::{buffer_bytes, emit},
-    launch::{Grid, Kernel, Launch, LayerState, Model, StateBuffer},
+    launch::{Grid, Kernel, Launch, LayerPool, LayerState, Model, StateBuffer},
 };
 
 /// Files of WGSL.

@@ -1,7 +1,7 @@
 //! Arrangement of K and V with the query heads of their layers. Programs without kernels are refused by name.
 
 use paguro_backend::{
-    Exit, Experts, FeedForward, Input, Layer, LoadError, Mixer, Norm, NormKind, Program, QkNorm, Residual,
+    Exit, FeedForward, Input, Layer, LoadError, Mixer, Norm, NormKind, Program, QkNorm, Residual,
 };
 
 /// Experts of a mixture, at most: a workgroup has the scores of all of them.
@@ -87,14 +87,6 @@ impl KvLayout {
 /// matmuls by the factor of their row.
 pub fn is_plain(norm: &Norm) -> bool {
     norm.kind == NormKind::Rms && norm.bias.is_none()
-}
-
-/// Returns all mixtures of experts.
-pub fn experts(program: &Program) -> impl Iterator<Item = &Experts> {
-    program.layers.iter().filter_map(|layer| match &layer.ffn {
-        FeedForward::Experts(experts) => Some(experts),
-        FeedForward::None | FeedForward::Dense(_) => None,
-    })
 }
 
 /// Refuses programs, with the device's name.

@@ -33,6 +33,7 @@ mod emulate;
 mod flight;
 mod heads;
 mod hidden;
+mod host;
 mod kernel_statistics;
 pub mod layout;
 mod lower;
@@ -68,6 +69,7 @@ use self::{
     heads::KvLayout,
     layout::{BLOCK, Layout},
     lower::Facts,
+    probe::Source,
     runner::GpuRunner,
 };
 
@@ -100,6 +102,8 @@ pub struct GpuOptions {
     pub handoff: Option<bool>,
     /// True if [`Gpu::starve_handoff`] can make kernels give up. For tests.
     pub starvable: bool,
+    /// Most bytes of the device's memory to use, if it has more.
+    pub memory: Option<u64>,
     /// Target for the duration of a submission; `None` for the device's default.
     pub submission: Option<Duration>,
     /// Receives the numbers of compiled kernels of a model and of all its kernels.
@@ -211,7 +215,7 @@ impl Gpu {
     /// # Errors
     /// No memory to read; the device failed.
     pub fn read_bandwidth(&self, rounds: usize) -> Result<f64, LoadError> {
-        probe::read_bandwidth(&self.device, rounds, None)
+        probe::read_bandwidth(&self.device, rounds, Source::Device)
     }
 
     /// Measures the read bandwidth for pieces of `piece` bytes in random order, as pages may be placed; `piece` is a
@@ -219,9 +223,17 @@ impl Gpu {
     ///
     /// # Errors
     /// Not enough memory, or the device failed.
-    /// No memory to read; the device failed.
     pub fn scattered_read_bandwidth(&self, rounds: usize, piece: usize) -> Result<f64, LoadError> {
-        probe::read_bandwidth(&self.device, rounds, Some(piece))
+        probe::read_bandwidth(&self.device, rounds, Source::Scattered(piece))
+    }
+
+    /// Measures the bandwidth at which kernels read the host's memory; `None` if they do not, or if it is the device's memory.
+    ///
+    /// # Errors
+    /// Not enough memory, or the device failed.
+    pub fn link_bandwidth(&self, rounds: usize) -> Result<Option<f64>, LoadError> {
+        let has_host = self.device.target.has_host_memory;
+        has_host.then(|| probe::read_bandwidth(&self.device, rounds, Source::Host)).transpose()
     }
 }
 
@@ -275,7 +287,8 @@ impl Backend for Gpu {
         let device = &self.device;
         Capacity {
             description: format!("{}, {}", device.target.name, device.driver),
-            bytes_free: device.rules.bytes_free,
+            bytes_free: device.bytes_free,
+            host_free: device.rules.host_free,
             features: device::feature_names(device),
         }
     }

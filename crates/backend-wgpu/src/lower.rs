@@ -4,6 +4,7 @@
 //! |-|-|-|
 //! | [`build`] | the program, and a class of rows | [nodes](node), one for each operation; the sizes of all [slots](slot) |
 //! | [`fuse`] | nodes | fewer nodes, by a list of rules |
+//! | [`pool`] | nodes | the same with copies of experts that have no slot |
 //! | [`formats`] | nodes | the same with the formats of activations, which their readers determine |
 //! | [`sync`] | nodes | the same with barriers, or handoff |
 //!
@@ -22,6 +23,8 @@
 //! | activation of a network | `activate.wgsl` | → `gate_in_matmul` | 1 | → `gate_in_coop` |
 //! | addition of a branch | `add_branch.wgsl` | → `add_directly`, `norm_sum` | the same | the same |
 //! | router | matmul, `route.wgsl`, `route_tiles.wgsl` | 1, → `choice_in_experts` | 2 | 3 |
+//! | places of experts in slots | `place_experts.wgsl` | 1 | 1 | 1 |
+//! | copies of experts | `fill_experts.wgsl` | 1 for each matmul | the same | the same |
 //! | gate and up of experts, down | matmul of each row's experts or of tiles | 2 | 2 | 2, and `gather_halves.wgsl` |
 //! | their activation | `activate.wgsl` | → `gate_in_experts` | 1 | 1 |
 //! | their sum | `sum_experts.wgsl` in `sum_matvec.wgsl`, `norm.wgsl` or `add_experts.wgsl` | → `sum_in_experts` | → `norm_experts`; 1 in the last layer | the same |
@@ -38,6 +41,7 @@ mod formats;
 mod fuse;
 pub mod kernels;
 mod node;
+mod pool;
 mod slot;
 mod sync;
 
@@ -78,6 +82,7 @@ pub fn lower(facts: &Facts<'_>) -> Result<(Vec<List>, Sizes), LoadError> {
         let mut list = build::Builder::build(facts, class, &mut sizes)?;
         if facts.weights.is_some() {
             fuse::fuse(facts, &mut list);
+            pool::pool(&mut list);
             sync::sync(facts, &mut list);
             formats::formats(facts, &mut list);
         }

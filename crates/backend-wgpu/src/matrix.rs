@@ -3,19 +3,29 @@
 //! Weights are packed at load into the planes of [`layout`](crate::layout). A matrix that is larger than a binding is
 //! split by rows.
 
+use std::ops::Range;
+
 use paguro_backend::{LoadError, Matrix};
 
 use crate::{
     device::Device,
+    host::HostBuffer,
     layout::{BLOCK, Layout, RowPlanes, pack_row},
 };
 
 /// Words that are packed on the host at a time: 64 MiB.
 const CHUNK_WORDS: usize = 16 << 20;
 
-/// One or more matrices of one layout, joined: the planes of its parts, as many as bindings require. A plane is quants, high bits
-/// or scales; of one that the layout does not have, nothing.
-pub struct DeviceMatrix(pub Vec<[Option<wgpu::Buffer>; 3]>);
+/// Planes of a part of a joined matrix: quants, high bits and scales. Those that the layout does not have are `None`.
+pub type Planes = [Option<wgpu::Buffer>; 3];
+
+/// One or more matrices of one layout, joined, in as many parts as bindings require.
+pub struct DeviceMatrix {
+    /// Parts on the device: all, or those of the slots.
+    pub parts: Vec<Planes>,
+    /// Parts in the host's memory, of a stack that has slots.
+    pub host: Vec<Planes>,
+}
 
 /// Order in which the rows of several matrices are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,12 +98,33 @@ pub fn part_rows(binding_limit: u64, words: [usize; 3], counts: &[usize], order:
     binding_limit as usize / 4 / words.iter().max().unwrap_or(&1) / whole * whole
 }
 
+/// Returns the rows of each part of joined matrices with these rows, of `stacks` of their stacks.
+pub fn part_ranges(
+    binding_limit: u64,
+    words: [usize; 3],
+    counts: &[usize],
+    order: Order,
+    stacks: Range<usize>,
+) -> Vec<Range<usize>> {
+    let most = part_rows(binding_limit, words, counts, order);
+    let of_stack: usize = counts.iter().sum();
+    let (start, end) = (stacks.start * of_stack, stacks.end * of_stack);
+    // Where no binding holds a row, the upload fails.
+    (start..end).step_by(most.max(1)).map(|first| first..end.min(first + most)).collect()
+}
+
 impl DeviceMatrix {
-    /// Reads, packs and uploads matrices that have the same layout and width.
+    /// Reads, packs and uploads matrices that have the same layout and width. With `slots`, they are stacks: the device gets the
+    /// first `slots` matrices of a stack, and the host's memory all of them.
     ///
     /// # Errors
     /// [`LoadError::OutOfMemory`], [`LoadError::Unreadable`], and [`LoadError::BadWeights`] for values that are not finite.
-    pub fn upload(device: &Device, sources: &[&Matrix], order: Order) -> Result<Self, LoadError> {
+    pub fn upload(
+        device: &Device,
+        sources: &[&Matrix],
+        order: Order,
+        slots: Option<usize>,
+    ) -> Result<Self, LoadError> {
         let layout = Layout::of(sources[0].format);
         let blocks = sources[0].cols.div_ceil(BLOCK);
         let counts: Vec<usize> = sources.iter().map(|source| source.rows).collect();
@@ -109,31 +140,60 @@ impl DeviceMatrix {
                 needed: (counts.iter().sum::<usize>() * words[0]) as u64 * 4,
             });
         }
-        let mut parts = Vec::new();
-        for rows in rows.chunks(most) {
-            let mut planes = [None, None, None];
-            for (plane, words) in planes.iter_mut().zip(words) {
-                if words > 0 {
-                    *plane = Some(device.buffer(rows.len() * words, &sources[0].name)?);
-                }
+        let what = &sources[0].name;
+        let on_device = slots.map_or(rows.len(), |slots| slots * counts.iter().sum::<usize>());
+        let planes = |rows: usize| -> Result<Planes, LoadError> {
+            let plane = |words: usize| (words > 0).then(|| device.buffer(rows * words, what)).transpose();
+            let [a, b, c] = words.map(plane);
+            Ok([a?, b?, c?])
+        };
+        let parts: Vec<Planes> = (0..on_device)
+            .step_by(most)
+            .map(|first| planes(most.min(on_device - first)))
+            .collect::<Result<_, _>>()?;
+        let mut host = Vec::new();
+        for (part, rows) in rows.chunks(most).enumerate() {
+            let mut own = [None, None, None];
+            for (plane, words) in own.iter_mut().zip(words).filter(|(_, words)| slots.is_some() && *words > 0)
+            {
+                *plane = Some(host_plane(device, rows.len() * words, what)?);
             }
             let per_chunk = (CHUNK_WORDS / words[0]).max(1);
             for (chunk, rows) in rows.chunks(per_chunk).enumerate() {
                 let packed = pack(rows, words)?;
-                for ((plane, packed), words) in planes.iter().zip(&packed).zip(words) {
-                    if let Some(plane) = plane {
-                        let at = chunk * per_chunk * words * 4;
-                        device.queue.write_buffer(plane, at as u64, bytemuck::cast_slice(packed));
+                let first = chunk * per_chunk;
+                let count = rows.len().min(on_device.saturating_sub(part * most + first));
+                for (plane, (packed, words)) in packed.iter().zip(words).enumerate() {
+                    if let Some(own) = &mut own[plane] {
+                        own.write(first * words, packed);
+                    }
+                    if let Some(plane) =
+                        parts.get(part).and_then(|planes| planes[plane].as_ref()).filter(|_| count > 0)
+                    {
+                        let bytes = bytemuck::cast_slice(&packed[..count * words]);
+                        device.queue.write_buffer(plane, (first * words * 4) as u64, bytes);
                     }
                 }
                 // Sends it off, so that copies of a whole model do not pile up in host memory.
                 device.queue.submit([]);
                 device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
             }
-            parts.push(planes);
+            host.push(own.map(|plane| plane.map(|plane| plane.buffer)));
         }
-        Ok(Self(parts))
+        Ok(Self { parts, host })
     }
+}
+
+/// Allocates a plane in the host's memory.
+///
+/// # Errors
+/// [`LoadError::OutOfMemory`]
+pub fn host_plane(device: &Device, words: usize, what: &str) -> Result<HostBuffer, LoadError> {
+    HostBuffer::new(&device.inner, words, what).map_err(|error| LoadError::OutOfMemory {
+        device: device.target.name.clone(),
+        what: format!("`{what}` in the host's memory ({error})"),
+        needed: 4 * words as u64,
+    })
 }
 
 /// Reads and packs rows on all processors.

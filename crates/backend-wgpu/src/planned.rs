@@ -43,6 +43,7 @@ impl<'a> Planned<'a> {
             &Grid::ExpertTiles { tiles, each, along_x: false } => {
                 (0, [each, tiles.most(args.rows) * tiles.tile])
             }
+            &Grid::Copies { used, most, each } => (0, [each, (args.rows * used).min(most)]),
             Grid::One => (0, [1, 1]),
             &Grid::Sequences(each) => (0, [each, plan.sequences()]),
             Grid::Pages => (0, [args.rows.min(PAGES_X), args.rows.div_ceil(PAGES_X)]),
@@ -63,6 +64,11 @@ impl<'a> Planned<'a> {
     /// A launch for `args.rows` rows.
     pub fn new(launch: &'a Launch, plan: &Plan, args: Args) -> Self {
         Self::of(launch, plan, args, args.rows as usize)
+    }
+
+    /// Returns true if it cannot run once more to be timed.
+    pub fn runs_once(&self) -> bool {
+        self.launch.runs_once
     }
 
     /// Counter that its time is added to.

@@ -1,30 +1,51 @@
-//! Read bandwidth of the device's memory.
+//! Read bandwidth of the device's memory, and of the host's.
 
 use std::time::Instant;
 
 use paguro_backend::LoadError;
 
-use crate::{device::Device, hidden::Hazards, template::Value::U};
+use crate::{device::Device, hidden::Hazards, matrix::host_plane, template::Value::U};
 
 /// Bytes to read: many times the size of caches.
 const BYTES: u64 = 1 << 30;
 const SOFTWARE_BYTES: u64 = 64 << 20;
+/// Bytes to read over the bus, which has no caches.
+const HOST_BYTES: u64 = 256 << 20;
 /// Reads in one submission, so that the time of the submission is negligible.
 const REPEATS: usize = 20;
 /// Workgroups of 256 threads: several for each processor of the largest GPUs.
 const WORKGROUPS: u32 = 4224;
 
-/// See [`crate::Gpu::read_bandwidth`], and with `piece` [`crate::Gpu::scattered_read_bandwidth`].
-pub fn read_bandwidth(device: &Device, rounds: usize, piece: Option<usize>) -> Result<f64, LoadError> {
-    let (bytes, repeats) = if device.target.is_software { (SOFTWARE_BYTES, 1) } else { (BYTES, REPEATS) };
+/// Memory to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The device's, in order.
+    Device,
+    /// The device's, in pieces of this many bytes in random order.
+    Scattered(usize),
+    /// The host's, in order.
+    Host,
+}
+
+/// See [`crate::Gpu::read_bandwidth`], [`crate::Gpu::scattered_read_bandwidth`] and [`crate::Gpu::link_bandwidth`].
+pub fn read_bandwidth(device: &Device, rounds: usize, source: Source) -> Result<f64, LoadError> {
+    let (bytes, repeats) = match source {
+        _ if device.target.is_software => (SOFTWARE_BYTES, 1),
+        Source::Host => (HOST_BYTES, 1),
+        Source::Device | Source::Scattered(_) => (BYTES, REPEATS),
+    };
     let bytes = bytes.min(device.target.binding_limit);
-    let data = device.buffer((bytes / 4) as usize, "a probe of the memory")?;
+    let (words, what) = ((bytes / 4) as usize, "a probe of the memory");
+    let data = match source {
+        Source::Host => host_plane(device, words, what)?.buffer,
+        Source::Device | Source::Scattered(_) => device.buffer(words, what)?,
+    };
     let sink = device.buffer(4, "a probe of the memory")?;
     let workgroups = WORKGROUPS.min((bytes / 16 / 256 / 4) as u32).max(1);
     let mut constants = vec![("VECS", U((bytes / 16) as u32)), ("STRIDE", U(workgroups * 256))];
     let mut buffers = vec![("data", &data), ("sink", &sink)];
     let order;
-    if let Some(piece) = piece {
+    if let Source::Scattered(piece) = source {
         let mut shuffled: Vec<u32> = (0..(bytes / piece as u64) as u32).collect();
         shuffle(&mut shuffled);
         order = device.upload(&shuffled, "a probe of the memory")?;

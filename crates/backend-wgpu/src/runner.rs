@@ -11,8 +11,8 @@ use std::sync::Arc;
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    AdapterId, Carried, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind, PageContent,
-    PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
+    AdapterId, Carried, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind,
+    PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
     sampling::Scratch,
 };
 
@@ -20,7 +20,7 @@ use crate::{
     GpuOptions,
     canary::Canaries,
     device::Device,
-    emit::{LayerState, Model, StateBuffer, emit},
+    emit::{LayerPool, LayerState, Model, StateBuffer, emit},
     flight::Flight,
     heads::KvLayout,
     kernel_statistics::KernelStatistics,
@@ -317,6 +317,33 @@ impl Runner for GpuRunner {
     }
 
     fn unload_adapter(&mut self, _: AdapterId) {}
+
+    fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError> {
+        self.flush()?;
+        let Self { device, model, .. } = self;
+        if model.pools.is_empty() {
+            return Ok(Vec::new());
+        }
+        let words = 4 * model.pools.len();
+        let made = device.host_buffer(words, "counts of experts");
+        let host = made.map_err(|error| StepError::Device(error.to_string()))?;
+        let mut encoder = device.encoder();
+        for (index, LayerPool { places, .. }) in model.pools.iter().enumerate() {
+            encoder.copy_buffer_to_buffer(places, 0, &host, 16 * index as u64, 16);
+        }
+        let submission = device.queue.submit([encoder.finish()]);
+        let mut counts = Vec::new();
+        device.read(&host, 4 * words, submission, |bytes| {
+            let words: Vec<u64> =
+                bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes).into()).collect();
+            let pools = model.pools.iter().zip(words.as_chunks::<4>().0);
+            counts.extend(pools.map(|(pool, &[_, hits, misses, streamed])| {
+                let &LayerPool { layer, slots, bytes, .. } = pool;
+                ExpertCount { layer, slots, hits, misses, streamed, bytes }
+            }));
+        })?;
+        Ok(counts)
+    }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
         let mut counts = self.kernel_statistics.snapshot();

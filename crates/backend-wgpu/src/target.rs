@@ -25,6 +25,8 @@ pub struct Target {
     pub workgroups: u32,
     /// Maximum bytes of a binding.
     pub binding_limit: u64,
+    /// True if kernels can read the host's memory, and the device has memory of its own.
+    pub has_host_memory: bool,
     /// Number of processors that run workgroups, at least an estimate.
     pub processors: usize,
     /// True if launches may use handoff without barriers.

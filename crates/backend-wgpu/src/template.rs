@@ -172,7 +172,7 @@ impl<'a> Scope<'a> {
                         Scope { variables, ..*self }.block(&lines[at + 1..end], out);
                     }
                 }
-                ["if", name] => match (self.holds(name), middle) {
+                ["if", name] => match (self.holds(&self.replaced(name)), middle) {
                     (true, middle) => self.block(&lines[at + 1..middle.unwrap_or(end)], out),
                     (false, Some(middle)) => self.block(&lines[middle + 1..end], out),
                     (false, None) => {}

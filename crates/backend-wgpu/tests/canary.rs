@@ -17,6 +17,7 @@ const LIMITS: Limits = Limits {
     states: 0,
     kv_dtype: KvDtype::F16,
     attention: AttentionMode::Paged,
+    expert_slots: None,
 };
 
 /// Tokens of a prompt, of a step with a moved page, and of two steps of which the second is submitted before the first is collected.

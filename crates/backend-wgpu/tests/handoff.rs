@@ -47,6 +47,7 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
         states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     let mut runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
     let (mut out, mut start) = (StepOutput::default(), 0);
@@ -277,6 +278,7 @@ fn a_step_that_gives_up_is_repeated_without_handoff() {
         states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     let run = || outcomes(gpu.load(&model.program, model.weights.clone(), limits).unwrap()).unwrap();
     let (expected, repeated) = run();

@@ -139,6 +139,7 @@ fn kernels() -> Result<Vec<(String, String)>, String> {
                 states: if model.program.state.is_empty() { 0 } else { 2 },
                 kv_dtype,
                 attention,
+                expert_slots: None,
             };
             gpu.lower(&model.program, &model.weights, &limits).unwrap();
         }

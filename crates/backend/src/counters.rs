@@ -11,3 +11,21 @@ pub struct KernelCount {
     /// not measure.
     pub nanoseconds: u64,
 }
+
+/// Use of the slots of a layer whose experts are in the host's memory ([`Limits::expert_slots`](crate::Limits::expert_slots)),
+/// since load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertCount {
+    /// Index of the layer.
+    pub layer: usize,
+    /// Number of slots.
+    pub slots: usize,
+    /// Chosen experts that had a slot, in steps of few rows. An expert that several rows of a step choose counts once.
+    pub hits: u64,
+    /// Chosen experts that were copied into a slot.
+    pub misses: u64,
+    /// Experts that steps of many rows copied for themselves.
+    pub streamed: u64,
+    /// Bytes of an expert.
+    pub bytes: u64,
+}

@@ -3,11 +3,11 @@
 //! Kernels are compiled for a model's shapes and formats. A device that computes the excerpt correctly has run the kernels that the
 //! whole model needs, in a fraction of its time and memory.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use crate::{
     Digest, Exit, Experts, FeedForward, KvLayout, KvSlot, Layer, Matrix, MatrixId, Mixer, Program, Role,
-    TableId, VectorId, Visitor, Weights,
+    VectorId, Visitor, Weights, copied::Copied,
 };
 
 /// Returns the excerpt of a program, with the weights that it refers to.
@@ -42,13 +42,7 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
             chosen.push(choice(op.count, among, op.router.used));
         }
     }
-    let mut copied = Copied {
-        from: weights,
-        some: Weights::default(),
-        matrices: HashMap::new(),
-        vectors: HashMap::new(),
-        tables: HashMap::new(),
-    };
+    let mut copied = Copied::new(weights);
     short.visit(&mut copied);
     let mut some = copied.some;
     let experts = short.layers.iter_mut().filter_map(|layer| experts_of(&mut layer.ffn));
@@ -57,41 +51,6 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
         op.router.selection_bias = Some(VectorId(some.vectors.len() as u32 - 1));
     }
     (short, some)
-}
-
-/// Weights that a program refers to, numbered in the order of its references.
-struct Copied<'a> {
-    from: &'a Weights,
-    some: Weights,
-    matrices: HashMap<MatrixId, MatrixId>,
-    vectors: HashMap<VectorId, VectorId>,
-    tables: HashMap<TableId, TableId>,
-}
-
-impl Visitor for Copied<'_> {
-    fn matrix(&mut self, id: &mut MatrixId, _: Role) {
-        let Self { from, some, matrices, .. } = self;
-        *id = *matrices.entry(*id).or_insert_with(|| {
-            some.matrices.push(from.matrix(*id).clone());
-            MatrixId(some.matrices.len() as u32 - 1)
-        });
-    }
-
-    fn vector(&mut self, id: &mut VectorId) {
-        let Self { from, some, vectors, .. } = self;
-        *id = *vectors.entry(*id).or_insert_with(|| {
-            some.vectors.push(from.vector(*id).to_vec());
-            VectorId(some.vectors.len() as u32 - 1)
-        });
-    }
-
-    fn table(&mut self, id: &mut TableId) {
-        let Self { from, some, tables, .. } = self;
-        *id = *tables.entry(*id).or_insert_with(|| {
-            some.tables.push(from.table(*id).clone());
-            TableId(some.tables.len() as u32 - 1)
-        });
-    }
 }
 
 /// Returns the mixture of experts of a layer.

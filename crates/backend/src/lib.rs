@@ -9,6 +9,7 @@
 
 pub mod adapter;
 mod check;
+mod copied;
 pub mod counters;
 pub mod excerpt;
 pub mod format;
@@ -17,18 +18,20 @@ pub mod latent;
 pub mod output_rows;
 pub mod pace;
 pub mod page_io;
+pub mod pool;
 pub mod program;
 pub mod recurrent;
 pub mod reference;
 pub mod runner;
 pub mod sampling;
 pub mod squares;
+pub mod stages;
 pub mod step;
 mod validate;
 pub mod weights;
 
 pub use adapter::{Adaptable, AdapterId, AdapterUse, LowRank};
-pub use counters::KernelCount;
+pub use counters::{ExpertCount, KernelCount};
 pub use excerpt::excerpt;
 pub use format::WeightFormat;
 pub use kv::{HADAMARD, KV_BLOCK, KvDtype, hadamard, hadamard_parts, quantize_kv};
@@ -36,6 +39,7 @@ pub use latent::{Latent, LatentQuery, LatentShape};
 pub use output_rows::OutputRows;
 pub use pace::{Pace, PacedRunner, Piece};
 pub use page_io::{PageContent, PageFormat};
+pub use pool::ExpertBytes;
 pub use program::{
     Activation, Attention, Beside, Bounds, Branch, Dense, Digest, DistanceBias, Embed, Exit, ExpertGroups,
     ExpertLatent, Experts, FeedForward, Head, Input, Joined, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
@@ -53,6 +57,7 @@ pub use runner::{
 };
 pub use sampling::{InvalidParam, SamplingParams};
 pub use squares::{InputSquares, MatrixSquares};
+pub use stages::{Stage, legal_cuts, split, stage_program};
 pub use step::{
     AXES, Carried, Coordinates, GivenRows, Output, OutputKind, OutputValue, PageId, SampleRequest, Sampled,
     Score, Step, StepOutput, StepSequence, TokenMask,

@@ -77,6 +77,7 @@ mod tests {
             states: 0,
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
+            expert_slots: None,
         };
         let mut planned = OutputRows::new(&limits);
         let mut plan = |outputs: &[Output<'_>]| {

@@ -1,8 +1,7 @@
 //! The two traits that a device implements.
 
 use crate::{
-    AdapterId, KernelCount, KvDtype, LowRank, Matrix, MatrixId, OutputKind, PacedRunner, PageContent,
-    PageFormat, PageId, Program, StateId, Step, StepOutput, WeightFormat, Weights,
+    AdapterId, ExpertBytes, ExpertCount, KernelCount, KvDtype, LowRank, Matrix, MatrixId, OutputKind, PacedRunner, PageContent, PageFormat, PageId, Program, StateId, Step, StepOutput, WeightFormat, Weights,
 };
 
 /// A device that can load programs. Stays alive to load more than one model.
@@ -67,8 +66,13 @@ impl dyn Backend + '_ {
     pub fn plan(&self, program: &Program, weights: &Weights, limits: &Limits) -> MemoryPlan {
         let vectors = weights.vectors.iter().map(|vector| size_of_val(vector.as_slice()) as u64);
         let page_bytes = self.page_bytes(program, limits.block_size, limits.kv_dtype) as u64;
+        let bytes_of = |matrix| self.device_layout(weights.matrix(matrix)).bytes as u64;
+        let experts = limits.expert_slots.map(|slots| program.expert_bytes(slots, bytes_of));
+        let ExpertBytes { host, slots, staging } = experts.unwrap_or_default();
+        let all = vectors.fold(self.weight_bytes(program, weights), u64::saturating_add);
         MemoryPlan {
-            weights: vectors.fold(self.weight_bytes(program, weights), u64::saturating_add),
+            weights: all.saturating_sub(host).saturating_add(slots).saturating_add(staging),
+            host,
             kv: (limits.pages as u64).saturating_mul(page_bytes),
             states: (limits.states as u64).saturating_mul(self.state_bytes(program) as u64),
             buffers: self.buffer_bytes(program, limits),
@@ -147,6 +151,12 @@ pub trait Runner: Send {
 
     /// Returns the kernel statistics since load, by name.
     fn kernel_counts(&self) -> Vec<KernelCount>;
+
+    /// Returns the use of slots by experts since load, for each layer that has slots.
+    ///
+    /// # Errors
+    /// [`StepError::Device`]
+    fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError>;
 }
 
 /// Description of a device.
@@ -156,6 +166,8 @@ pub struct Capacity {
     pub description: String,
     /// Bytes available for weights and pages, as far as the device reports them.
     pub bytes_free: u64,
+    /// Bytes of the host's memory that kernels of the device can read. Only a device with memory of its own has some.
+    pub host_free: u64,
     /// Instruction sets or features that the kernels were chosen for.
     pub features: Vec<String>,
 }
@@ -165,6 +177,8 @@ pub struct Capacity {
 pub struct MemoryPlan {
     /// Weights as the device holds them.
     pub weights: u64,
+    /// Experts in the host's memory, of layers that have slots for some of them. It is no part of the sums.
+    pub host: u64,
     /// All pages of K and V.
     pub kv: u64,
     /// All slots for states.
@@ -215,6 +229,9 @@ pub struct Limits {
     pub kv_dtype: KvDtype,
     /// Paged, or the reference way.
     pub attention: AttentionMode,
+    /// Slots for experts in each layer that has more of them: the device's memory has as many experts, and the host's memory has
+    /// all. A row's experts need slots. With `None`, all experts are in the device's memory. Results are the same.
+    pub expert_slots: Option<usize>,
 }
 
 /// Kind of attention.
@@ -305,6 +322,15 @@ impl LoadError {
             device: device.to_owned(),
             what: "heads for multi-token prediction".to_owned(),
             supported: "--device cpu does".to_owned(),
+        }
+    }
+
+    /// Returns the refusal of [`Limits::expert_slots`] by a device that has no memory of its own.
+    pub fn no_slots(device: &str) -> Self {
+        Self::Unsupported {
+            device: device.to_owned(),
+            what: "experts in slots".to_owned(),
+            supported: "it reads all of them in the host's memory; leave out --expert-slots".to_owned(),
         }
     }
 

@@ -112,6 +112,7 @@ fn validate_for(step: &Owned, states: usize, change: impl FnOnce(&mut Program)) 
         states,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     let pages: Vec<PageId> = step.pages.iter().map(|&page| PageId(page)).collect();
     let values = [0.0; 64];

@@ -16,10 +16,10 @@ use std::{
 };
 
 use paguro_backend::{
-    AdapterId, Backend, Capacity, DeviceLayout, Embed, Exit, Head, Input, KernelCount, KvDtype, KvGroup,
-    KvLayout, Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, NormKind, OutputKind, OutputValue,
-    PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, Sampled, SamplingParams,
-    StateLayout, Step, StepError, StepOutput, Ticket, VectorId, Weights,
+    AdapterId, Backend, Capacity, DeviceLayout, Embed, Exit, ExpertCount, Head, Input, KernelCount, KvDtype,
+    KvGroup, KvLayout, Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, NormKind, OutputKind,
+    OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, Sampled,
+    SamplingParams, StateLayout, Step, StepError, StepOutput, Ticket, VectorId, Weights,
 };
 use paguro_engine::{Engine, EngineOptions, Event, Grammar, ModelParts, PageBudget, Request};
 use paguro_model::{
@@ -150,7 +150,7 @@ impl Backend for Clock {
     }
 
     fn capacity(&self) -> Capacity {
-        Capacity { description: "a clock".into(), bytes_free: 1 << 30, features: Vec::new() }
+        Capacity { description: "a clock".into(), bytes_free: 1 << 30, host_free: 0, features: Vec::new() }
     }
 
     fn page_bytes(&self, _: &Program, block_size: usize, _: KvDtype) -> usize {
@@ -259,6 +259,10 @@ impl Runner for ClockRunner {
     }
 
     fn unload_adapter(&mut self, _: AdapterId) {}
+
+    fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError> {
+        Ok(Vec::new())
+    }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
         Vec::new()

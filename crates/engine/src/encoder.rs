@@ -288,6 +288,7 @@ fn limits(vision: &Vision, most: Option<usize>) -> Limits {
         states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use paguro_backend::{AdapterId, KernelCount, LoadError, LowRank};
+use paguro_backend::{AdapterId, ExpertCount, KernelCount, LoadError, LowRank};
 use paguro_kv_store::Space;
 use paguro_model::tokenizer::Tokenizer;
 use tokio::sync::{
@@ -38,6 +38,7 @@ pub(crate) enum Command {
     ClearCache,
     OpenDisk(Option<Vec<u8>>),
     KernelCounts(SyncSender<Vec<KernelCount>>),
+    ExpertCounts(SyncSender<Result<Vec<ExpertCount>, StepError>>),
     LoadAdapter { id: AdapterId, pairs: Vec<LowRank>, reply: SyncSender<Result<(), LoadError>> },
     UnloadAdapter(AdapterId),
     CheckPages(SyncSender<Result<(), String>>),
@@ -341,6 +342,14 @@ impl Handle {
     /// [`SubmitError::Stopped`].
     pub fn kernel_counts(&self) -> Result<Vec<KernelCount>, SubmitError> {
         self.request(Command::KernelCounts)
+    }
+
+    /// Returns the use of slots by experts since load, by layer. Waits for the running step of the engine thread.
+    ///
+    /// # Errors
+    /// [`SubmitError::Stopped`], also if the device fails.
+    pub fn expert_counts(&self) -> Result<Vec<ExpertCount>, SubmitError> {
+        self.request(Command::ExpertCounts)?.map_err(|_| self.stopped())
     }
 
     /// Returns the state of every page and sequence, and the kernel statistics if `kernels` is true. The engine thread

@@ -56,7 +56,7 @@ pub use generation::{Canceller, Generation};
 pub use handle::Handle;
 pub use host::{HostMemory, HostStats};
 pub use options::{EngineOptions, EnginePlan, PageBudget, PageOrder};
-pub use paguro_backend::{KernelCount, MemoryPlan, Score, sampling::Dry};
+pub use paguro_backend::{ExpertCount, KernelCount, MemoryPlan, Score, sampling::Dry};
 pub use pictures::{Picture, PixelSource};
 pub use request::{Event, FinishReason, Request, Usage};
 pub use snapshot::{SequenceSnapshot, Snapshot};

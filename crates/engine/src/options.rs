@@ -74,6 +74,8 @@ pub struct EngineOptions {
     pub max_image_tokens: Option<usize>,
     /// Limits of adapters.
     pub adapters: AdapterLimits,
+    /// Slots for experts in each layer, see [`Limits::expert_slots`].
+    pub expert_slots: Option<usize>,
 }
 
 impl Default for EngineOptions {
@@ -103,6 +105,7 @@ impl Default for EngineOptions {
             encoder_cache: 256 << 20,
             max_image_tokens: None,
             adapters: AdapterLimits::default(),
+            expert_slots: None,
         }
     }
 }
@@ -189,6 +192,7 @@ impl EngineOptions {
             states,
             kv_dtype: self.kv_dtype,
             attention: self.attention,
+            expert_slots: self.expert_slots,
         };
         let checkpoints_for = |tokens: usize| {
             let pages = |checkpoints: Checkpoints| {
@@ -312,6 +316,8 @@ pub struct EnginePlan {
     pub checkpoint_interval: usize,
     /// Maximum number of running sequences: the setting, or the number of states.
     pub max_sequences: usize,
+    /// Slots for experts: the setting.
+    pub expert_slots: Option<usize>,
     layout: BlockLayout,
 }
 
@@ -369,6 +375,7 @@ impl Resolved {
             pages: limits.pages - 1,
             state_bytes: backend.state_bytes(program) as u64,
             max_sequences: limits.max_sequences,
+            expert_slots: limits.expert_slots,
             page_bytes,
             layout,
         }

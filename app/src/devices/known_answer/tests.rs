@@ -1,7 +1,7 @@
 use paguro_backend::{
-    AdapterId, Attention, AttentionMode, Capacity, DeviceLayout, FeedForward, KernelCount, KvDtype,
-    LoadError, LowRank, Matrix, MatrixId, Mixer, OutputKind, PacedRunner, PageContent, PageFormat, PageId,
-    PageMove, StepError, Ticket, WeightFormat, excerpt, reference::Reference,
+    AdapterId, Attention, AttentionMode, Capacity, DeviceLayout, ExpertCount, FeedForward, KernelCount,
+    KvDtype, LoadError, LowRank, Matrix, MatrixId, Mixer, OutputKind, PacedRunner, PageContent, PageFormat,
+    PageId, PageMove, StepError, Ticket, WeightFormat, excerpt, reference::Reference,
 };
 use paguro_backend_conformance::ModelShape;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -156,6 +156,10 @@ impl Runner for BrokenRunner {
         self.0.unload_adapter(id);
     }
 
+    fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError> {
+        self.0.expert_counts()
+    }
+
     fn kernel_counts(&self) -> Vec<KernelCount> {
         self.0.kernel_counts()
     }
@@ -171,6 +175,7 @@ const LIMITS: Limits = Limits {
     states: 0,
     kv_dtype: KvDtype::F16,
     attention: AttentionMode::Paged,
+    expert_slots: None,
 };
 
 fn check_with(defect: Defect) -> Result<(), Problem> {

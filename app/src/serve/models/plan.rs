@@ -11,7 +11,7 @@ use paguro_model::{LoadOptions, ModelFile, ModelShape};
 use paguro_server::{Details, LoadError, LoadPlan};
 
 use super::{ServedModels, failed, unusable};
-use crate::{failure::Failure, load, models::Source, presets::Preset};
+use crate::{failure::Failure, load, models::Source, placement::Placing, presets::Preset};
 
 /// Default maximum of tokens with pages, and of the tokens of one sequence.
 const MOST_TOKENS: usize = load::DEFAULT_CONTEXT;
@@ -64,7 +64,8 @@ impl ServedModels {
         self.draft.as_ref().filter(|_| first.path().is_some_and(is_of_first))
     }
 
-    /// Returns the memory and limits of an engine for sequences of `context` tokens.
+    /// Returns the memory and limits of an engine for sequences of `context` tokens. The slots for experts depend on the context
+    /// alone, so that a load has those of its plan.
     pub(super) fn engine_plan(
         &self,
         file: &ModelFile,
@@ -84,9 +85,20 @@ impl ServedModels {
             Some(device) => device,
             none => none.insert(self.devices.open(&self.on, self.threads, &|_| ()).map_err(failed)?),
         };
-        let plan =
-            Engine::plan(device.backend.as_ref(), &program, &weights, vision.as_deref(), context, &options);
-        plan.map_err(|error| failed(Failure::from_error(&error)))
+        let placing = Placing {
+            backend: device.backend.as_ref(),
+            name: "the model",
+            program: &program,
+            weights: &weights,
+            vision: vision.as_deref(),
+            context,
+            memory: self.memory,
+        };
+        let has_experts = program.experts().next().is_some();
+        let slots = self.on.expert_slots.filter(|_| has_experts).unwrap_or_default();
+        let one = EngineOptions { pages: PageBudget::Tokens(context), ..options.clone() };
+        let expert_slots = placing.with_slots(slots, one, true).map_err(failed)?.expert_slots;
+        placing.plan(&EngineOptions { expert_slots, ..options }).map_err(failed)
     }
 
     /// Returns true if models are planned for the CPU.

@@ -73,7 +73,8 @@ impl ModelSource for ServedModels {
         }
         let pages = PageBudget::Bytes(grant.kv);
         // The number of pages limits the context, which determines windows and RoPE.
-        let context = self.engine_plan(&file, &preset, grant.context, pages)?.max_context;
+        let plan = self.engine_plan(&file, &preset, grant.context, pages)?;
+        let (context, expert_slots) = (plan.max_context, plan.expert_slots);
         if context < grant.context {
             let (model, wanted) = (&wanted.name, grant.context);
             tracing::info!(model, wanted, context, "memory for K and V bounds the context");
@@ -85,7 +86,7 @@ impl ModelSource for ServedModels {
             model.chat_template = Some(template.map_err(|error| unusable(&error))?);
             (model.tool_template, model.template_problem) = (None, None);
         }
-        let mut options = self.engine_options(&preset, context, pages);
+        let mut options = EngineOptions { expert_slots, ..self.engine_options(&preset, context, pages) };
         let draft = self.drafts_for(&file).map(|source| load::draft_of(source, &model)).transpose();
         options.draft = draft.map_err(failed)?;
         let mut options = load::with_head(&model, options);

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use paguro_backend::{
-    AdapterId, Backend, Capacity, DeviceLayout, GivenRows, KernelCount, KvDtype, Limits, LoadError, LowRank,
-    Matrix, MatrixId, OutputKind, OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove,
-    Program, Runner, SamplingParams, Step, StepError, StepOutput, Ticket, Weights,
+    AdapterId, Backend, Capacity, DeviceLayout, ExpertCount, GivenRows, KernelCount, KvDtype, Limits,
+    LoadError, LowRank, Matrix, MatrixId, OutputKind, OutputValue, PacedRunner, PageContent, PageFormat,
+    PageId, PageMove, Program, Runner, SamplingParams, Step, StepError, StepOutput, Ticket, Weights,
     reference::{KvRounding, Reference},
 };
 
@@ -64,7 +64,8 @@ impl Backend for Defective {
         let reference = Reference { kv: KvRounding::F16, poison: Some(1) };
         let Defect { attention, round, .. } = self.defect;
         let inner = reference.load_with(attention, round, &program, weights, limits)?;
-        let now = Circumstances { threads: self.threads, ..Circumstances::default() };
+        let (threads, expert_slots) = (self.threads, limits.expert_slots);
+        let now = Circumstances { threads, expert_slots, ..Circumstances::default() };
         Ok(Box::new(DefectiveRunner { inner: Box::new(inner), program, defect: self.defect, now }))
     }
 
@@ -200,6 +201,10 @@ impl Runner for DefectiveRunner {
 
     fn unload_adapter(&mut self, id: AdapterId) {
         self.inner.unload_adapter(id);
+    }
+
+    fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError> {
+        self.inner.expert_counts()
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {

@@ -366,6 +366,18 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
             &["samples"],
         ),
         ("knows one seed", Defect { params: |params| params.seed = 1, ..NONE }, &["outputs", "samples"]),
+        (
+            "rounds experts in slots differently",
+            Defect {
+                logits: |logits, now| {
+                    if now.expert_slots.is_some() {
+                        logits[0] += 1e-3;
+                    }
+                },
+                ..NONE
+            },
+            &["expert_slots"],
+        ),
         ("counts nothing", Defect { counts: |counts| counts.clear(), ..NONE }, &["kernel_counts"]),
         (
             "gathers in secret",

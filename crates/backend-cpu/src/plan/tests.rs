@@ -1,6 +1,6 @@
 //! Tests of plans.
 
-use paguro_backend::{AttentionMode, KvDtype, Output, StepSequence, OutputKind};
+use paguro_backend::{AttentionMode, KvDtype, Output, OutputKind, StepSequence};
 
 use super::*;
 
@@ -14,6 +14,7 @@ const LIMITS: Limits = Limits {
     states: 0,
     kv_dtype: KvDtype::F16,
     attention: AttentionMode::Paged,
+    expert_slots: None,
 };
 
 fn plan(windows: &[Option<u32>], threads: usize, partials: usize) -> StepPlan {
@@ -97,8 +98,7 @@ fn rows_with_outputs_are_cut_alone() {
     let sequences: Vec<StepSequence> = [(0, 300, 100), (300, 311, 2000)]
         .map(|(first, end, start)| StepSequence { rows: first..end, start, tables: 0..0, state: None })
         .to_vec();
-    let step =
-        Step { tokens: &[0; 311], sequences: &sequences, outputs: &outputs, ..Step::default() };
+    let step = Step { tokens: &[0; 311], sequences: &sequences, outputs: &outputs, ..Step::default() };
     all.make(&step);
     some.make_outputs(&step, &all);
     assert_eq!(some.rows, [7, 8, 9, 299, 310]);

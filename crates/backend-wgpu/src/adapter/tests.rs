@@ -24,7 +24,7 @@ fn facts(
         threads: 1024,
         // Metal's largest buffer is 9/16 of main memory; most Vulkan drivers allow bindings of 2 or 4 GiB.
         buffers: if metal { [mib(total), mib(total)] } else { [1 << 50, 4 * GIB - 1] },
-        memory: Memory { total: mib(total), free: (free >= 0).then(|| mib(free)) },
+        memory: Memory { total: mib(total), free: (free >= 0).then(|| mib(free)), host: mib(32_000) },
         processors: None,
         os,
     }

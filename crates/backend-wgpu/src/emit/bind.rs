@@ -5,16 +5,18 @@ use std::{
     sync::Arc,
 };
 
-use paguro_backend::{Limits, LoadError, Mixer, Rope, Weights};
+use paguro_backend::{Experts, Limits, Linear, LoadError, Mixer, Rope, Weights};
 
 use super::{
     code::{Code, Coded, Coder, Part, Slots},
-    launch::{Grid, HandoffPartials, Io, Kernel, Launch, LayerState, Model},
+    experts::PLACE_EXPERTS,
+    launch::{Grid, HandoffPartials, Io, Kernel, Launch, LayerPool, LayerState, Model},
     wgsl,
 };
 use crate::{
     device::Device,
     hidden::second_name,
+    layout::{BLOCK, Layout},
     lower::{Facts, LOGIT_ROWS, List, Node, RowClass, Sizes, Slot, lower},
     matrix::DeviceMatrix,
     pages::{self, page_bytes, page_words},
@@ -155,7 +157,7 @@ impl<'a> Binder<'a> {
         let Coded { kernels, grid, kv_group } = coded;
         for joined in &coder.matrices[self.matrices.len()..] {
             let sources: Vec<_> = joined.matrices.iter().map(|&id| self.weights.matrix(id)).collect();
-            self.matrices.push(DeviceMatrix::upload(self.device, &sources, joined.order)?);
+            self.matrices.push(DeviceMatrix::upload(self.device, &sources, joined.order, joined.slots)?);
         }
         let kernels =
             kernels.into_iter().map(|code| self.kernel(&code, coder)).collect::<Result<Vec<_>, _>>()?;
@@ -169,7 +171,8 @@ impl<'a> Binder<'a> {
         if let Grid::Merge(_) = grid {
             self.timed_with = None;
         }
-        Ok(Launch { kernels, grid, kv_group, timed_with })
+        let runs_once = matches!(grid, Grid::Copies { .. }) || kernels[0].pipeline.name == PLACE_EXPERTS;
+        Ok(Launch { kernels, grid, kv_group, timed_with, runs_once })
     }
 
     fn kernel(&mut self, code: &Code, coder: &Coder<'_>) -> Result<Kernel, LoadError> {
@@ -214,8 +217,17 @@ impl<'a> Binder<'a> {
             Slot::Vector(id) => device.upload(self.weights.vector(id), "a vector")?,
             Slot::Bias(index) => device.upload(&coder.biases[index].values, "biases")?,
             Slot::Plane { matrix, part, plane } => {
-                let plane = &self.matrices[matrix].0[part][plane];
+                let plane = &self.matrices[matrix].parts[part][plane];
                 return Ok(plane.clone().expect("kernels read the planes of their layout"));
+            }
+            Slot::HostPlane { matrix, part, plane } => {
+                let plane = &self.matrices[matrix].host[part][plane];
+                return Ok(plane.clone().expect("kernels read the planes of their layout"));
+            }
+            Slot::Pool(layer) => {
+                let mut experts = self.facts.program.experts();
+                let (_, experts) = experts.find(|(index, _)| *index == layer).expect("the layer has experts");
+                device.upload(&places(experts.count, self.facts.slots(experts)), "places of experts")?
             }
             Slot::Rotations { rope, is_far } => {
                 let rope = &self.facts.program.ropes[rope];
@@ -243,6 +255,22 @@ impl<'a> Binder<'a> {
             second_name(&self.device.inner, &buffer)
         });
         Ok(second.clone())
+    }
+
+    /// Returns the slots of layers.
+    fn pools(&self) -> Vec<LayerPool> {
+        let pool = |(layer, experts): (usize, &Experts)| {
+            let slots = self.facts.slots(experts)?;
+            let bytes = |linear: &Linear| {
+                let matrix = self.weights.matrix(linear.matrix);
+                let words = Layout::of(matrix.format).row_words(matrix.cols.div_ceil(BLOCK));
+                4 * (matrix.rows * words.iter().sum::<usize>()) as u64
+            };
+            let bytes = experts.stacks().map(bytes).sum();
+            let places = self.buffers.get(&Slot::Pool(layer))?.clone();
+            Some(LayerPool { layer, slots, bytes, places })
+        };
+        self.facts.program.experts().filter_map(pool).collect()
     }
 
     /// Adds sampling, and returns the model.
@@ -277,6 +305,7 @@ impl<'a> Binder<'a> {
             launch("argmax_merge", files, merge, Grid::Rows)?,
         ];
         let sample = launch("sample", wgsl!("args", "sample"), draw, Grid::Rows)?;
+        let pools = self.pools();
         let handoff_partials = self.buffers.get(&Slot::HandoffPartials).cloned();
         let mut io = |slot| self.buffer(slot, coder);
         let io = Io {
@@ -298,6 +327,7 @@ impl<'a> Binder<'a> {
             sample,
             states: self.states,
             pages: self.pages,
+            pools,
             io,
             tilings: self.facts.tilings.clone(),
             table_rows: self.buffers.get(&Slot::TableRows).cloned(),
@@ -308,6 +338,12 @@ impl<'a> Binder<'a> {
                 .transpose()?,
         })
     }
+}
+
+/// Returns the first places of experts: those of the first slots, which the upload fills. See `place_experts.wgsl`.
+fn places(count: usize, slots: Option<usize>) -> Vec<u32> {
+    let own = 0..count as u32;
+    [0; 4].into_iter().chain(own.clone()).chain(own).chain(vec![0; slots.unwrap_or(0)]).collect()
 }
 
 /// Cosines and sines of positions 256 i, or of positions below 256 with the rope's magnitude.

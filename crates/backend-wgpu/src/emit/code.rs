@@ -61,6 +61,8 @@ pub struct Joined {
     pub matrices: Vec<MatrixId>,
     /// The order of their rows.
     pub order: Order,
+    /// Slots on the device, if the host has the experts.
+    pub slots: Option<usize>,
 }
 
 /// Biases of some rows of joined matrices.
@@ -82,8 +84,12 @@ pub struct Weights {
     pub blocks: usize,
     /// Inputs.
     pub cols: usize,
-    /// Rows, in as many parts as bindings require.
+    /// Rows, in as many parts as bindings require; with slots, those of the slots.
     pub parts: Vec<Range<usize>>,
+    /// With slots, rows of all experts in the host's memory.
+    pub host: Vec<Range<usize>>,
+    /// With slots, rows of the experts without a slot.
+    pub staged: Vec<Range<usize>>,
 }
 
 /// Turns nodes into kernels.
@@ -155,6 +161,8 @@ impl<'a> Coder<'a> {
             Kernel::Activate(op) => vec![self.activate(op, node.emits)],
             Kernel::Route(op) => vec![self.route(op)],
             Kernel::RouteTiles(tiles) => vec![self.route_tiles(*tiles)],
+            Kernel::PlaceExperts { pool, chooses } => vec![self.place_experts(pool, chooses.as_deref())],
+            Kernel::FillExperts(op) => self.fill_experts(op),
             Kernel::GatherHalves { acts, layout, width, tiles } => {
                 vec![self.gather_halves(*acts, *layout, *width, *tiles)]
             }
@@ -174,8 +182,13 @@ impl<'a> Coder<'a> {
 
     /// Returns a joined matrix.
     pub fn weights(&mut self, linears: &[Linear], order: Order) -> Weights {
+        self.weights_in(linears, order, None)
+    }
+
+    /// Returns a joined stack of which the device has as many slots.
+    pub fn weights_in(&mut self, linears: &[Linear], order: Order, slots: Option<usize>) -> Weights {
         let matrices = linears.iter().map(|linear| linear.matrix).collect();
-        let joined = Joined { matrices, order };
+        let joined = Joined { matrices, order, slots };
         let known = self.matrices.iter().position(|known| *known == joined);
         let index = known.unwrap_or_else(|| {
             self.matrices.push(joined);
@@ -184,12 +197,12 @@ impl<'a> Coder<'a> {
         let (layout, cols) = (self.facts.layout(linears[0].matrix), self.facts.cols(&linears[0]));
         let counts: Vec<usize> = linears.iter().map(|linear| self.facts.rows(linear)).collect();
         let blocks = cols.div_ceil(BLOCK);
-        let target = &self.facts.target;
-        let most = matrix::part_rows(target.binding_limit, layout.row_words(blocks), &counts, order);
-        let all = counts.iter().sum::<usize>() * order.stacks();
-        // Where no binding holds a row, the upload fails.
-        let parts = (0..all).step_by(most.max(1)).map(|first| first..all.min(first + most)).collect();
-        Weights { index, layout, blocks, cols, parts }
+        let (limit, words, all) = (self.facts.target.binding_limit, layout.row_words(blocks), order.stacks());
+        let ranges = |stacks: Range<usize>| matrix::part_ranges(limit, words, &counts, order, stacks);
+        let parts = ranges(0..slots.unwrap_or(all));
+        let host = slots.map_or_else(Vec::new, |_| ranges(0..all));
+        let staged = slots.map_or_else(Vec::new, |slots| ranges(slots..all));
+        Weights { index, layout, blocks, cols, parts, host, staged }
     }
 
     /// Returns the slots of a part of a matrix.

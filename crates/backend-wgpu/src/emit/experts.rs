@@ -8,10 +8,12 @@
 //! use them (`gather_halves.wgsl`). Without them, all kernels sum a row's inputs in one order, and its experts are added
 //! in ascending order, so the bits are the same.
 
+use std::ops::Range;
+
 use paguro_backend::{ExpertGroups, Experts, Scores};
 
 use super::{
-    code::{Code, Coded, Coder, Part, half_acts, read_acts},
+    code::{Code, Coded, Coder, Part, Slots, half_acts, read_acts},
     launch::Grid,
     matmul::{decoder, gate_finish, input, store_constants},
     rows::NO_EXPERT,
@@ -21,7 +23,7 @@ use crate::{
     hidden::Hazards,
     layout::{BLOCK, Layout},
     lower::{
-        Acts, AddExperts, Epilogue, ExpertMatmul, ExpertTiles, Formats, Input, Slot,
+        Acts, AddExperts, Epilogue, ExpertMatmul, ExpertTiles, FillExperts, Formats, Input, Pool, Slot,
         kernels::{self, Matmul},
     },
     template::{
@@ -29,6 +31,12 @@ use crate::{
         Value::{F, U},
     },
 };
+
+/// Name of the launch that finds places for experts.
+pub const PLACE_EXPERTS: &str = "place_experts";
+
+/// Workgroups that copy an expert. One workgroup alone cannot have enough loads of the host's memory on their way.
+const COPY_WORKGROUPS: u32 = 64;
 
 impl Coder<'_> {
     /// Returns the launch of the choice of experts.
@@ -48,6 +56,80 @@ impl Coder<'_> {
             ("tile_experts", Slot::TileExperts),
         ];
         Coded::new("route_tiles", Part::new(wgsl!("args", "route_tiles"), constants, slots), Grid::One)
+    }
+
+    /// Returns the launch that finds places for the chosen experts of a layer with slots.
+    pub fn place_experts(&self, pool: &Pool, chooses: Option<&Experts>) -> Coded {
+        let constants = vec![
+            ("SLOTS", U(pool.slots as u32)),
+            ("STREAMS", U(u32::from(pool.streams))),
+            ("CHOOSES", U(u32::from(chooses.is_some()))),
+        ];
+        let chosen = match chooses {
+            Some(experts) => choice(experts, 256),
+            None => {
+                Part::new(&[], vec![("COUNT", U(pool.count as u32)), ("USED", U(pool.used as u32))], vec![])
+            }
+        };
+        let slots = vec![("chosen", Slot::Chosen), ("pool", Slot::Pool(pool.layer)), ("fills", Slot::Fills)];
+        Coded::new(
+            PLACE_EXPERTS,
+            Part::new(wgsl!("args", "place_experts"), constants, slots).with(chosen),
+            Grid::One,
+        )
+    }
+
+    /// Returns the launches that copy a matmul's experts, one for each part of the host's planes and of those on the device.
+    pub fn fill_experts(&mut self, op: &FillExperts) -> Vec<Coded> {
+        let FillExperts { pool, stack, linears, order } = op;
+        let weights = self.weights_in(linears, *order, Some(pool.slots));
+        let outputs: usize = linears.iter().map(|linear| self.facts.rows(linear)).sum();
+        let words = weights.layout.row_words(weights.blocks).map(|words| words * outputs);
+        let (to, most) = match pool.streams {
+            true => (&weights.staged, pool.count - pool.slots),
+            false => (&weights.parts, pool.slots),
+        };
+        let mut launches = Vec::new();
+        for ((from_part, from), (to_part, to)) in
+            weights.host.iter().enumerate().flat_map(|from| to.iter().enumerate().map(move |to| (from, to)))
+        {
+            let experts =
+                |rows: &Range<usize>| [rows.start / outputs, rows.len() / outputs].map(|n| U(n as u32));
+            let ([from_first, from_held], [to_first, to_held]) = (experts(from), experts(to));
+            let mut constants = vec![
+                ("FROM_FIRST", from_first),
+                ("FROM_HELD", from_held),
+                ("TO_FIRST", to_first),
+                ("TO_HELD", to_held),
+                ("WORKGROUPS", U(COPY_WORKGROUPS)),
+            ];
+            let mut slots = vec![("fills", Slot::Fills)];
+            let planes = words.iter().enumerate().filter(|(_, words)| **words > 0);
+            let names = [
+                ("from_0", "to_0", "UNITS_0", "WIDE_0"),
+                ("from_1", "to_1", "UNITS_1", "WIDE_1"),
+                ("from_2", "to_2", "UNITS_2", "WIDE_2"),
+            ];
+            let mut count = 0;
+            for ((plane, &words), (from, to, units, wide)) in planes.zip(names) {
+                let matrix = weights.index;
+                let is_wide = words.is_multiple_of(4);
+                constants.push((units, U((words / if is_wide { 4 } else { 1 }) as u32)));
+                constants.push((wide, U(u32::from(is_wide))));
+                slots.push((from, Slot::HostPlane { matrix, part: from_part, plane }));
+                let to_slot = match pool.streams {
+                    true => Slot::Staged { stack: *stack, part: to_part, plane },
+                    false => Slot::Plane { matrix, part: to_part, plane },
+                };
+                slots.push((to, to_slot));
+                count += 1;
+            }
+            constants.push(("PLANES", U(count)));
+            let grid = Grid::Copies { used: pool.used as u32, most: most as u32, each: COPY_WORKGROUPS };
+            let part = Part::new(wgsl!("args", "fill_experts"), constants, slots);
+            launches.push(Coded::new("fill_experts", part, grid));
+        }
+        launches
     }
 
     /// Returns the launch that copies activations in half precision in the order of places.
@@ -76,7 +158,7 @@ impl Coder<'_> {
             return vec![self.sum_matvec(op, sum, formats)];
         }
         let target = self.facts.target.clone();
-        let weights = self.weights(&op.linears, op.order);
+        let weights = self.weights_in(&op.linears, op.order, op.pool.map(|pool| pool.slots));
         let layout = weights.layout;
         let outputs: usize = op.linears.iter().map(|linear| self.facts.rows(linear)).sum();
         let kernel = match (op.tiles, target.cooperative.filter(|_| layout != Layout::F32)) {
@@ -95,7 +177,11 @@ impl Coder<'_> {
         };
         let hidden = self.facts.program.hidden;
         let mut launches = Vec::new();
-        for (index, rows) in weights.parts.iter().cloned().enumerate() {
+        let bias = self.bias(&op.linears, op.order, 0..op.count * outputs);
+        let own = weights.parts.iter().enumerate().map(|(part, rows)| (rows, self.planes(&weights, part)));
+        let staged = weights.staged.iter().enumerate().filter(|_| op.pool.is_some_and(|pool| pool.streams));
+        let staged = staged.map(|(part, rows)| (rows, staged_planes(op.stack, part)));
+        for (rows, planes) in Vec::from_iter(own.chain(staged)) {
             let mut constants = vec![
                 ("EXPERTS", U(1)),
                 ("FIRST_EXPERT", U((rows.start / outputs) as u32)),
@@ -107,6 +193,8 @@ impl Coder<'_> {
                 ("OUT_STRIDE", U(op.out.stride as u32)),
                 ("OUT_FIRST", U(op.out.first as u32)),
             ];
+            let (places, place_constants) = place_of_expert(op.pool);
+            constants.extend(place_constants);
             constants.extend(store_constants(&op.epilogue));
             let mut slots = vec![
                 ("out", op.out.slot),
@@ -118,9 +206,10 @@ impl Coder<'_> {
                 ("zero", Slot::Zero),
                 ("x_halves", halves),
             ];
-            slots.extend(self.planes(&weights, index));
+            slots.extend(places);
+            slots.extend(planes);
             slots.extend(read_acts(op.acts));
-            let files = [wgsl!("args"), decoder(layout), wgsl!("factor")].concat();
+            let files = [wgsl!("args", "place_of_expert"), decoder(layout), wgsl!("factor")].concat();
             let (mut suffix, mut finish) = ("_experts", Part::new(wgsl!("store"), vec![], vec![]));
             if let Epilogue::Gate(activation) = op.epilogue {
                 suffix = "_experts_gate";
@@ -136,8 +225,7 @@ impl Coder<'_> {
                 constants.push(("CHOOSES", U(1)));
                 input = input.with(choice(experts, kernel.threads(&target)));
             }
-            let bias = self.bias(&op.linears, op.order, rows.clone());
-            let rest = Part::new(&files, constants, slots).with(input).with(bias).with(finish);
+            let rest = Part::new(&files, constants, slots).with(input).with(bias.clone()).with(finish);
             let code = |kernel: &Matmul| {
                 let (files, constants) = vectors::kernel(kernel, &target, layout, weights.blocks, halves_at);
                 let part = rest.clone().with(Part::new(files, constants, vec![]));
@@ -166,13 +254,14 @@ impl Coder<'_> {
     /// Returns the launch of a matmul of one row with the matrices of its experts that adds the results to the stream.
     fn sum_matvec(&mut self, op: &ExpertMatmul, sum: &AddExperts, formats: Formats) -> Coded {
         let target = self.facts.target.clone();
-        let weights = self.weights(&op.linears, op.order);
+        let weights = self.weights_in(&op.linears, op.order, op.pool.map(|pool| pool.slots));
         let (layout, blocks, outputs) =
             (weights.layout, weights.blocks, self.facts.rows(&op.linears[0]) as u32);
         debug_assert_eq!(weights.parts.len(), 1, "the rule looks for a whole stack");
         let kernel = kernels::one_row(&target, layout, outputs, Some(BLOCK as u32));
         let threads = kernel.threads(&target);
-        let constants = vec![
+        let (places, place_constants) = place_of_expert(op.pool);
+        let mut constants = vec![
             ("MATMUL", U(1)),
             ("THREADS", U(threads)),
             ("OUTS", U(BLOCK as u32 / (threads / 32))),
@@ -181,14 +270,16 @@ impl Coder<'_> {
             ("OUTPUTS", U(outputs)),
             ("WIDTH", U(outputs)),
         ];
+        constants.extend(place_constants);
         let mut slots = vec![("chosen", Slot::Chosen)];
+        slots.extend(places);
         slots.extend(self.planes(&weights, 0));
         slots.extend(read_acts(op.acts));
-        let files = [wgsl!("args", "quantize", "sum_matvec"), decoder(layout)].concat();
+        let files = [wgsl!("args", "place_of_expert", "quantize", "sum_matvec"), decoder(layout)].concat();
         let hidden = self.facts.program.hidden;
         let part = Part::new(&files, constants, slots)
             .with(input(op.input, op.acts, layout, op.used * blocks, threads, hidden))
-            .with(self.bias(&op.linears, op.order, weights.parts[0].clone()))
+            .with(self.bias(&op.linears, op.order, 0..op.count * outputs as usize))
             .with(sum_experts(sum))
             .with(self.add_finish(&op.epilogue, formats));
         let name = format!("{}_experts_add", kernel.name(layout));
@@ -203,6 +294,20 @@ impl Coder<'_> {
         let part = Part::new(wgsl!("args", "add_experts"), constants, vec![("out", op.out)]);
         Coded::new("add_experts", part.with(sum_experts(op)), Grid::Each(op.width.div_ceil(256) as u32))
     }
+}
+
+/// Returns the slot and the constants of `place_of_expert.wgsl`.
+fn place_of_expert(pool: Option<Pool>) -> (Slots, Constants) {
+    let slots = pool.map(|pool| ("pool", Slot::Pool(pool.layer)));
+    let count = pool.map(|pool| ("COUNT", U(pool.count as u32)));
+    let constants = [("POOL", U(u32::from(pool.is_some())))].into_iter().chain(count);
+    (slots.into_iter().collect(), constants.collect())
+}
+
+/// Returns the slots of the experts of a matmul that have no slot.
+fn staged_planes(stack: usize, part: usize) -> Slots {
+    let names = ["w_quants", "w_high", "w_scales"].into_iter().enumerate();
+    names.map(|(plane, name)| (name, Slot::Staged { stack, part, plane })).collect()
 }
 
 /// Returns the part that chooses the experts of a row with this many threads.

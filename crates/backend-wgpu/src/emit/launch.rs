@@ -52,6 +52,15 @@ pub enum Grid {
         /// True if tiles are along x; places are along y.
         along_x: bool,
     },
+    /// Workgroups for each expert that a step may copy: at most `used` for each row, and `most` in all. Experts are along y.
+    Copies {
+        /// Experts of a row.
+        used: u32,
+        /// Most experts.
+        most: u32,
+        /// Workgroups per expert.
+        each: u32,
+    },
     /// This number of workgroups per sequence.
     Sequences(u32),
     /// A single workgroup.
@@ -110,6 +119,8 @@ pub struct Launch {
     pub kv_group: usize,
     /// The counter of a launch that this one waits for, and is timed together with.
     pub timed_with: Option<usize>,
+    /// True if the launch cannot run once more to be timed, because it changes places of experts.
+    pub runs_once: bool,
 }
 
 /// A model on the device.
@@ -134,6 +145,8 @@ pub struct Model {
     pub pages: Vec<[wgpu::Buffer; 2]>,
     /// Buffers that the host writes or reads.
     pub io: Io,
+    /// Places of experts, by layer with slots: the layer's index, its slots, bytes of an expert and the buffer.
+    pub pools: Vec<LayerPool>,
     /// Attention tiles and splits of each K/V group.
     pub tilings: Vec<Tiling>,
     /// Rows of the table of embeddings for layers, `[rows, count * width]`.
@@ -196,6 +209,18 @@ impl HandoffPartials {
         }
         device.queue.submit([encoder.finish()]);
     }
+}
+
+/// Slots of a layer's experts.
+pub struct LayerPool {
+    /// Index of the layer.
+    pub layer: usize,
+    /// Number of slots.
+    pub slots: usize,
+    /// Bytes of an expert.
+    pub bytes: u64,
+    /// See `place_experts.wgsl`.
+    pub places: wgpu::Buffer,
 }
 
 /// States of all sequences in one layer.

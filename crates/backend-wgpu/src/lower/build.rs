@@ -63,7 +63,7 @@ impl<'a> Builder<'a> {
         builder.step();
         builder.embed(embed);
         for (index, layer) in program.layers.iter().enumerate() {
-            builder.layer(layer)?;
+            builder.layer(index, layer)?;
             if index + 1 < builder.given_parts() {
                 builder.push(Kernel::AddGiven(index + 1));
             }
@@ -127,7 +127,7 @@ impl<'a> Builder<'a> {
         self.push(Kernel::LayerEmbeds(Box::new(embeds.clone())));
     }
 
-    fn layer(&mut self, layer: &Layer) -> Result<(), LoadError> {
+    fn layer(&mut self, index: usize, layer: &Layer) -> Result<(), LoadError> {
         let Layer {
             mixer,
             ffn,
@@ -156,7 +156,7 @@ impl<'a> Builder<'a> {
                 self.dense(dense, Slot::Branch);
                 self.add(Add { post_norm: dense.post_norm, scale: *branch_scale, waits: false });
             }
-            FeedForward::Experts(experts) => self.experts(experts, *branch_scale)?,
+            FeedForward::Experts(experts) => self.experts(index, experts, *branch_scale)?,
             FeedForward::None => {}
         }
         self.join(waiting);

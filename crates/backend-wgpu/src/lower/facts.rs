@@ -1,17 +1,18 @@
 //! Everything that the passes know of a load: the program, its weights and limits, and the device.
 
 use paguro_backend::{
-    AttentionMode, KvDtype, Limits, Linear, LoadError, MatrixId, Program, QkNormKind, RopeStyle, Weights,
+    AttentionMode, Experts, KvDtype, Limits, Linear, LoadError, MatrixId, Program, QkNormKind, RopeStyle,
+    Router, Weights,
 };
 
 use super::{
     attention_tiles,
     kernels::{self, Shares},
-    node::{RopeStore, RowClass},
+    node::{Pool, RopeStore, RowClass},
 };
 use crate::{
     adapter::LEAST_THREADS,
-    heads::{self, KvGroup, KvLayout},
+    heads::{KvGroup, KvLayout},
     layout::{BLOCK, Layout},
     plan::Tiling,
     target::Target,
@@ -63,8 +64,9 @@ impl<'a> Facts<'a> {
     /// Returns the classes of rows, whose steps have different nodes.
     pub fn classes(&self) -> Vec<RowClass> {
         let mut borders = vec![1, 2];
-        for experts in heads::experts(self.program) {
+        for (_, experts) in self.program.experts() {
             borders.extend(Shares::of(&self.target, experts, self.limits).borders());
+            borders.extend(self.slots(experts).map(|slots| slots / experts.router.used + 1));
         }
         borders.extend(self.tilings.iter().filter_map(|tiling| Some(tiling.wide?.from)));
         if self.target.cooperative.is_some() {
@@ -75,6 +77,23 @@ impl<'a> Facts<'a> {
         borders.dedup();
         let ends = borders.iter().skip(1).copied().chain([usize::MAX]);
         borders.iter().zip(ends).map(|(&from, to)| RowClass { from, to }).collect()
+    }
+
+    /// Returns the number of slots for experts, if there are more experts than slots.
+    pub fn slots(&self, experts: &Experts) -> Option<usize> {
+        self.limits.expert_slots.filter(|&slots| slots < experts.count)
+    }
+
+    /// Returns the slots of a layer in steps of a class of rows.
+    pub fn pool(&self, layer: usize, experts: &Experts, class: RowClass) -> Option<Pool> {
+        let Experts { count, router: Router { used, .. }, .. } = *experts;
+        self.slots(experts).map(|slots| Pool {
+            layer,
+            count,
+            used,
+            slots,
+            streams: class.from * used > slots,
+        })
     }
 
     /// Returns the layout of a matrix; where only sizes are computed, any.
@@ -174,6 +193,16 @@ impl<'a> Facts<'a> {
         if !128_usize.is_multiple_of(self.limits.block_size) || self.limits.block_size < 16 {
             let what = format!("pages of {} tokens", self.limits.block_size);
             return Err(self.unsupported(what, "16, 32, 64 and 128 work"));
+        }
+        if self.limits.expert_slots.is_some() && !self.target.has_host_memory {
+            return Err(LoadError::no_slots(&self.target.name));
+        }
+        for (_, experts) in self.program.experts() {
+            let used = experts.router.used;
+            if let Some(slots) = self.slots(experts).filter(|slots| *slots < used) {
+                let supported = format!("a row uses {used} experts, and each needs a slot");
+                return Err(self.unsupported(format!("experts in {slots} slots"), &supported));
+            }
         }
         if self.target.workgroup_memory < 28 << 10 || self.target.workgroup_threads < LEAST_THREADS {
             let what = "attention with its workgroup memory".to_owned();

@@ -295,7 +295,7 @@ fn sum_in_experts(facts: &Facts<'_>, class: RowClass, nodes: &[Node]) -> Option<
     let can_sum = class.is_one()
         && (sum.adds, sum.results, sum.is_weighted) == (Some(1.0), down.out.slot, true)
         && facts.program.hidden.is_multiple_of(BLOCK)
-        && facts.is_whole(&vec![down.linears[0]; down.count])
+        && facts.is_whole(&vec![down.linears[0]; down.pool.map_or(down.count, |pool| pool.slots)])
         && kernels::has_room_for_sums(&facts.target, down.used, blocks);
     let down = || ExpertMatmul { sums: Some(*sum), epilogue: Epilogue::Add(1.0), ..down.clone() };
     can_sum.then(|| (2, vec![Node::new(Kernel::ExpertMatmul(down()))]))

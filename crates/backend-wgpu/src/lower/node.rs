@@ -109,6 +109,10 @@ pub enum Kernel {
     Route(Box<Experts>),
     /// Rows by expert.
     RouteTiles(ExpertTiles),
+    /// Places for the chosen experts of a layer with slots. With a router, the kernel first chooses the experts of a single row.
+    PlaceExperts { pool: Pool, chooses: Option<Box<Experts>> },
+    /// Copies of experts to their places.
+    FillExperts(FillExperts),
     /// Activations in half precision by expert, of rows of `width` elements for weights in `layout`.
     GatherHalves { acts: Acts, layout: Layout, width: usize, tiles: ExpertTiles },
     /// The weighted sum of a row's experts.
@@ -244,10 +248,42 @@ pub struct ExpertMatmul {
     pub sums: Option<AddExperts>,
     /// Rows that share an expert; without tiles, each row by itself.
     pub tiles: Option<ExpertTiles>,
+    /// Slots of the layer, if it has slots.
+    pub pool: Option<Pool>,
+    /// Number of the matmul in its layer.
+    pub stack: usize,
     /// The results, by place.
     pub out: Span,
     /// Operation on the results.
     pub epilogue: Epilogue,
+}
+
+/// Slots for the experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Index of the layer.
+    pub layer: usize,
+    /// Number of experts.
+    pub count: usize,
+    /// Experts of a row.
+    pub used: usize,
+    /// Number of slots.
+    pub slots: usize,
+    /// True if rows may choose more experts than there are slots, so that the others are copied to the staging area.
+    pub streams: bool,
+}
+
+/// Copies of a matmul's experts from the host's memory to their places.
+#[derive(Clone, Debug)]
+pub struct FillExperts {
+    /// Slots of the layer.
+    pub pool: Pool,
+    /// Number of the matmul in its layer.
+    pub stack: usize,
+    /// Its matrices.
+    pub linears: Vec<Linear>,
+    /// The order of their rows.
+    pub order: Order,
 }
 
 /// Norms of heads, rotation, and the places of queries, keys and values.

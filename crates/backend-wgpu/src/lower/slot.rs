@@ -117,6 +117,14 @@ pub enum Slot {
     Bias(usize),
     /// A plane of a part of a matrix, by their indices in the emitted program.
     Plane { matrix: usize, part: usize, plane: usize },
+    /// The same of all experts of a layer with slots, in the host's memory.
+    HostPlane { matrix: usize, part: usize, plane: usize },
+    /// The same of a layer's experts without a slot, for one layer at a time. `stack` numbers the matmuls of a layer.
+    Staged { stack: usize, part: usize, plane: usize },
+    /// Places of a layer's experts (`place_experts.wgsl`).
+    Pool(usize),
+    /// Experts to copy (`fill_experts.wgsl`).
+    Fills,
     /// Rotations of positions 256 apart, or of those below 256.
     Rotations { rope: usize, is_far: bool },
     /// Words of handoff of even or odd layers.
@@ -153,6 +161,7 @@ impl Slot {
             Self::Logits | Self::RouterLogits => "logits",
             Self::Masks => "masks",
             Self::Edits => "bias and penalties",
+            Self::Staged { .. } => "experts of one layer",
             _ => "intermediate results",
         }
     }

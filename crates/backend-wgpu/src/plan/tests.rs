@@ -32,6 +32,7 @@ fn limits(max_rows: usize, max_sequences: usize) -> Limits {
         states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     }
 }
 

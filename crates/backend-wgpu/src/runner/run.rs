@@ -81,7 +81,8 @@ impl GpuRunner {
         let Flight { plan, slices, sampled, submission, timed, is_apart, .. } = &mut flights[flight];
         let launches = launches(model, plan, first, count);
         if device.target.timed {
-            let kernels: BTreeSet<usize> = launches.iter().map(Planned::timed_as).collect();
+            let timed = launches.iter().filter(|planned| !planned.runs_once());
+            let kernels: BTreeSet<usize> = timed.map(Planned::timed_as).collect();
             kernel_statistics.time(device, &Vec::from_iter(kernels), |pass, kernel| {
                 encode_all(pass, launches.iter().filter(|planned| planned.timed_as() == kernel), PATIENCE);
             })?;

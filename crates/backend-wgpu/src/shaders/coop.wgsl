@@ -7,7 +7,7 @@
 // being loaded. Activations have half precision, in the order of matrices. Each subgroup reads its own rows; adjacent
 // tiles share them in the first-level cache. Sums have single precision: a team adds its inputs in order, and then the
 // sums of teams are added in order.
-//% needs Outs Rows Sums load_block store store_activations w_half
+//% needs Outs Rows Sums load_block place_of_expert store store_activations w_half
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles] see route_tiles.wgsl
 //% end
@@ -82,10 +82,11 @@ fn main(
 //% if EXPERTS
   // A tile of rows has one expert (`route_tiles.wgsl`). A stack has the weights of all experts.
   let expert = tile_experts[wid.x];
-  if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
-  let stack = (expert - FIRST_EXPERT) * OUTPUTS;
+  let expert_at = place_of_expert(expert) - FIRST_EXPERT;
+  if (expert_at >= HELD_EXPERTS) { return; }
+  let stack = expert_at * OUTPUTS;
 //% if BIAS
-  bias_from = stack;
+  bias_from = expert * OUTPUTS;
 //% end
 //% else
   const stack = 0u;

@@ -6,7 +6,7 @@
 // A stage has no branches. The loads of the next stage precede its arithmetic, and a branch would wait for them.
 //
 // With EXPERTS, a tile of rows has one expert (`route_tiles.wgsl`). A stack has the weights of all experts.
-//% needs Acts Block accumulate factor_of load_acts load_block store
+//% needs Acts Block accumulate factor_of load_acts load_block place_of_expert store
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles] expert of each tile
 @group(0) @binding(21) var<storage, read> sources: array<u32>;      // [tiles, TILE_ROWS] row of each place
@@ -64,10 +64,11 @@ fn place_of(row: u32, number: u32) -> u32 {
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
 //% if EXPERTS
   let expert = tile_experts[wid.x];
-  if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
-  let stack = (expert - FIRST_EXPERT) * OUTPUTS;
+  let place = place_of_expert(expert) - FIRST_EXPERT;
+  if (place >= HELD_EXPERTS) { return; }
+  let stack = place * OUTPUTS;
 //% if BIAS
-  bias_from = stack;
+  bias_from = expert * OUTPUTS;
 //% end
   let row = wid.x * TILE_ROWS;
 //% else

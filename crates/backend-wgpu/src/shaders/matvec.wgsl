@@ -8,7 +8,7 @@
 // - OWN_ACTS: activations are floats, which every workgroup quantizes itself.
 // - FINISHES: results stay in the workgroup, and its threads `finish` them.
 // - CHOOSES: every workgroup chooses the experts of its row itself.
-//% needs accumulate add_squares choose factor_of finish load_acts load_block make_acts prefetch store take_acts wait_for_some
+//% needs accumulate add_squares choose factor_of finish load_acts load_block make_acts place_of_expert prefetch store take_acts wait_for_some
 //% if EXPERTS
 //% if CHOOSES
 //% else
@@ -52,14 +52,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% else
   let expert = chosen[wid.x];
 //% end
-  if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
+  let place = place_of_expert(expert) - FIRST_EXPERT;
+  if (place >= HELD_EXPERTS) { return; }
   let row = wid.x / PLACES_OF_ROW;
-  let stack = (expert - FIRST_EXPERT) * OUTPUTS;
+  let stack = place * OUTPUTS;
 //% if FINISHES
   gated_from = wid.x * 32u * ACT_BLOCKS;
 //% else
 //% if BIAS
-  bias_from = stack;
+  bias_from = expert * OUTPUTS;
 //% end
 //% end
 //% else
@@ -158,7 +159,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if FINISHES
   if (tid < TILE) {
 //% if BIAS
-    totals[tid] = fma(total_of(tid), factor_of(row), bias[stack + min(first + tid, OUTPUTS - 1u)]);
+//% if EXPERTS
+    let bias_at = expert * OUTPUTS;
+//% else
+    let bias_at = 0u;
+//% end
+    totals[tid] = fma(total_of(tid), factor_of(row), bias[bias_at + min(first + tid, OUTPUTS - 1u)]);
 //% else
     totals[tid] = total_of(tid) * factor_of(row);
 //% end

@@ -1,7 +1,7 @@
 // Computes a matmul of one row with the matrices of each of its experts, and adds the results with the experts' weights,
 // [OUTPUTS], with the sums of matvec.wgsl and the order of sum_experts.wgsl. A workgroup has TILE outputs, of which a group
 // of 32 threads has OUTS, and `finish` stores them.
-//% provides result_at needs accumulate finish load_acts load_block make_acts prefetch sum_of_experts
+//% provides result_at needs accumulate finish load_acts load_block make_acts place_of_expert prefetch sum_of_experts
 @group(0) @binding(20) var<storage, read> chosen: array<u32>; // [EXPERTS_OF_ROW]
 //% if BIAS
 @group(0) @binding(6) var<storage, read> bias: array<f32>;    // [experts, OUTPUTS]
@@ -25,7 +25,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let output = first + group * OUTS;
   // The weights of a lane's first block are loaded before activations are ready.
 //% for e in 0..EXPERTS_OF_ROW
-  let stack_${e} = chosen[${e}u] * OUTPUTS;
+  let stack_${e} = place_of_expert(chosen[${e}u]) * OUTPUTS;
 //% for o in 0..OUTS
   let from_${e}_${o} = stack_${e} + min(output + ${o}u, OUTPUTS - 1u);
   let early_${e}_${o} = load_block(from_${e}_${o}, min(lane, BLOCKS - 1u));

@@ -21,10 +21,10 @@ pub use pages::{KvRounding, RoundFn, round_f16, round_q4, round_q8};
 use recurrent::States;
 
 use crate::{
-    Adaptable, AdapterId, AdapterUse, Backend, Capacity, DeviceLayout, KernelCount, KvDtype, Limits, Linear,
-    LoadError, LowRank, Matrix, MatrixId, Norm, Output, OutputKind, OutputValue, PacedRunner, PageContent,
-    PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, VectorId,
-    WeightFormat, Weights, sampling::Scratch,
+    Adaptable, AdapterId, AdapterUse, Backend, Capacity, DeviceLayout, ExpertCount, KernelCount, KvDtype,
+    Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, Output, OutputKind, OutputValue, PacedRunner,
+    PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket,
+    VectorId, WeightFormat, Weights, sampling::Scratch,
 };
 
 /// Version of the bits that the reference computes. It is a part of [`PageFormat::name`], and changes with them.
@@ -48,6 +48,7 @@ impl Backend for Reference {
         Capacity {
             description: "naive reference, one thread, f64 sums".to_owned(),
             bytes_free: u64::MAX,
+            host_free: u64::MAX,
             features: Vec::new(),
         }
     }
@@ -309,6 +310,10 @@ impl Runner for ReferenceRunner {
 
     fn unload_adapter(&mut self, id: AdapterId) {
         self.adapters.remove(&id);
+    }
+
+    fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError> {
+        Ok(Vec::new())
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {

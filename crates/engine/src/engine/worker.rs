@@ -145,6 +145,7 @@ impl Worker {
             Command::ClearCache => self.scheduler.clear_cache(),
             Command::OpenDisk(weights) => self.open_disk(weights.as_deref()),
             // The caller may have gone.
+            Command::ExpertCounts(reply) => drop(reply.send(self.runner.expert_counts())),
             Command::KernelCounts(reply) => drop(reply.send(self.runner.kernel_counts())),
             Command::Snapshot { kernels, reply } => {
                 let kernels = kernels.then(|| self.runner.kernel_counts());

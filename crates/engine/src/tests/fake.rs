@@ -13,10 +13,10 @@ use std::{
 };
 
 use paguro_backend::{
-    AdapterId, Backend, Capacity, Convolution, DeviceLayout, Embed, Exit, FeedForward, Head, Input,
-    KernelCount, KvDtype, KvGroup, KvLayout, Layer, Limits, Linear, LoadError, LowRank, Matrix, MatrixId,
-    Mixer, Norm, NormKind, OutputKind, OutputValue, PacedRunner, PageContent, PageFormat, PageId, PageMove,
-    Program, Residual, Runner, STATE_CHUNK, SampleRequest, Sampled, Score, ShortConv, StateLayout,
+    AdapterId, Backend, Capacity, Convolution, DeviceLayout, Embed, Exit, ExpertCount, FeedForward, Head,
+    Input, KernelCount, KvDtype, KvGroup, KvLayout, Layer, Limits, Linear, LoadError, LowRank, Matrix,
+    MatrixId, Mixer, Norm, NormKind, OutputKind, OutputValue, PacedRunner, PageContent, PageFormat, PageId,
+    PageMove, Program, Residual, Runner, STATE_CHUNK, SampleRequest, Sampled, Score, ShortConv, StateLayout,
     StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId, WeightFormat, Weights,
 };
 
@@ -185,7 +185,7 @@ impl Backend for FakeBackend {
     }
 
     fn capacity(&self) -> Capacity {
-        Capacity { description: "fake".into(), bytes_free: 1 << 20, features: Vec::new() }
+        Capacity { description: "fake".into(), bytes_free: 1 << 20, host_free: 0, features: Vec::new() }
     }
 
     fn page_bytes(&self, _: &Program, block_size: usize, _: KvDtype) -> usize {
@@ -532,6 +532,10 @@ impl Runner for FakeRunner {
 
     fn unload_adapter(&mut self, id: AdapterId) {
         self.adapters.remove(&id);
+    }
+
+    fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError> {
+        Ok(Vec::new())
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {

@@ -308,6 +308,7 @@ fn rows(parts: &ModelParts, prompt: &[u32], kind: OutputKind<'_>) -> Vec<OutputV
         max_context: 64,
         states: 1,
         attention: AttentionMode::Paged,
+        expert_slots: None,
         kv_dtype: paguro_backend::KvDtype::F16,
     };
     let mut runner = BACKEND.load(&parts.program, parts.weights.clone(), limits).unwrap();

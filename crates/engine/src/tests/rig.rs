@@ -160,6 +160,7 @@ impl Rig {
             states: if setup.states { States::slots_for(setup.sequences) } else { 0 },
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
+            expert_slots: None,
         };
         let mut pages = Pages::new(limits.pages, setup.order);
         if has_cache {

@@ -447,9 +447,20 @@ impl Models {
         };
         let loaded = blocking(work).await?;
         let seconds = started.elapsed().as_secs_f64();
-        let MemoryPlan { weights, kv, states, buffers } = loaded.memory;
+        let MemoryPlan { weights, host, kv, states, buffers } = loaded.memory;
         let (context, device) = (loaded.engine.handle().max_context(), &loaded.device);
-        tracing::info!(model = entry.name, seconds, device, context, weights, kv, states, buffers, "loaded");
+        tracing::info!(
+            model = entry.name,
+            seconds,
+            device,
+            context,
+            weights,
+            host,
+            kv,
+            states,
+            buffers,
+            "loaded"
+        );
         if loaded.memory.total() > plan.with(grant.kv) {
             let planned = plan.with(grant.kv);
             tracing::warn!(model = entry.name, planned, "the model takes more memory than was planned");

@@ -7,16 +7,19 @@ use crate::{
     layout::BLOCK,
     lower::{
         kernels::Shares,
-        node::{Activate, Acts, AddBranch, AddExperts, Epilogue, ExpertMatmul, Input, Kernel, Places, Span},
+        node::{
+            Activate, Acts, AddBranch, AddExperts, Epilogue, ExpertMatmul, Input, Kernel, Places, Pool, Span,
+        },
         slot::Slot,
     },
-    matrix::Order,
+    matrix::{Order, part_ranges},
 };
 
 impl Builder<'_> {
     /// Adds a mixture of experts, from the norm to the residual stream.
-    pub(super) fn experts(&mut self, op: &Experts, scale: f32) -> Result<(), LoadError> {
+    pub(super) fn experts(&mut self, layer: usize, op: &Experts, scale: f32) -> Result<(), LoadError> {
         let facts = self.facts;
+        let pool = facts.pool(layer, op, self.class);
         let (hidden, used) = (facts.program.hidden, op.router.used);
         let tiles = Shares::of(&facts.target, op, facts.limits).tiles(self.class);
         // Rows of activations and results of experts.
@@ -33,12 +36,12 @@ impl Builder<'_> {
         }
         if op.router.norm.is_some() {
             self.norm(op.router.norm);
-            self.route(op, most_tiles, places);
+            self.route(op, pool, most_tiles, places);
         }
         self.norm(op.norm);
         self.shared_expert(op);
         if op.router.norm.is_none() {
-            self.route(op, most_tiles, places);
+            self.route(op, pool, most_tiles, places);
         }
         // Elements of a row that experts read.
         let width = op.latent.map_or(hidden, |latent| latent.width);
@@ -59,6 +62,8 @@ impl Builder<'_> {
             chooses: None,
             sums: None,
             tiles,
+            pool,
+            stack: 0,
             out,
             epilogue: Epilogue::STORE,
         };
@@ -66,7 +71,7 @@ impl Builder<'_> {
         let layout = |linear: &paguro_backend::Linear| facts.layout(linear.matrix);
         self.sizes.need(Slot::Scratch(0), 2 * places * op.width);
         self.sizes.need(Slot::Scratch(1), places * op.width);
-        let (matmuls, gate, up) = match &op.gate {
+        let (mut matmuls, gate, up) = match &op.gate {
             None => {
                 let up = scratch(0, op.width);
                 (vec![matmul(vec![op.up], acts, true, up)], None, up)
@@ -81,6 +86,13 @@ impl Builder<'_> {
                 (vec![matmul(vec![*gate], acts, true, a), matmul(vec![op.up], acts, true, b)], Some(a), b)
             }
         };
+        matmuls.iter_mut().enumerate().for_each(|(stack, matmul)| matmul.stack = stack);
+        let mut down =
+            matmul(vec![op.down], Acts::Plain, false, Span { slot: Slot::Results, stride: width, first: 0 });
+        down.stack = matmuls.len();
+        if pool.is_some() {
+            matmuls.iter().chain([&down]).for_each(|matmul| self.stage(matmul));
+        }
         if let (Some(tiles), Some(_)) = (tiles, facts.target.cooperative) {
             self.sizes.need(Slot::Halves, (places * width.div_ceil(BLOCK) + BLOCK) * 16);
             // Activations between up and down are made in the order of places.
@@ -101,8 +113,7 @@ impl Builder<'_> {
             places: tiles.map_or(Places::Pairs { used: used as u32 }, Places::Tiles),
         });
         self.sizes.need(Slot::Results, places * width);
-        let results = Span { slot: Slot::Results, stride: width, first: 0 };
-        self.push(Kernel::ExpertMatmul(matmul(vec![op.down], Acts::Plain, false, results)));
+        self.push(Kernel::ExpertMatmul(down));
         self.sum(op, width, tiles.is_some());
         self.add(Add { post_norm: op.post_norm, scale, waits: false });
         Ok(())
@@ -121,7 +132,7 @@ impl Builder<'_> {
     }
 
     /// Adds the router: its logits, the choice, and with tiles the order of rows by expert.
-    fn route(&mut self, op: &Experts, most_tiles: usize, places: usize) {
+    fn route(&mut self, op: &Experts, pool: Option<Pool>, most_tiles: usize, places: usize) {
         let used = op.router.used;
         self.matmul(&op.router.linear, op.count, Acts::Normed, Slot::RouterLogits);
         if let Some(crate::lower::node::Node { kernel: Kernel::Matmul(matmul), .. }) = self.nodes.last_mut() {
@@ -129,13 +140,36 @@ impl Builder<'_> {
         }
         self.need(Slot::Chosen, used);
         self.need(Slot::Weights, used);
-        self.push(Kernel::Route(Box::new(op.clone())));
+        let chooses = pool.filter(|_| self.class.is_one()).map(|_| Box::new(op.clone()));
+        if chooses.is_none() {
+            self.push(Kernel::Route(Box::new(op.clone())));
+        }
+        if let Some(pool) = pool {
+            self.sizes.need(Slot::Fills, 1 + 2 * pool.count);
+            self.push(Kernel::PlaceExperts { pool, chooses });
+        }
         let tiles = Shares::of(&self.facts.target, op, self.facts.limits).tiles(self.class);
         if let Some(tiles) = tiles {
             self.need(Slot::Places, used);
             self.sizes.need(Slot::Sources, places);
             self.sizes.need(Slot::TileExperts, most_tiles);
             self.push(Kernel::RouteTiles(tiles));
+        }
+    }
+
+    /// Enters the sizes of the staging area for a matmul's experts. Without weights, they are a part of the weights' sizes.
+    fn stage(&mut self, matmul: &ExpertMatmul) {
+        let (facts, stack) = (self.facts, matmul.stack);
+        let Some(pool) = matmul.pool.filter(|_| facts.weights.is_some()) else { return };
+        let words =
+            facts.layout(matmul.linears[0].matrix).row_words(facts.cols(&matmul.linears[0]).div_ceil(BLOCK));
+        let counts: Vec<usize> = matmul.linears.iter().map(|linear| facts.rows(linear)).collect();
+        let limit = facts.target.binding_limit;
+        let parts = part_ranges(limit, words, &counts, matmul.order, pool.slots..pool.count);
+        for (part, rows) in parts.iter().enumerate() {
+            for (plane, words) in words.iter().enumerate().filter(|(_, words)| **words > 0) {
+                self.sizes.need(Slot::Staged { stack, part, plane }, rows.len() * words);
+            }
         }
     }
 

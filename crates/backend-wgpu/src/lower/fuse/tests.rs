@@ -20,6 +20,7 @@ const LIMITS: Limits = Limits {
     states: 0,
     kv_dtype: KvDtype::F16,
     attention: AttentionMode::Paged,
+    expert_slots: None,
 };
 
 /// A GPU without cooperative matrices or handoff.
@@ -37,6 +38,7 @@ fn target() -> Target {
         workgroups: 65_535,
         binding_limit: 1 << 30,
         processors: 8,
+        has_host_memory: true,
         handoff: false,
         timed: false,
     }

@@ -27,6 +27,7 @@ pub fn logits_with(model: &Model, tokens: &[u32], pairs: &[LowRank]) -> Vec<Vec<
         states: 1,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     let mut runner = Reference::default().load(program, model.weights.clone(), limits).unwrap();
     let adapter = AdapterId(1);
