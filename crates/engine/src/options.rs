@@ -343,12 +343,13 @@ impl EnginePlan {
         limits: &Limits,
         layout: &BlockLayout,
     ) {
-        let MemoryPlan { weights, kv, states, buffers } = draft.plan(backend, limits, layout);
+        let MemoryPlan { weights, kv, states, buffers, host } = draft.plan(backend, limits, layout);
         let memory = &mut self.memory;
         memory.weights = memory.weights.saturating_add(weights);
         memory.kv = memory.kv.saturating_add(kv);
         memory.states = memory.states.saturating_add(states);
         memory.buffers = memory.buffers.saturating_add(buffers);
+        memory.host = memory.host.saturating_add(host);
         self.page_bytes += draft.bytes_per_page(backend, limits, layout.groups());
     }
 }
