@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use paguro_backend::{AdapterId, ExpertCount, KernelCount, LoadError, LowRank};
+use paguro_backend::{AdapterId, ExpertCount, KernelCount, LoadError, LowRank, StepError};
 use paguro_kv_store::Space;
 use paguro_model::tokenizer::Tokenizer;
 use tokio::sync::{
