@@ -292,6 +292,7 @@ impl Listed {
             "device": self.name,
             "description": capacity.map_or_else(Clone::clone, |capacity| capacity.description.clone()),
             "bytes_free": capacity.map_or(0, |capacity| capacity.bytes_free),
+            "host_free": capacity.map_or(0, |capacity| capacity.host_free),
             "features": capacity.map_or(&[][..], |capacity| &capacity.features),
             "numerics": self.numerics,
         });
@@ -306,10 +307,14 @@ impl Listed {
         let name = terminal.bold(&self.name);
         match &self.capacity {
             _ if as_json => out.json(&self.json()),
-            Ok(Capacity { description, bytes_free, features }) => {
+            Ok(Capacity { description, bytes_free, host_free, features }) => {
                 out.line(format_args!("{name}  {description}"))?;
                 let (free, words) = (units::bytes(*bytes_free), self.features);
                 out.line(format_args!("     {free} free, {words} {}", features.join(", ")))?;
+                if *host_free > 0 {
+                    let host = units::bytes(*host_free);
+                    out.line(format_args!("     {host} of the host's memory for experts"))?;
+                }
                 out.line(format_args!("     numerics {}", self.numerics))?;
                 match &self.not_automatic {
                     Some(reason) => out.line(format_args!("     not chosen by --device auto: {reason}")),

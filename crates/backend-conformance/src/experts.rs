@@ -143,8 +143,8 @@ pub(super) fn slots(subject: &Subject) -> Verdict {
             ..with(ExpertsShape { count: 9, used: 4, ..plain })
         },
     ];
-    let mut shapes = subject.draw.some("shapes of experts in slots", &shapes, 3);
-    for format in drawn(subject, "formats of experts in slots", &WeightFormat::ALL, 2) {
+    let mut shapes = subject.draw.some("shapes of experts in slots", &shapes, 2);
+    for format in drawn(subject, "formats of experts in slots", &WeightFormat::ALL, 1) {
         let shape = of_format(format);
         let experts = shape.experts.map(|experts| ExpertsShape { stable: false, used: 3, ..experts });
         shapes.push(ModelShape { experts, ..shape });

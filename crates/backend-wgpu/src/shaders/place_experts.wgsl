@@ -20,8 +20,8 @@ const USES = EXPERTS_AT + COUNT;
 
 var<workgroup> chosen_bits: array<atomic<u32>, WORDS>; // a bit of each expert
 var<workgroup> missing_bits: array<atomic<u32>, WORDS>;
-var<workgroup> uses: array<u32, SLOTS>;
-var<workgroup> victims: array<u32, SLOTS>;           // slots, the one with the oldest use first
+var<workgroup> uses: array<u32, COUNT>;               // of SLOTS slots
+var<workgroup> victims: array<u32, COUNT>;            // slots, the one with the oldest use first
 
 // Returns the number of missing experts before this one.
 fn missing_before(expert: u32) -> u32 {
