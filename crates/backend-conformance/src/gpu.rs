@@ -34,7 +34,6 @@ pub fn gpu_subject(
             "towers",
             "begin with rows",
             "end with rows",
-            "adapters",
             "bounds of matrices",
         ],
         kernel_formats: match kv_dtype {

@@ -16,6 +16,7 @@ mod heads;
 mod hidden;
 mod kernel_statistics;
 pub mod layout;
+mod low_rank;
 mod lower;
 mod matrix;
 mod pace;
@@ -238,7 +239,7 @@ impl Gpu {
         let target = self.device.now();
         let kv = KvLayout::of(program, &target.name)?;
         let facts = Facts::new(target, program, &kv, Some(weights), limits)?;
-        emit::emit(&self.device, &facts, weights).map(|_| ())
+        emit::emit(&self.device, &facts, weights, None).map(|_| ())
     }
 
     /// Name and source of every kernel that was compiled for the models loaded so far.

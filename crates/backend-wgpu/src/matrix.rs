@@ -12,6 +12,7 @@ const CHUNK_WORDS: usize = 16 << 20;
 
 /// One or more matrices of one layout, joined: the planes of its parts, as many as bindings require. A plane is quants, high bits
 /// or scales; of one that the layout does not have, nothing.
+#[derive(Clone)]
 pub struct DeviceMatrix(pub Vec<[Option<wgpu::Buffer>; 3]>);
 
 /// Order in which the rows of several matrices are joined.

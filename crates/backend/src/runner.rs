@@ -285,17 +285,6 @@ impl PageMove {
     }
 }
 
-impl LoadError {
-    /// Returns the refusal of adapters by a device that has no kernels for them.
-    pub fn no_adapters(device: &str) -> Self {
-        Self::Unsupported {
-            device: device.to_owned(),
-            what: "adapters (LoRA)".to_owned(),
-            supported: "--device cpu does".to_owned(),
-        }
-    }
-}
-
 /// Reason for which a program cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {

@@ -64,6 +64,7 @@ pub struct Joined {
 }
 
 /// Biases of some rows of joined matrices.
+#[derive(Clone)]
 pub struct Biases {
     vectors: Vec<Option<VectorId>>,
     order: Order,
@@ -141,6 +142,7 @@ impl<'a> Coder<'a> {
             }
             Kernel::AddGiven(part) => vec![self.add_given(*part)],
             Kernel::Matmul(op) => self.matmul(op, node, class),
+            Kernel::Shrink(op) => vec![self.shrink(op, node, class)],
             Kernel::ExpertMatmul(op) => self.expert_matmul(op, node.emits),
             Kernel::LayerEmbeds(op) => vec![self.layer_embeds(op)],
             Kernel::Norm(op) => vec![self.norm(op, node.emits)],

@@ -382,6 +382,6 @@ impl Matmul {
     /// Creates a matmul that stores its results.
     pub fn new(linears: Vec<Linear>, acts: Acts, out: Span) -> Self {
         let (order, input, epilogue) = (Order::Joined, MatmulInput::Ready, Epilogue::STORE);
-        Self { linears, order, acts, input, in_order: false, few: 0, out, epilogue }
+        Self { linears, order, acts, input, in_order: false, few: 0, site: None, out, epilogue }
     }
 }

@@ -388,7 +388,8 @@ fn end(facts: &Facts<'_>, list: &mut List) {
         *last = Node::new(Kernel::Norm(norm));
     }
     let (Some(norm), Some(head)) = (norm.norm, matmul(logits)) else { return };
-    if can_emit(facts, list.class, last, &norm) && facts.is_whole(&head.linears) {
+    let is_adapted = facts.site(&head.linears, head.order).is_some();
+    if can_emit(facts, list.class, last, &norm) && facts.is_whole(&head.linears) && !is_adapted {
         list.direct = Some(applies(logits, norm.eps));
         *last = emits(last, norm);
     }

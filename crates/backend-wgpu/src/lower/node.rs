@@ -87,6 +87,8 @@ pub enum Kernel {
     AddBranch(AddBranch),
     /// A matmul of activations.
     Matmul(Matmul),
+    /// The products of the next matmul's activations with A of adapters.
+    Shrink(Matmul),
     /// A matmul of each row with the matrices of its experts.
     ExpertMatmul(ExpertMatmul),
     /// Norms of heads, rotation, queries, and K and V into pages.
@@ -180,6 +182,8 @@ pub struct Matmul {
     pub in_order: bool,
     /// Maximum rows without cooperative matrices, if it is more than that of the layout.
     pub few: u32,
+    /// Index of its [site](super::Site), if adapters change it.
+    pub site: Option<usize>,
     /// The results.
     pub out: Span,
     /// Operation on the results.
@@ -379,8 +383,8 @@ pub enum Sync {
 /// Place of a node in a layer of handoff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// Matmul of queries, keys and values; true for the layer's first one.
-    Queries(bool),
+    /// Matmul of queries, keys and values, by its number in the layer.
+    Queries(usize),
     /// Attention.
     Attend,
     /// The merge.
@@ -404,7 +408,7 @@ impl Node {
     /// Returns the activations that it reads, and the matrix that it multiplies.
     pub fn reads_acts(&self) -> Option<(Acts, Option<&Linear>)> {
         match &self.kernel {
-            Kernel::Matmul(op) => Some((op.acts, op.linears.first())),
+            Kernel::Matmul(op) | Kernel::Shrink(op) => Some((op.acts, op.linears.first())),
             Kernel::ExpertMatmul(op) => Some((op.acts, op.linears.first())),
             Kernel::GatherHalves { acts, .. } => Some((*acts, None)),
             _ => None,

@@ -7,7 +7,6 @@ use paguro_backend::{OutputKind, OutputValue, Sampled, Step, StepError, sampling
 use super::{GpuRunner, flight_index};
 use crate::{
     flight::{Encoding, Flight, Slice},
-    lower::LOGIT_ROWS,
     pace::Pass,
     planned::{PATIENCE, Planned, encode_all, launches},
     sampler::Sampler,
@@ -46,6 +45,7 @@ impl GpuRunner {
             let at = self.carried.iter().position(|&output| output == carried.output);
             plan.carry(carried.row, at.unwrap_or_default());
         }
+        self.plan_adapters(step)?;
         self.prepare_table_rows(step, is_whole)?;
         self.run(step, place)
     }
@@ -53,19 +53,9 @@ impl GpuRunner {
     /// Runs the planned step, in slices of its output rows.
     fn run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
         let plan = &self.flights[self.flight_index()].plan;
-        plan.upload(&self.device, &self.model);
-        let (outputs, logits) = (plan.outputs.rows.len(), plan.outputs.logit_rows);
-        let mut first = 0;
-        loop {
-            // Rows with and without logits do not share a slice.
-            let end = if first < logits { logits } else { outputs };
-            let count = (end - first).min(LOGIT_ROWS);
-            self.run_slice(step, place, first, count)?;
-            first += count;
-            if first >= outputs {
-                return Ok(());
-            }
-        }
+        plan.upload(&self.device, self.adapted.of(plan, &self.model));
+        let slices = plan.slices();
+        slices.into_iter().try_for_each(|(first, count)| self.run_slice(step, place, first, count))
     }
 
     /// Runs a slice of the output rows, and the whole pass before the first one.
@@ -77,8 +67,10 @@ impl GpuRunner {
         count: usize,
     ) -> Result<(), StepError> {
         let flight = self.flight_index();
-        let Self { device, model, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
+        let Self { device, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
         let Flight { plan, slices, sampled, submission, timed, is_apart, .. } = &mut flights[flight];
+        let model = self.adapted.of(plan, &self.model);
+        plan.upload_adapted(device, model, true, first);
         let launches = launches(model, plan, first, count);
         if device.target.timed {
             let kernels: BTreeSet<usize> = launches.iter().map(Planned::timed_as).collect();
