@@ -14,7 +14,7 @@ mod rows;
 mod vectors;
 
 pub use self::{
-    bind::{Bound, buffer_bytes, emit},
+    bind::{buffer_bytes, emit, host_row_words},
     launch::{Grid, Kernel, Launch, LayerState, Model, StateBuffer},
 };
 

@@ -126,7 +126,10 @@ impl SiteMatrices {
     /// Allocates buffers of `capacity` units, with the content of those that exist.
     fn grow(&mut self, device: &Device, capacity: usize) -> Result<(), LoadError> {
         let [a, b] = self.strides();
-        let new = [device.buffer(capacity * a / 4, "A of adapters")?, device.buffer(capacity / QUAD * b / 4, "B of adapters")?];
+        let new = [
+            device.buffer(capacity * a / 4, "A of adapters")?,
+            device.buffer(capacity / QUAD * b / 4, "B of adapters")?,
+        ];
         if let Some(old) = &self.buffers {
             let mut encoder = device.encoder();
             for (old, new) in old.iter().zip(&new) {
@@ -302,7 +305,8 @@ impl Adapters {
     pub fn table(&self, step: &Step<'_>, sequences: impl Iterator<Item = usize>, item_rows: usize) -> Table {
         let mut runs: Vec<(usize, Range<usize>)> = Vec::new();
         for (row, sequence) in sequences.enumerate() {
-            let uses = |of: usize| step.adapters_of(of).iter().map(|used| (used.adapter, used.scale.to_bits()));
+            let uses =
+                |of: usize| step.adapters_of(of).iter().map(|used| (used.adapter, used.scale.to_bits()));
             match runs.last_mut() {
                 Some((last, rows)) if *last == sequence || uses(*last).eq(uses(sequence)) => rows.end += 1,
                 _ => runs.push((sequence, row..row + 1)),
@@ -359,7 +363,9 @@ fn floats(side: &Matrix) -> Result<Vec<f32>, LoadError> {
     let bytes = side.read()?;
     side.check_finite(&bytes, 0)?;
     let mut floats = vec![0.0; side.rows * side.cols];
-    for (row, out) in bytes.chunks_exact(side.format.row_bytes(side.cols)).zip(floats.chunks_exact_mut(side.cols)) {
+    for (row, out) in
+        bytes.chunks_exact(side.format.row_bytes(side.cols)).zip(floats.chunks_exact_mut(side.cols))
+    {
         side.format.dequantize(row, out);
     }
     Ok(floats)

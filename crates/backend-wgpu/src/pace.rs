@@ -5,7 +5,9 @@
 
 use std::{ops::Range, time::Duration};
 
-use paguro_backend::{AdapterUse, Carried, Coordinates, GivenRows, Output, PageId, StateUse, Step, StepSequence};
+use paguro_backend::{
+    AdapterUse, Carried, Coordinates, GivenRows, Output, PageId, StateUse, Step, StepSequence,
+};
 
 /// Row counts are learned by powers of two.
 const CLASSES: usize = 24;
@@ -191,7 +193,8 @@ impl<'a> Pass<'a> {
 
     /// The pass as a step.
     pub fn step(&self) -> Step<'_> {
-        let Self { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs, .. } = self;
+        let Self { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs, .. } =
+            self;
         Step { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs }
     }
 }

@@ -304,13 +304,12 @@ impl Plan {
         !self.given.is_empty()
     }
 
-    /// Returns the first row and the rows of each slice of the rows with outputs. Rows with and without logits do not share a slice.
+    /// Returns the first row and the rows of each slice of the rows with outputs. Those without logits are one slice.
     pub fn slices(&self) -> Vec<(usize, usize)> {
         let (outputs, logits) = (self.outputs.rows.len(), self.outputs.logit_rows);
         let (mut slices, mut first) = (Vec::new(), 0);
         loop {
-            let end = if first < logits { logits } else { outputs };
-            let count = (end - first).min(LOGIT_ROWS);
+            let count = if first < logits { (logits - first).min(LOGIT_ROWS) } else { outputs - first };
             slices.push((first, count));
             first += count;
             if first >= outputs {

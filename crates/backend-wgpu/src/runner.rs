@@ -20,7 +20,7 @@ use crate::{
     GpuOptions,
     canary::Canaries,
     device::Device,
-    emit::{LayerState, Model, StateBuffer, emit},
+    emit::{LayerState, Model, StateBuffer, emit, host_row_words},
     flight::Flight,
     heads::KvLayout,
     kernel_statistics::KernelStatistics,
@@ -119,7 +119,6 @@ impl GpuRunner {
         if options.poison {
             poison(&device, &model);
         }
-        let rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
         let flight = || Flight::new(Plan::new(&kv, &limits, &model.tilings, Tables::of(program)));
         let flights = [flight(), flight()];
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
@@ -133,7 +132,7 @@ impl GpuRunner {
                 1 + limits.max_outputs.max(1),
                 most_submissions(&model, &limits),
             )?,
-            rows: device.host_buffer(rows * (program.vocab + program.hidden) + 1, "rows for the host")?,
+            rows: device.host_buffer(host_row_words(program, &limits) + 1, "rows for the host")?,
             copied: device.buffer(page_words, "a page")?,
             page_words,
             contents: vec![Content::Nothing; if page_kernels.is_some() { limits.pages } else { 0 }],

@@ -1,6 +1,8 @@
 //! Kernels of attention: rotation and storage, tiles, merges.
 
-use paguro_backend::{KvDtype, KvSlot, Latent, LatentShape, PositionScale, QkNorm, QkNormKind, RopeStyle};
+use paguro_backend::{
+    DistanceBias, KvDtype, KvSlot, Latent, LatentShape, PositionScale, QkNorm, QkNormKind, RopeStyle,
+};
 
 use super::{
     code::{Code, Coded, Coder, Part, for_few, written_acts},
@@ -200,7 +202,12 @@ impl Coder<'_> {
             ("partial_tops", Slot::PartialTops),
         ];
         slots.extend(written_acts(Acts::Plain));
-        let shared = Part::new(&[], constants, slots);
+        let mut shared = Part::new(&[], constants, slots);
+        if let Some(DistanceBias { table, reach }) = op.distance_bias {
+            let constants = vec![("BIASED", U(1)), ("REACH", U(reach as u32))];
+            let biases = Part::new(wgsl!("distances"), constants, vec![("biases", Slot::Vector(table))]);
+            shared = shared.with(biases);
+        }
         let base = if op.is_gathered { "attend_gathered" } else { "attend" };
         let (name, part, workgroups) = match (op.tile, tiling.wide, target.cooperative) {
             (Tile::WideRow | Tile::WideRows, Some(wide), Some(side)) => {

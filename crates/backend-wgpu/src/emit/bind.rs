@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use paguro_backend::{Limits, LoadError, Mixer, Rope, Weights};
+use paguro_backend::{Limits, LoadError, Mixer, Program, Rope, Weights};
 
 use super::{
     code::{Biases, Code, Coded, Coder, Joined, Part, Slots},
@@ -43,8 +43,15 @@ pub fn buffer_bytes(facts: &Facts<'_>) -> u64 {
         false => 0,
     };
     // Rows of logits and of the residual stream on their way to the host.
-    let rows = limits.max_outputs.clamp(1, LOGIT_ROWS) * (program.vocab + program.hidden);
+    let rows = host_row_words(program, limits);
     sizes.bytes() + 4 * (rotations + page_kernels + rows) as u64
+}
+
+/// Returns the words of the largest slice of outputs for the host: logits, or rows of the residual stream, or both.
+pub fn host_row_words(program: &Program, limits: &Limits) -> usize {
+    let outputs = limits.max_outputs.max(1);
+    let logits = outputs.min(LOGIT_ROWS) * (program.vocab + program.hidden);
+    logits.max(outputs * program.hidden)
 }
 
 /// Returns the index of a mixer's rotation.
@@ -301,7 +308,8 @@ impl<'a> Binder<'a> {
         let bound = &mut self.bound;
         (bound.joined, bound.biases) =
             (std::mem::take(&mut coder.matrices), std::mem::take(&mut coder.biases));
-        let adapted = [false, true].map(|of_outputs| bound.buffers.get(&Slot::Adapted { of_outputs }).cloned());
+        let adapted =
+            [false, true].map(|of_outputs| bound.buffers.get(&Slot::Adapted { of_outputs }).cloned());
         Ok(Model {
             body,
             head_norm,

@@ -137,8 +137,8 @@ impl<'a> Coder<'a> {
     /// Returns the launches of a node in steps of a class of rows.
     pub fn code(&mut self, node: &Node, class: RowClass) -> Vec<Coded> {
         match &node.kernel {
-            Kernel::Embed { table, scale, is_of_positions, parts } => {
-                self.embed(*table, *scale, *is_of_positions, *parts)
+            Kernel::Embed { table, scale, is_of_positions, types, parts } => {
+                self.embed(*table, *scale, (*is_of_positions, *types), *parts)
             }
             Kernel::AddGiven(part) => vec![self.add_given(*part)],
             Kernel::Matmul(op) => self.matmul(op, node, class),

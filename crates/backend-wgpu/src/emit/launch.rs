@@ -165,7 +165,7 @@ pub struct Io {
     pub step: wgpu::Buffer,
     /// `[LOGIT_ROWS, vocab]`
     pub logits: wgpu::Buffer,
-    /// `[LOGIT_ROWS, hidden]`
+    /// `[outputs, hidden]`
     pub normed: wgpu::Buffer,
     /// See `sample.wgsl`.
     pub samples: wgpu::Buffer,

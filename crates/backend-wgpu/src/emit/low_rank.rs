@@ -36,7 +36,10 @@ impl Coder<'_> {
             let threads = kernel.threads(target);
             let (files, mut constants) =
                 vectors::kernel(kernel, target, Layout::F32, blocks, self.halves_at(layout));
-            let acts = if layout.is_quantized() { wgsl!("quantize", "acts_int") } else { wgsl!("acts_float") };
+            let acts: &[&'static str] = match layout.is_quantized() {
+                true => wgsl!("quantize", "acts_int"),
+                false => wgsl!("acts_float"),
+            };
             let files = [wgsl!("args", "quads", "f32", "factor", "shrink"), acts, files].concat();
             constants.extend([
                 ("SHRINKS", U(1)),
@@ -59,7 +62,7 @@ impl Coder<'_> {
                 threads,
                 self.facts.program.hidden,
             ));
-            let mut hazards = &Hazards::DECLARED;
+            let mut hazards: &'static Hazards = &Hazards::DECLARED;
             if let Sync::Words(layer, link) = node.sync {
                 hazards = &handoff::MATMUL;
                 let early = blocks.div_ceil(kernels::LOW_RANK_LANES as usize).min(MOST_EARLY);
@@ -104,7 +107,7 @@ impl Coder<'_> {
         let mut slots = self.adapted(op);
         slots.push(("b", Slot::B(self.site(op))));
         let is_quantized = self.facts.is_quantized(&op.linears[0]);
-        let files = if is_quantized { wgsl!("quads", "change") } else { wgsl!("change") };
+        let files: &[&'static str] = if is_quantized { wgsl!("quads", "change") } else { wgsl!("change") };
         Part::new(files, constants, slots)
     }
 
@@ -115,11 +118,7 @@ impl Coder<'_> {
     /// Returns the tables of adapters, and low-rank products.
     fn adapted(&self, op: &Matmul) -> super::code::Slots {
         let of_outputs = is_of_outputs(op);
-        vec![
-            ("adapted", Slot::Adapted { of_outputs }),
-            ("low", Slot::Low),
-            ("low_halves", Slot::LowHalves),
-        ]
+        vec![("adapted", Slot::Adapted { of_outputs }), ("low", Slot::Low), ("low_halves", Slot::LowHalves)]
     }
 }
 

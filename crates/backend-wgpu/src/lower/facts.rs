@@ -57,7 +57,7 @@ impl<'a> Facts<'a> {
         weights: Option<&'a Weights>,
         limits: &'a Limits,
     ) -> Result<Self, LoadError> {
-        let few = attention_tiles::few(&target, kv, limits);
+        let few = attention_tiles::few(&target, program, kv, limits);
         let mut facts = Self { target, program, kv, weights, limits, tilings: vec![], few, adapted: None };
         facts.check_supported()?;
         facts.tilings = kv.groups.iter().map(|group| attention_tiles::tiling(&facts, group)).collect();

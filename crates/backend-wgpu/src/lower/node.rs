@@ -1,8 +1,8 @@
 //! Nodes: the launches of a step, as data. A node names what it computes and the slots that it reads and writes.
 
 use paguro_backend::{
-    Activation, DeltaRule, DeltaShape, Experts, KvSlot, Latent, LayerEmbeds, Linear, MatrixId, Norm,
-    PositionScale, QkNorm, ShortConv, Ssd, VectorId,
+    Activation, DeltaRule, DeltaShape, DistanceBias, Experts, KvSlot, Latent, LayerEmbeds, Linear, MatrixId,
+    Norm, PositionScale, QkNorm, ShortConv, Ssd, VectorId,
 };
 
 use super::{kernels::ExpertTiles, slot::Slot};
@@ -75,8 +75,9 @@ pub struct Span {
 /// The operation of a node. `lower.rs` lists their kernels.
 #[derive(Clone, Debug)]
 pub enum Kernel {
-    /// Rows of a table of embeddings, or of one of positions, which are added. Rows that a step gives have this many parts.
-    Embed { table: MatrixId, scale: f32, is_of_positions: bool, parts: usize },
+    /// Rows of a table of embeddings, with those of token types, or of one of positions, which are added. Rows that a step gives
+    /// have this many parts.
+    Embed { table: MatrixId, scale: f32, is_of_positions: bool, types: Option<VectorId>, parts: usize },
     /// Addition of a part of given rows to the residual stream.
     AddGiven(usize),
     /// Embeddings for all layers.
@@ -148,6 +149,8 @@ pub struct NormRows {
     pub sums: Option<AddExperts>,
     /// True for rows with outputs, whose norms are stored.
     pub is_of_outputs: bool,
+    /// True if the normed rows replace those of the residual stream.
+    pub replaces: bool,
 }
 
 /// `to = (to + scale * post_norm(from)) * out_scale`
@@ -282,6 +285,8 @@ pub struct Attend {
     pub scale: f32,
     /// Cap of the scores.
     pub soft_cap: Option<f32>,
+    /// Biases of the scores.
+    pub distance_bias: Option<DistanceBias>,
     /// Slot of k and v; the group has the window.
     pub kv: KvSlot,
     /// The tile.

@@ -97,7 +97,7 @@ pub enum Slot {
     EmbedGate,
     /// `[LOGIT_ROWS, vocab]`
     Logits,
-    /// `[LOGIT_ROWS, hidden]`
+    /// `[outputs, hidden]`
     Embeddings,
     /// See `sample.wgsl`.
     Samples,

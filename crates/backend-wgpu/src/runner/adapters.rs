@@ -93,7 +93,9 @@ impl GpuRunner {
         };
         let outputs: Vec<_> = plan.slices().into_iter().map(of_slice).collect();
         let AdaptedModel { adapted, model, .. } = &mut self.adapted;
-        for (of_outputs, table) in [(false, &rows)].into_iter().chain(outputs.iter().map(|(_, table)| (true, table))) {
+        for (of_outputs, table) in
+            [(false, &rows)].into_iter().chain(outputs.iter().map(|(_, table)| (true, table)))
+        {
             if !table.fits(of_outputs, adapted) {
                 table.enlarge(of_outputs, adapted);
                 *model = None;

@@ -122,13 +122,14 @@ impl GpuRunner {
         slices.push(Slice { first, count, samples, edits, masks: words });
         encoding.sample(&mut commands, plan, &slices[slices.len() - 1]);
         let (logits, normed) = (vocab * 4, self.program.hidden * 4);
-        let bytes = count * (logits + normed);
+        let logits_end = if first < plan.outputs.logit_rows { count * logits } else { 0 };
+        let bytes = logits_end + count * normed;
         if !for_host.is_empty() {
             let io = &model.io;
-            if first < plan.outputs.logit_rows {
-                commands.copy_buffer_to_buffer(&io.logits, 0, &self.rows, 0, (count * logits) as u64);
+            if logits_end > 0 {
+                commands.copy_buffer_to_buffer(&io.logits, 0, &self.rows, 0, logits_end as u64);
             }
-            let (at, size) = ((count * logits) as u64, (count * normed) as u64);
+            let (at, size) = (logits_end as u64, (count * normed) as u64);
             commands.copy_buffer_to_buffer(&io.normed, 0, &self.rows, at, size);
             if device.target.handoff {
                 encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
@@ -151,7 +152,7 @@ impl GpuRunner {
             for &(index, place) in &for_host {
                 let kind = &step.outputs[index].kind;
                 answers[place_of(index)] = match kind {
-                    OutputKind::Embedding => Some(OutputValue::Embedding(row(count * logits, normed, place))),
+                    OutputKind::Embedding => Some(OutputValue::Embedding(row(logits_end, normed, place))),
                     OutputKind::Logits => Some(OutputValue::Logits(row(0, logits, place))),
                     kind => sampling::answer(&row(0, logits, place), kind, scratch),
                 };
