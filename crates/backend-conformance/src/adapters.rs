@@ -15,7 +15,7 @@ use super::{
 };
 
 /// Ranks of pairs: fewer than a vector has lanes, as many, and more.
-const RANKS: [usize; 6] = [1, 4, 16, 17, 32, 40];
+const RANKS: [usize; 6] = [1, 4, 16, 17, 40, 64];
 const FORMATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16];
 
 /// Returns a random adapter of most matrices of a model; the same one for the same seed.
@@ -46,7 +46,7 @@ pub fn random_adapter(program: &Program, weights: &Weights, seed: u64) -> Vec<Lo
 }
 
 /// Adapters of each sequence of a mixed schedule, as indices into a list of adapters, with their scales.
-const USES: [&[(usize, f32)]; 4] = [&[], &[(0, 1.0)], &[(1, 0.5), (0, -0.75)], &[(1, 1.0)]];
+const USES: [&[(usize, f32)]; 4] = [&[], &[(0, 1.0)], &[(1, 0.5), (0, -0.75), (1, 0.0)], &[(1, 1.0)]];
 
 /// Runs a schedule whose sequences use adapters by [`USES`], the first of them of index `first`.
 fn run(driver: &mut Driver, schedule: &Schedule, first: usize, ids: &[AdapterId]) -> Result<Logits, String> {

@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range};
 use paguro_backend::{
     AdapterId, ExpertCount, GivenRows, Input, KernelCount, Limits, LoadError, LowRank, MatrixId, Output,
     OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
-    StepOutput, Ticket,
+    StepOutput, Ticket, Weights,
 };
 
 /// A stage on its device.
@@ -180,6 +180,16 @@ impl Runner for StagesRunner {
             self.stages[stage].runner.write_pages(pages, &own, content)?;
         }
         Ok(())
+    }
+
+    fn load_head(
+        &mut self,
+        _: &Program,
+        _: Weights,
+        _: &[(MatrixId, MatrixId)],
+        _: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        Err(LoadError::no_heads("several devices"))
     }
 
     fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError> {

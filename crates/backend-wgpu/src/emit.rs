@@ -7,13 +7,14 @@ mod code;
 mod experts;
 mod handoff;
 mod launch;
+mod low_rank;
 mod matmul;
 mod recurrent;
 mod rows;
 mod vectors;
 
 pub use self::{
-    bind::{buffer_bytes, emit},
+    bind::{buffer_bytes, emit, host_row_words},
     launch::{Grid, Kernel, Launch, LayerPool, LayerState, Model, StateBuffer},
 };
 

@@ -52,11 +52,21 @@ pub struct Slice {
 }
 
 impl Plan {
-    /// Uploads the words of the step and its given rows.
-    pub fn upload(&self, device: &Device, Model { io, given, .. }: &Model) {
+    /// Uploads the words of the step, its given rows, and the adapters of its rows.
+    pub fn upload(&self, device: &Device, model: &Model) {
+        let Model { io, given, .. } = model;
         device.queue.write_buffer(&io.step, 0, cast_slice(&self.words));
+        self.upload_adapted(device, model, false, 0);
         if let Some(given) = given.as_ref().filter(|_| self.has_given()) {
             device.queue.write_buffer(given, 0, cast_slice(&self.given));
+        }
+    }
+
+    /// Uploads the adapters of the step's rows, or of the slice of its outputs that begins with `first`.
+    pub fn upload_adapted(&self, device: &Device, model: &Model, of_outputs: bool, first: usize) {
+        let table = self.adapted_table(of_outputs, first);
+        if let (Some(table), Some(buffer)) = (table, &model.adapted[usize::from(of_outputs)]) {
+            device.queue.write_buffer(buffer, 0, cast_slice(&table.words));
         }
     }
 }

@@ -103,8 +103,6 @@ impl Refusal<'_> {
         let Exit::Logits(_) = &program.exit else {
             return self.refuse("programs that end with rows");
         };
-        self.require(embed.types.is_none(), "embeddings of token types")?;
-        self.require(embed.norm.is_none(), "a norm of embeddings")?;
         self.require(embed.joined.is_none(), "heads for multi-token prediction")?;
         let has_plain_norm = embed.layers.as_ref().is_none_or(|embeds| is_plain(&embeds.norm));
         self.require(has_plain_norm, "LayerNorm of embeddings for layers")?;
@@ -115,8 +113,6 @@ impl Refusal<'_> {
     }
 
     fn layer(&self, layer: &Layer) -> Result<(), LoadError> {
-        let has_norm_after = layer.norm_after_mixer.is_some() || layer.norm_after_ffn.is_some();
-        self.require(!has_norm_after, "norms of the residual stream")?;
         if let Mixer::Sum(branches) = &layer.mixer {
             let count = branches.len();
             self.require(count == 2, &format!("sums of {count} mixers"))?;
@@ -134,7 +130,6 @@ impl Refusal<'_> {
     fn mixer(&self, mixer: &Mixer) -> Result<(), LoadError> {
         match mixer {
             Mixer::Attention(attention) => {
-                self.require(attention.distance_bias.is_none(), "biases of distances")?;
                 self.require(attention.v_norm.as_ref().is_none_or(is_plain), "LayerNorm of V")?;
                 let is_rms = |norm: &QkNorm| [norm.q, norm.k].iter().all(is_plain);
                 self.require(attention.qk_norm.as_ref().is_none_or(is_rms), "LayerNorm of queries and keys")

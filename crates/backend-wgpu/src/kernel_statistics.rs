@@ -31,7 +31,29 @@ impl KernelStatistics {
     /// Not enough memory for the timestamps.
     pub fn new(device: &Device, names: Vec<String>) -> Result<Self, LoadError> {
         let count = names.len();
-        let clock = match device.target.timed && device.features.contains(wgpu::Features::TIMESTAMP_QUERY) {
+        let clock = Self::clock(device, count)?;
+        Ok(Self { names, launches: vec![0; count], nanoseconds: vec![0; count], clock })
+    }
+
+    /// Adds the kernels of a list of names that begins with the known ones.
+    ///
+    /// # Errors
+    /// As [`KernelStatistics::new`].
+    pub fn extend(&mut self, device: &Device, names: &[String]) -> Result<(), LoadError> {
+        self.clock = Self::clock(device, names.len())?;
+        self.names = names.to_vec();
+        self.launches.resize(names.len(), 0);
+        self.nanoseconds.resize(names.len(), 0);
+        Ok(())
+    }
+
+    /// Names of the kernels.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    fn clock(device: &Device, count: usize) -> Result<Option<Clock>, LoadError> {
+        Ok(match device.target.timed && device.features.contains(wgpu::Features::TIMESTAMP_QUERY) {
             false => None,
             true => Some(Clock {
                 queries: device.inner.create_query_set(&wgpu::QuerySetDescriptor {
@@ -43,8 +65,7 @@ impl KernelStatistics {
                 host: device.host_buffer(4 * count, "timestamps")?,
                 period: f64::from(device.queue.get_timestamp_period()),
             }),
-        };
-        Ok(Self { names, launches: vec![0; count], nanoseconds: vec![0; count], clock })
+        })
     }
 
     /// A kernel was launched.

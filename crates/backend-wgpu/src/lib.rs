@@ -36,6 +36,7 @@ mod hidden;
 mod host;
 mod kernel_statistics;
 pub mod layout;
+mod low_rank;
 mod lower;
 mod matrix;
 mod pace;
@@ -269,7 +270,7 @@ impl Gpu {
         let target = self.device.now();
         let kv = KvLayout::of(program, &target.name)?;
         let facts = Facts::new(target, program, &kv, Some(weights), limits)?;
-        emit::emit(&self.device, &facts, weights).map(|_| ())
+        emit::emit(&self.device, &facts, weights, None).map(|_| ())
     }
 
     /// Name and source of every kernel that was compiled for the models loaded so far.

@@ -5,6 +5,7 @@
 //! | [`build`] | the program, and a class of rows | [nodes](node), one for each operation; the sizes of all [slots](slot) |
 //! | [`fuse`] | nodes | fewer nodes, by a list of rules |
 //! | [`pool`] | nodes | the same with copies of experts that have no slot |
+//! | [`adapt`] | nodes | with adapters (LoRA), one more before each matmul that they change |
 //! | [`formats`] | nodes | the same with the formats of activations, which their readers determine |
 //! | [`sync`] | nodes | the same with barriers, or handoff |
 //!
@@ -33,7 +34,10 @@
 //! | scan | `ssd_inputs.wgsl`, `delta.wgsl`, `ssd_norm.wgsl`, `keep.wgsl` | 4 | 4 | 4 |
 //! | latent attention, beside attention | `rope_store.wgsl`, `latent_queries.wgsl`, two matmuls of heads | 4 | 4 | 4 |
 //! | embeddings for layers | `layer_embeds.wgsl` | 1 | 1 | 1 |
+//! | products with A of adapters, before a matmul | `matvec.wgsl`, `coop.wgsl` with `shrink.wgsl` | 1 | 1 | 1 |
+//! | products with B | `change.wgsl` in the matmul | 0 | 0 | 0 |
 
+mod adapt;
 mod attention_tiles;
 mod build;
 mod facts;
@@ -48,11 +52,13 @@ mod sync;
 use paguro_backend::LoadError;
 
 pub use self::{
+    adapt::{Adapted, MATRICES, Site, sites},
     attention_tiles::{GROUP_QUERIES, THREADS, TOKENS, few_works, wide_bytes, wide_tiles},
     facts::Facts,
     kernels::{ExpertTiles, exact_rows},
     node::*,
     slot::{Sizes, Slot, StatePart},
+    sync::MOST_QUERIES,
 };
 
 /// Rows whose logits are computed at once: bounds their memory for large vocabularies.
@@ -83,11 +89,13 @@ pub fn lower(facts: &Facts<'_>) -> Result<(Vec<List>, Sizes), LoadError> {
         if facts.weights.is_some() {
             fuse::fuse(facts, &mut list);
             pool::pool(&mut list);
+            adapt::adapt(facts, &mut list);
             sync::sync(facts, &mut list);
             formats::formats(facts, &mut list);
         }
         lists.push(list);
     }
+    adapt::need(facts, &mut sizes);
     sizes.finish();
     Ok((lists, sizes))
 }

@@ -20,6 +20,7 @@ const CHUNK_WORDS: usize = 16 << 20;
 pub type Planes = [Option<wgpu::Buffer>; 3];
 
 /// One or more matrices of one layout, joined, in as many parts as bindings require.
+#[derive(Clone)]
 pub struct DeviceMatrix {
     /// Parts on the device: all, or those of the slots.
     pub parts: Vec<Planes>,

@@ -5,7 +5,9 @@
 
 use std::{ops::Range, time::Duration};
 
-use paguro_backend::{Carried, Coordinates, GivenRows, Output, PageId, StateUse, Step, StepSequence};
+use paguro_backend::{
+    AdapterUse, Carried, Coordinates, GivenRows, Output, PageId, StateUse, Step, StepSequence,
+};
 
 /// Row counts are learned by powers of two.
 const CLASSES: usize = 24;
@@ -90,6 +92,7 @@ pub struct Pass<'a> {
     given: Vec<GivenRows<'a>>,
     coordinates: &'a [Coordinates],
     spans: Vec<Range<usize>>,
+    adapters: Vec<AdapterUse>,
     sequences: Vec<StepSequence>,
     pages: Vec<PageId>,
     outputs: Vec<Output<'a>>,
@@ -133,8 +136,8 @@ impl<'a> Pass<'a> {
 
     fn new(step: &'a Step<'a>, all: Range<usize>, groups: usize, block_size: usize) -> Self {
         let Range { start: first, end } = all;
-        let (mut sequences, mut pages) = (Vec::new(), Vec::new());
-        for sequence in step.sequences {
+        let (mut sequences, mut pages, mut adapters) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, sequence) in step.sequences.iter().enumerate() {
             let own = sequence.rows.start.max(first)..sequence.rows.end.min(end);
             if own.is_empty() {
                 continue;
@@ -150,6 +153,8 @@ impl<'a> Pass<'a> {
                 true => sequence.state,
                 false => sequence.state.map(|state| StateUse::in_place(state.write)),
             };
+            let sequence = sequences.len();
+            adapters.extend(step.adapters_of(index).iter().map(|used| AdapterUse { sequence, ..*used }));
             sequences.push(StepSequence { rows, start, tables: table..pages.len(), state });
         }
         let (places, outputs) = step
@@ -178,6 +183,7 @@ impl<'a> Pass<'a> {
             given: given.collect(),
             coordinates: step.coordinates.get(first..end).unwrap_or_default(),
             spans: step.spans.iter().filter_map(own).collect(),
+            adapters,
             sequences,
             pages,
             outputs,
@@ -187,9 +193,8 @@ impl<'a> Pass<'a> {
 
     /// The pass as a step.
     pub fn step(&self) -> Step<'_> {
-        let Self { tokens, carried, given, coordinates, spans, sequences, pages, outputs, .. } = self;
-        // `has_only_logits` has refused the steps with others.
-        let adapters = &[];
+        let Self { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs, .. } =
+            self;
         Step { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs }
     }
 }

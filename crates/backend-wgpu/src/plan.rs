@@ -11,7 +11,7 @@ use paguro_backend::{
     visible,
 };
 
-use crate::heads::KvLayout;
+use crate::{heads::KvLayout, low_rank::Table, lower::LOGIT_ROWS};
 
 /// Tokens of a split of attention. Splits are fine up to a position, so that short contexts are distributed, and coarse
 /// from there on.
@@ -218,6 +218,16 @@ pub struct Plan {
     extra: Tables,
     /// Number of sequences.
     sequences: u32,
+    /// Adapters of the step, if it has some.
+    pub adapted: Option<StepAdapters>,
+}
+
+/// Tables of the adapters of a step.
+pub struct StepAdapters {
+    /// That of all rows.
+    pub rows: Table,
+    /// Those of slices of the rows with outputs, by their first row.
+    pub outputs: Vec<(usize, Table)>,
 }
 
 impl Plan {
@@ -249,6 +259,7 @@ impl Plan {
             tables: (0, 0),
             extra,
             sequences: 0,
+            adapted: None,
         }
     }
 
@@ -297,6 +308,29 @@ impl Plan {
         !self.given.is_empty()
     }
 
+    /// Returns the first row and the rows of each slice of the rows with outputs. Those without logits are one slice.
+    pub fn slices(&self) -> Vec<(usize, usize)> {
+        let (outputs, logits) = (self.outputs.rows.len(), self.outputs.logit_rows);
+        let (mut slices, mut first) = (Vec::new(), 0);
+        loop {
+            let count = if first < logits { (logits - first).min(LOGIT_ROWS) } else { outputs - first };
+            slices.push((first, count));
+            first += count;
+            if first >= outputs {
+                return slices;
+            }
+        }
+    }
+
+    /// Returns the table of the adapters of a step's rows, or of the slice of its outputs that begins with `first`.
+    pub fn adapted_table(&self, of_outputs: bool, first: usize) -> Option<&Table> {
+        let StepAdapters { rows, outputs } = self.adapted.as_ref()?;
+        match of_outputs {
+            false => Some(rows),
+            true => outputs.iter().find(|(slice, _)| *slice == first).map(|(_, table)| table),
+        }
+    }
+
     /// Number of sequences.
     pub fn sequences(&self) -> u32 {
         self.sequences
@@ -304,6 +338,7 @@ impl Plan {
 
     /// Divides a step into work items, and writes its words.
     pub fn make(&mut self, step: &Step<'_>) {
+        self.adapted = None;
         self.words.clear();
         let rows = step.tokens.len();
         self.args = Args { rows: rows as u32, ..Args::default() };

@@ -51,6 +51,16 @@ impl<'a> Planned<'a> {
                 let (variant, [x, y]) = matmul(matmuls, all as u32, args.rows, outputs);
                 (variant, [x * numbers, y])
             }
+            &Grid::LowRank { matrices, of_outputs, ref kernels } => {
+                let variant = kernels.iter().position(|kernel| all as u32 <= kernel.most_rows).unwrap_or(0);
+                let workgroups =
+                    plan.adapted_table(of_outputs, args.first as usize).map_or([0; 2], |table| {
+                        let [_, outputs] = kernels[variant].covers();
+                        let is_wide = usize::from(kernels[variant].is_cooperative());
+                        [table.items[is_wide], (matrices * table.largest as u32).div_ceil(outputs)]
+                    });
+                (variant, workgroups)
+            }
             &Grid::Attention(tile, heads) => {
                 let items = plan.items(launch.kv_group, tile);
                 // As in `splits.wgsl`.

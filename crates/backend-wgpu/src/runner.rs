@@ -1,5 +1,6 @@
 //! A loaded model: the contract's [`Runner`].
 
+mod adapters;
 mod moves;
 mod page_kernels;
 mod repeat;
@@ -20,7 +21,7 @@ use crate::{
     GpuOptions,
     canary::Canaries,
     device::Device,
-    emit::{LayerPool, LayerState, Model, StateBuffer, emit},
+    emit::{LayerPool, LayerState, Model, StateBuffer, emit, host_row_words},
     flight::Flight,
     heads::KvLayout,
     kernel_statistics::KernelStatistics,
@@ -32,6 +33,7 @@ use crate::{
     sampler,
 };
 
+use adapters::AdaptedModel;
 use moves::Content;
 use page_kernels::PageKernels;
 pub use page_kernels::words as page_kernel_words;
@@ -44,8 +46,12 @@ const REPEATED: &str = "step_repeated_without_handoff";
 pub struct GpuRunner {
     device: Arc<Device>,
     program: Program,
+    /// Shapes and vectors.
+    weights: Weights,
+    kv: KvLayout,
     limits: Limits,
     model: Model,
+    adapted: AdaptedModel,
     /// Readback of tokens and of the word that kernels set when they give up (`handoff.wgsl`), for one step and the next.
     canaries: Canaries,
     /// Times of launches, where submissions have to be short.
@@ -103,7 +109,8 @@ impl GpuRunner {
         device.check().map_err(|error| LoadError::Device(error.to_string()))?;
         let target = device.now();
         let kv = KvLayout::of(program, &target.name)?;
-        let model = emit(&device, &Facts::new(target, program, &kv, Some(&weights), &limits)?, &weights)?;
+        let facts = Facts::new(target, program, &kv, Some(&weights), &limits)?;
+        let model = emit(&device, &facts, &weights, None)?;
         let page_words = page_words(&kv, limits.block_size, limits.kv_dtype);
         let page_kernels = pages::have_kinds(program, &kv, limits.kv_dtype)
             .then(|| PageKernels::new(&device, &model, program.state.bytes(), page_words, &limits));
@@ -113,7 +120,6 @@ impl GpuRunner {
         if options.poison {
             poison(&device, &model);
         }
-        let rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
         let flight = || Flight::new(Plan::new(&kv, &limits, &model.tilings, Tables::of(program)));
         let flights = [flight(), flight()];
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
@@ -127,7 +133,7 @@ impl GpuRunner {
                 1 + limits.max_outputs.max(1),
                 most_submissions(&model, &limits),
             )?,
-            rows: device.host_buffer(rows * (program.vocab + program.hidden) + 1, "rows for the host")?,
+            rows: device.host_buffer(host_row_words(program, &limits) + 1, "rows for the host")?,
             copied: device.buffer(page_words, "a page")?,
             page_words,
             contents: vec![Content::Nothing; if page_kernels.is_some() { limits.pages } else { 0 }],
@@ -138,7 +144,10 @@ impl GpuRunner {
             page_reader: None,
             kernel_statistics: KernelStatistics::new(&device, model.counters.clone())?,
             model,
+            adapted: AdaptedModel::default(),
+            weights: adapters::without_bytes(&weights),
             program: program.clone(),
+            kv,
             limits,
             device,
             scratch: Scratch::default(),
@@ -169,7 +178,8 @@ fn flight_index(step: u64) -> usize {
 impl Runner for GpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
-        step.has_only_logits("the GPU")?;
+        step.has_no_residuals("the GPU")?;
+        step.has_adapters(|id| self.adapted.has(id))?;
         let end = self.limits.max_context.next_multiple_of(256) as u32;
         if let Some(at) = step.coordinates.iter().flatten().find(|&&at| at >= end) {
             return Err(StepError::Invalid(format!(
@@ -312,11 +322,13 @@ impl Runner for GpuRunner {
         self.device.check()
     }
 
-    fn load_adapter(&mut self, _: AdapterId, _: &[LowRank]) -> Result<(), LoadError> {
-        Err(LoadError::no_adapters("wgpu"))
+    fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError> {
+        self.add_pairs(id, pairs)
     }
 
-    fn unload_adapter(&mut self, _: AdapterId) {}
+    fn unload_adapter(&mut self, id: AdapterId) {
+        self.remove_adapter(id);
+    }
 
     fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError> {
         self.flush()?;
@@ -360,7 +372,8 @@ fn most_submissions(model: &Model, limits: &Limits) -> usize {
     let passes = Pass::most(limits.max_rows);
     let slices = passes + limits.max_outputs.div_ceil(LOGIT_ROWS);
     let launches = model.body.iter().map(|(_, launches)| launches.len()).max().unwrap_or(0);
-    passes * launches + slices * (model.head.len() + model.one_row_head.len() + 8)
+    // With adapters, each matmul has another launch before it.
+    2 * passes * launches + 2 * slices * (model.head.len() + model.one_row_head.len() + 8)
 }
 
 /// Fills all pages and states with large finite noise, so that reads of unwritten data are detected: half-precision

@@ -1,7 +1,8 @@
 //! The two traits that a device implements.
 
 use crate::{
-    AdapterId, ExpertBytes, ExpertCount, KernelCount, KvDtype, LowRank, Matrix, MatrixId, OutputKind, PacedRunner, PageContent, PageFormat, PageId, Program, StateId, Step, StepOutput, WeightFormat, Weights,
+    AdapterId, ExpertBytes, ExpertCount, KernelCount, KvDtype, LowRank, Matrix, MatrixId, OutputKind,
+    PacedRunner, PageContent, PageFormat, PageId, Program, StateId, Step, StepOutput, WeightFormat, Weights,
 };
 
 /// A device that can load programs. Stays alive to load more than one model.
@@ -331,15 +332,6 @@ impl LoadError {
             device: device.to_owned(),
             what: "experts in slots".to_owned(),
             supported: "it reads all of them in the host's memory; leave out --expert-slots".to_owned(),
-        }
-    }
-
-    /// Returns the refusal of adapters by a device that has no kernels for them.
-    pub fn no_adapters(device: &str) -> Self {
-        Self::Unsupported {
-            device: device.to_owned(),
-            what: "adapters (LoRA)".to_owned(),
-            supported: "--device cpu does".to_owned(),
         }
     }
 }

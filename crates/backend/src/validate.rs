@@ -194,12 +194,11 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Refuses adapters and rows as outputs, for runners that have neither.
+    /// Refuses rows of the residual stream as outputs, for runners that have none.
     ///
     /// # Errors
     /// [`StepError::Invalid`], by name.
-    pub fn has_only_logits(&self, device: &str) -> Result<(), StepError> {
-        rule!(self.adapters.is_empty(), "{device} does not support adapters (LoRA); --device cpu does");
+    pub fn has_no_residuals(&self, device: &str) -> Result<(), StepError> {
         let residual = self.outputs.iter().any(|output| matches!(output.kind, OutputKind::Residual));
         rule!(!residual, "{device} does not support rows of the residual stream; --device cpu does");
         Ok(())

@@ -255,7 +255,8 @@ impl Runner for ClockRunner {
     }
 
     fn load_adapter(&mut self, _: AdapterId, _: &[LowRank]) -> Result<(), LoadError> {
-        Err(LoadError::no_adapters("clock"))
+        let [device, what, supported] = ["clock", "adapters", "others do"].map(str::to_owned);
+        Err(LoadError::Unsupported { device, what, supported })
     }
 
     fn unload_adapter(&mut self, _: AdapterId) {}

@@ -7,9 +7,9 @@ use std::{
 
 use crate::{Event, FinishReason, Generation, Handle, Request, RequestError, SubmitError, Usage};
 
-/// Tokens of a batch that are in the engine at the same time, beyond those of its first prompt: the rows of about two steps, so
-/// that one is computed while results of another are read. Requests of others wait for no more than these.
-const TOKENS_AT_ONCE: usize = 1024;
+/// Steps of tokens of a batch that are in the engine at the same time, beyond those of its first prompt: two, so that one is computed
+/// while results of another are read. Requests of others wait for no more than these.
+const STEPS_AT_ONCE: usize = 2;
 
 /// Prompts whose embeddings are computed together, the longest first. Dropping it cancels those that are not finished.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub struct Batch {
     tokens: usize,
     /// Most requests that are submitted at the same time.
     most: usize,
+    /// Most tokens that are submitted at the same time.
+    most_tokens: usize,
 }
 
 #[derive(Debug)]
@@ -68,7 +70,8 @@ impl Batch {
         waiting.sort_by_key(|(index, prompt)| (prompt.len(), usize::MAX - index));
         // As many again as can run: their turn comes while the results of others are read.
         let most = handle.max_branches().saturating_mul(2);
-        Self { handle, template, waiting, running: Vec::new(), tokens: 0, most }
+        let most_tokens = handle.step_tokens().saturating_mul(STEPS_AT_ONCE);
+        Self { handle, template, waiting, running: Vec::new(), tokens: 0, most, most_tokens }
     }
 
     /// Waits for the next embedding, in any order; `None` after the last one. An error names the prompt by its index and
@@ -101,7 +104,7 @@ impl Batch {
     fn submit(&mut self) -> Result<(), (usize, BatchError)> {
         while let Some((index, prompt)) = self.waiting.pop() {
             let tokens = prompt.len();
-            let fits = self.running.len() < self.most && self.tokens + tokens <= TOKENS_AT_ONCE;
+            let fits = self.running.len() < self.most && self.tokens + tokens <= self.most_tokens;
             if !fits && !self.running.is_empty() {
                 self.waiting.push((index, prompt));
                 break;

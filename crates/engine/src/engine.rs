@@ -191,6 +191,7 @@ impl Engine {
         let mut shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
         shared.adapter_limits = options.adapters;
         shared.draft_problem = draft_problem;
+        shared.step_tokens = options.max_batch_tokens;
         shared.max_image_tokens = tower.map(|vision| encoder::most_rows(vision, options.max_image_tokens));
         if let Some(space) = space {
             let _ = shared.disk.set(space);

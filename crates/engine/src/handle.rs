@@ -19,8 +19,8 @@ use tokio::sync::{
 };
 
 use crate::{
-    AdapterLimits, COMPILE_TIME, Canceller, Constraint, Event, Generation, Grammar, GrammarError, Request,
-    Stats, SubmitError, Usage,
+    AdapterLimits, COMPILE_TIME, Canceller, Constraint, EngineOptions, Event, Generation, Grammar,
+    GrammarError, Request, Stats, SubmitError, Usage,
     adapters::HeldAdapters,
     checked_request::CheckedRequest,
     constraint::Vocabulary,
@@ -114,6 +114,8 @@ pub(crate) struct Shared {
     pub limits: RequestLimits,
     /// See [`Handle::max_image_tokens`].
     pub max_image_tokens: Option<usize>,
+    /// See [`Handle::step_tokens`].
+    pub step_tokens: usize,
     pub queue: Queue,
     next_request: AtomicU64,
     tokenizer: Option<Arc<Tokenizer>>,
@@ -143,6 +145,7 @@ impl Shared {
         Self {
             limits,
             max_image_tokens: None,
+            step_tokens: EngineOptions::default().max_batch_tokens,
             queue,
             next_request: AtomicU64::new(0),
             tokenizer,
@@ -312,6 +315,11 @@ impl Handle {
     /// Returns the most rows of one part of a picture, for which memory was planned; `None` if the engine reads no pictures.
     pub fn max_image_tokens(&self) -> Option<usize> {
         self.shared.max_image_tokens
+    }
+
+    /// Returns the maximum number of tokens of prompts in a step, unless a single text of an encoder has more.
+    pub fn step_tokens(&self) -> usize {
+        self.shared.step_tokens
     }
 
     /// Returns the maximum number of branches of a request.

@@ -6,12 +6,12 @@ use std::{
 };
 
 use paguro_backend::KvDtype;
-use paguro_engine::{DraftModel, Engine, EngineOptions, EnginePlan, PageBudget};
+use paguro_engine::{DraftModel, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, ModelFile, ModelShape};
 use paguro_server::{Details, LoadError, LoadPlan};
 
 use super::{ServedModels, failed, unusable};
-use crate::{failure::Failure, load, models::Source, placement::Placing, presets::Preset};
+use crate::{load, models::Source, placement::Placing, presets::Preset};
 
 /// Default maximum of tokens with pages, and of the tokens of one sequence.
 const MOST_TOKENS: usize = load::DEFAULT_CONTEXT;

@@ -1,7 +1,7 @@
 //! The server's view of the models.
 
 use paguro_backend::Weights;
-use paguro_engine::{EngineOptions, DiskCache, Engine, PageBudget};
+use paguro_engine::{DiskCache, Engine, EngineOptions, PageBudget};
 use paguro_model::{LoadOptions, ModelFile};
 use paguro_server::{
     Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,

@@ -3,7 +3,9 @@
 //! Latent attention has one K/V head of up to 640 elements. The small matrices of its heads form a stack, and the
 //! kernels of matmuls multiply each head of a row with its own matrix.
 
-use paguro_backend::{KvDtype, KvSlot, Latent, LatentShape, PositionScale, QkNorm, QkNormKind, RopeStyle};
+use paguro_backend::{
+    DistanceBias, KvDtype, KvSlot, Latent, LatentShape, PositionScale, QkNorm, QkNormKind, RopeStyle,
+};
 
 use super::{
     code::{Code, Coded, Coder, Part, for_few, written_acts},
@@ -203,7 +205,12 @@ impl Coder<'_> {
             ("partial_tops", Slot::PartialTops),
         ];
         slots.extend(written_acts(Acts::Plain));
-        let shared = Part::new(&[], constants, slots);
+        let mut shared = Part::new(&[], constants, slots);
+        if let Some(DistanceBias { table, reach }) = op.distance_bias {
+            let constants = vec![("BIASED", U(1)), ("REACH", U(reach as u32))];
+            let biases = Part::new(wgsl!("distances"), constants, vec![("biases", Slot::Vector(table))]);
+            shared = shared.with(biases);
+        }
         let base = if op.is_gathered { "attend_gathered" } else { "attend" };
         let (name, part, workgroups) = match (op.tile, tiling.wide, target.cooperative) {
             (Tile::WideRow | Tile::WideRows, Some(wide), Some(side)) => {

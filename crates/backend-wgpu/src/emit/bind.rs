@@ -5,10 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use paguro_backend::{Experts, Limits, Linear, LoadError, Mixer, Rope, Weights};
+use paguro_backend::{Experts, Limits, Linear, LoadError, Mixer, Program, Rope, Weights};
 
 use super::{
-    code::{Code, Coded, Coder, Part, Slots},
+    code::{Biases, Code, Coded, Coder, Joined, Part, Slots},
     experts::PLACE_EXPERTS,
     launch::{Grid, HandoffPartials, Io, Kernel, Launch, LayerPool, LayerState, Model},
     wgsl,
@@ -45,8 +45,15 @@ pub fn buffer_bytes(facts: &Facts<'_>) -> u64 {
         false => 0,
     };
     // Rows of logits and of the residual stream on their way to the host.
-    let rows = limits.max_outputs.clamp(1, LOGIT_ROWS) * (program.vocab + program.hidden);
+    let rows = host_row_words(program, limits);
     sizes.bytes() + 4 * (rotations + page_kernels + rows) as u64
+}
+
+/// Returns the words of the largest slice of outputs for the host: logits, or rows of the residual stream, or both.
+pub fn host_row_words(program: &Program, limits: &Limits) -> usize {
+    let outputs = limits.max_outputs.max(1);
+    let logits = outputs.min(LOGIT_ROWS) * (program.vocab + program.hidden);
+    logits.max(outputs * program.hidden)
 }
 
 /// Returns the index of a mixer's rotation.
@@ -58,30 +65,46 @@ fn rope_of(mixer: &Mixer) -> Option<usize> {
     }
 }
 
+/// Buffers of a model, which its launches for steps with adapters share.
+#[derive(Clone, Default)]
+pub struct Bound {
+    /// Buffers of slots.
+    pub buffers: HashMap<Slot, wgpu::Buffer>,
+    /// Second names of buffers whose uses wgpu does not see.
+    seconds: HashMap<Slot, wgpu::Buffer>,
+    matrices: Vec<DeviceMatrix>,
+    joined: Vec<Joined>,
+    biases: Vec<Biases>,
+    pages: Vec<[wgpu::Buffer; 2]>,
+    states: Vec<LayerState>,
+    /// Names of the counters.
+    pub counters: Vec<String>,
+}
+
 /// Binds slots, and compiles nothing yet.
 struct Binder<'a> {
     device: &'a Device,
     facts: &'a Facts<'a>,
     weights: &'a Weights,
-    buffers: HashMap<Slot, wgpu::Buffer>,
-    /// Second names of buffers whose uses wgpu does not see.
-    seconds: HashMap<Slot, wgpu::Buffer>,
-    matrices: Vec<DeviceMatrix>,
-    pages: Vec<[wgpu::Buffer; 2]>,
-    states: Vec<LayerState>,
-    counters: Vec<String>,
+    bound: Bound,
     /// Counter of the attention that is to be merged next, if it is timed with the merge.
     timed_with: Option<usize>,
 }
 
-/// Emits a program: uploads its weights, allocates its buffers, and lists its launches.
+/// Emits a program: uploads its weights and allocates its buffers, except those that are bound already, and lists its launches.
 ///
 /// # Errors
 /// [`LoadError`]
-pub fn emit(device: &Device, facts: &Facts<'_>, weights: &Weights) -> Result<Model, LoadError> {
+pub fn emit(
+    device: &Device,
+    facts: &Facts<'_>,
+    weights: &Weights,
+    bound: Option<Bound>,
+) -> Result<Model, LoadError> {
     let (lists, sizes) = lower(facts)?;
     let mut coder = Coder::new(facts, &sizes);
-    let mut binder = Binder::new(device, facts, weights, &sizes)?;
+    let mut binder = Binder::new(device, facts, weights, &sizes, bound)?;
+    (coder.matrices, coder.biases) = (binder.bound.joined.clone(), binder.bound.biases.clone());
     let mut known: HashMap<String, Vec<Arc<Launch>>> = HashMap::new();
     let mut launches = |node: &Node, class: RowClass, coder: &mut Coder<'_>, binder: &mut Binder<'_>| {
         // Classes share the launches that they have in common. Parts of programs can be compared as text only.
@@ -123,41 +146,39 @@ impl<'a> Binder<'a> {
         facts: &'a Facts<'a>,
         weights: &'a Weights,
         sizes: &Sizes,
+        bound: Option<Bound>,
     ) -> Result<Self, LoadError> {
         let Facts { program, kv, limits, .. } = facts;
         let Limits { block_size, kv_dtype, .. } = **limits;
         let page_words = page_words(kv, block_size, kv_dtype);
         let half = |what: &str| device.buffer(limits.pages * page_words, what);
-        let mut pages = Vec::new();
-        for _ in 0..pages::buffers(kv, block_size, kv_dtype) {
-            pages.push([half("pages of K")?, half("pages of V")?]);
+        let is_new = bound.is_none();
+        let mut bound = bound.unwrap_or_default();
+        for _ in (0..pages::buffers(kv, block_size, kv_dtype)).filter(|_| is_new) {
+            bound.pages.push([half("pages of K")?, half("pages of V")?]);
         }
-        let state = |shape| LayerState::new(device, shape, limits.states);
-        let states = program.state.layers.iter().map(state).collect::<Result<_, _>>()?;
-        let mut buffers = HashMap::new();
+        for shape in program.state.layers.iter().filter(|_| is_new) {
+            bound.states.push(LayerState::new(device, shape, limits.states)?);
+        }
         for (&slot, &words) in &sizes.words {
-            buffers.insert(slot, device.buffer(words, slot.what())?);
+            if bound.buffers.get(&slot).is_none_or(|buffer| buffer.size() < 4 * words as u64) {
+                bound.buffers.insert(slot, device.buffer(words, slot.what())?);
+            }
         }
-        Ok(Self {
-            device,
-            facts,
-            weights,
-            buffers,
-            seconds: HashMap::new(),
-            matrices: vec![],
-            pages,
-            states,
-            counters: vec![],
-            timed_with: None,
-        })
+        Ok(Self { device, facts, weights, bound, timed_with: None })
     }
 
     /// Returns a launch with its pipelines and buffers.
     fn launch(&mut self, coded: Coded, coder: &mut Coder<'_>) -> Result<Launch, LoadError> {
         let Coded { kernels, grid, kv_group } = coded;
-        for joined in &coder.matrices[self.matrices.len()..] {
+        for joined in &coder.matrices[self.bound.matrices.len()..] {
             let sources: Vec<_> = joined.matrices.iter().map(|&id| self.weights.matrix(id)).collect();
-            self.matrices.push(DeviceMatrix::upload(self.device, &sources, joined.order, joined.slots)?);
+            self.bound.matrices.push(DeviceMatrix::upload(
+                self.device,
+                &sources,
+                joined.order,
+                joined.slots,
+            )?);
         }
         let kernels =
             kernels.into_iter().map(|code| self.kernel(&code, coder)).collect::<Result<Vec<_>, _>>()?;
@@ -193,17 +214,18 @@ impl<'a> Binder<'a> {
         let buffers: Vec<_> = buffers.iter().map(|(name, buffer)| (*name, buffer)).collect();
         let mut kernel = Kernel::new(self.device, pipeline, constants, &buffers, hazards);
         let counter = counter.as_ref().unwrap_or(name);
-        let known = self.counters.iter().position(|known| known == counter);
+        let counters = &mut self.bound.counters;
+        let known = counters.iter().position(|known| known == counter);
         kernel.counter = known.unwrap_or_else(|| {
-            self.counters.push(counter.clone());
-            self.counters.len() - 1
+            counters.push(counter.clone());
+            counters.len() - 1
         });
         Ok(kernel)
     }
 
     /// Returns the buffer of a slot.
     fn buffer(&mut self, slot: Slot, coder: &Coder<'_>) -> Result<wgpu::Buffer, LoadError> {
-        if let Some(buffer) = self.buffers.get(&slot) {
+        if let Some(buffer) = self.bound.buffers.get(&slot) {
             return Ok(buffer.clone());
         }
         let device = self.device;
@@ -211,17 +233,17 @@ impl<'a> Binder<'a> {
             Slot::Pages { kv, is_k } => {
                 let Limits { block_size, kv_dtype, .. } = *self.facts.limits;
                 let place = pages::place(self.facts.kv, kv, block_size, kv_dtype).0;
-                self.pages[place][usize::from(!is_k)].clone()
+                self.bound.pages[place][usize::from(!is_k)].clone()
             }
-            Slot::State(layer, part) => self.states[layer].part(part).clone(),
+            Slot::State(layer, part) => self.bound.states[layer].part(part).clone(),
             Slot::Vector(id) => device.upload(self.weights.vector(id), "a vector")?,
             Slot::Bias(index) => device.upload(&coder.biases[index].values, "biases")?,
             Slot::Plane { matrix, part, plane } => {
-                let plane = &self.matrices[matrix].parts[part][plane];
+                let plane = &self.bound.matrices[matrix].parts[part][plane];
                 return Ok(plane.clone().expect("kernels read the planes of their layout"));
             }
             Slot::HostPlane { matrix, part, plane } => {
-                let plane = &self.matrices[matrix].host[part][plane];
+                let plane = &self.bound.matrices[matrix].host[part][plane];
                 return Ok(plane.clone().expect("kernels read the planes of their layout"));
             }
             Slot::Pool(layer) => {
@@ -240,7 +262,7 @@ impl<'a> Binder<'a> {
             }
             slot => panic!("the nodes have no size of {slot:?}"),
         };
-        self.buffers.insert(slot, buffer.clone());
+        self.bound.buffers.insert(slot, buffer.clone());
         Ok(buffer)
     }
 
@@ -248,7 +270,7 @@ impl<'a> Binder<'a> {
     /// names, so it is cleared here.
     fn second(&mut self, slot: Slot, coder: &Coder<'_>) -> Result<wgpu::Buffer, LoadError> {
         let buffer = self.buffer(slot, coder)?;
-        let second = self.seconds.entry(slot).or_insert_with(|| {
+        let second = self.bound.seconds.entry(slot).or_insert_with(|| {
             let mut encoder = self.device.encoder();
             encoder.clear_buffer(&buffer, 0, None);
             self.device.queue.submit([encoder.finish()]);
@@ -267,7 +289,7 @@ impl<'a> Binder<'a> {
                 4 * (matrix.rows * words.iter().sum::<usize>()) as u64
             };
             let bytes = experts.stacks().map(bytes).sum();
-            let places = self.buffers.get(&Slot::Pool(layer))?.clone();
+            let places = self.bound.buffers.get(&Slot::Pool(layer))?.clone();
             Some(LayerPool { layer, slots, bytes, places })
         };
         self.facts.program.experts().filter_map(pool).collect()
@@ -306,7 +328,7 @@ impl<'a> Binder<'a> {
         ];
         let sample = launch("sample", wgsl!("args", "sample"), draw, Grid::Rows)?;
         let pools = self.pools();
-        let handoff_partials = self.buffers.get(&Slot::HandoffPartials).cloned();
+        let handoff_partials = self.bound.buffers.get(&Slot::HandoffPartials).cloned();
         let mut io = |slot| self.buffer(slot, coder);
         let io = Io {
             step: io(Slot::Step)?,
@@ -317,6 +339,11 @@ impl<'a> Binder<'a> {
             tokens: io(Slot::Tokens)?,
             edits: io(Slot::Edits)?,
         };
+        let bound = &mut self.bound;
+        (bound.joined, bound.biases) =
+            (std::mem::take(&mut coder.matrices), std::mem::take(&mut coder.biases));
+        let adapted =
+            [false, true].map(|of_outputs| bound.buffers.get(&Slot::Adapted { of_outputs }).cloned());
         Ok(Model {
             body,
             head_norm,
@@ -325,17 +352,19 @@ impl<'a> Binder<'a> {
             adjust,
             argmax,
             sample,
-            states: self.states,
-            pages: self.pages,
+            states: bound.states.clone(),
+            pages: bound.pages.clone(),
             pools,
             io,
             tilings: self.facts.tilings.clone(),
-            table_rows: self.buffers.get(&Slot::TableRows).cloned(),
-            given: self.buffers.get(&Slot::Given).cloned(),
-            counters: self.counters,
+            table_rows: bound.buffers.get(&Slot::TableRows).cloned(),
+            given: bound.buffers.get(&Slot::Given).cloned(),
+            adapted,
+            counters: bound.counters.clone(),
             handoff_partials: handoff_partials
                 .map(|partials| HandoffPartials::new(self.device, partials))
                 .transpose()?,
+            bound: self.bound,
         })
     }
 }

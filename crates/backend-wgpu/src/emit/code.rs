@@ -66,6 +66,7 @@ pub struct Joined {
 }
 
 /// Biases of some rows of joined matrices.
+#[derive(Clone)]
 pub struct Biases {
     vectors: Vec<Option<VectorId>>,
     order: Order,
@@ -142,11 +143,12 @@ impl<'a> Coder<'a> {
     /// Returns the launches of a node in steps of a class of rows.
     pub fn code(&mut self, node: &Node, class: RowClass) -> Vec<Coded> {
         match &node.kernel {
-            Kernel::Embed { table, scale, is_of_positions, parts } => {
-                self.embed(*table, *scale, *is_of_positions, *parts)
+            Kernel::Embed { table, scale, is_of_positions, types, parts } => {
+                self.embed(*table, *scale, (*is_of_positions, *types), *parts)
             }
             Kernel::AddGiven(part) => vec![self.add_given(*part)],
             Kernel::Matmul(op) => self.matmul(op, node, class),
+            Kernel::Shrink(op) => vec![self.shrink(op, node, class)],
             Kernel::ExpertMatmul(op) => self.expert_matmul(op, node.emits),
             Kernel::LayerEmbeds(op) => vec![self.layer_embeds(op)],
             Kernel::Norm(op) => vec![self.norm(op, node.emits)],

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     hidden::Hazards,
     layout::BLOCK,
-    lower::{Acts, Link, Slot},
+    lower::{Acts, Link, MATRICES, MOST_QUERIES, Slot},
     template::{
         Constants,
         Value::{self, U},
@@ -56,6 +56,9 @@ pub struct Words {
     gated: usize,
     /// Output of down, with sums of squares.
     down: usize,
+    /// Products with A of adapters, `low_words` for each matmul.
+    low: usize,
+    low_words: usize,
     /// All words.
     pub all: usize,
     /// Words of queries, before the stream between layers.
@@ -77,8 +80,10 @@ impl Coder<'_> {
         let stream = projected + 11 * blocks;
         let gated = stream + program.hidden;
         let down = gated + widths.max().unwrap_or(0);
-        let all = down + 11 * blocks;
-        Words { attended: 0, projected, stream, gated, down, all, queries, blocks }
+        let low = down + 11 * blocks;
+        let low_words = self.facts.adapted.map_or(0, |adapted| MATRICES * adapted.ranks);
+        let all = low + (MOST_QUERIES + 3) * low_words;
+        Words { attended: 0, projected, stream, gated, down, low, low_words, all, queries, blocks }
     }
 
     /// Returns the part of attention, or of its merge with its inputs, that hands partials over.
@@ -118,6 +123,18 @@ impl Words {
         part
     }
 
+    /// Returns the offset of the low-rank products of a matmul. They are in the buffer of words that the matmul
+    /// [reads](Self::reads).
+    pub fn low(&self, link: Link) -> usize {
+        let number = match link {
+            Link::Queries(number) => number,
+            Link::Project => MOST_QUERIES,
+            Link::GateUp => MOST_QUERIES + 1,
+            Link::Down(_) | Link::Head | Link::Attend | Link::Merge => MOST_QUERIES + 2,
+        };
+        self.low + number * self.low_words
+    }
+
     /// Returns the part of a launch that writes words. A matmul onto the stream publishes the input of the next one if
     /// `publishes` is true; that of queries writes `pages`.
     pub fn writes(&self, layer: usize, link: Link, publishes: bool, pages: Option<[Slot; 2]>) -> Part {
@@ -127,13 +144,13 @@ impl Words {
         let mut seconds = vec![];
         let mut files: &[&'static str] = &[];
         let constants = match link {
-            Link::Queries(is_first) => {
+            Link::Queries(number) => {
                 seconds.push(("queries", Slot::Between(layer % 2)));
                 let [k_pages, v_pages] = pages.expect("matmuls of queries write pages");
                 seconds.extend([("k_pages", k_pages), ("v_pages", v_pages)]);
                 slots.clear();
                 // No layer precedes the first one, so it clears its own words.
-                if layer > 0 || !is_first {
+                if layer > 0 || number > 0 {
                     return Part { seconds, ..Part::default() };
                 }
                 slots.push(("cleared", own));

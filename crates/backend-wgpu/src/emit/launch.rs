@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::{bytes_of, cast_slice};
 use paguro_backend::{LoadError, STATE_CHUNK, StateShape};
 
-use super::handoff::EMPTY;
+use super::{bind::Bound, handoff::EMPTY};
 use crate::{
     device::{ARGS_BYTES, Device},
     hidden::Hazards,
@@ -28,6 +28,15 @@ pub enum Grid {
     Threads,
     /// A matmul: its outputs, the matrices of its stack, and its kernels.
     Matmul(u32, u32, Arc<[Matmul]>),
+    /// Low-rank products of adapters of a step's rows, or of those with outputs: the matrices of the site, and the kernels.
+    LowRank {
+        /// Matrices of the site.
+        matrices: u32,
+        /// True for rows with outputs.
+        of_outputs: bool,
+        /// Kernels by number of rows.
+        kernels: Arc<[Matmul]>,
+    },
     /// This number of workgroups per item of attention with this kind of tile, in the launch's KV group.
     Attention(Tile, u32),
     /// This number of workgroups per row, if attention has left the result of a row in partials.
@@ -153,10 +162,14 @@ pub struct Model {
     pub table_rows: Option<wgpu::Buffer>,
     /// Given rows, `[given rows, parts, hidden]`.
     pub given: Option<wgpu::Buffer>,
+    /// Tables of the adapters of a step's rows, and of a slice of its outputs.
+    pub adapted: [Option<wgpu::Buffer>; 2],
     /// Names of the counters.
     pub counters: Vec<String>,
     /// Partials of attention with handoff to their merge, if the device uses it.
     pub handoff_partials: Option<HandoffPartials>,
+    /// All buffers.
+    pub bound: Bound,
 }
 
 /// Buffers between host and device.
@@ -165,7 +178,7 @@ pub struct Io {
     pub step: wgpu::Buffer,
     /// `[LOGIT_ROWS, vocab]`
     pub logits: wgpu::Buffer,
-    /// `[LOGIT_ROWS, hidden]`
+    /// `[outputs, hidden]`
     pub normed: wgpu::Buffer,
     /// See `sample.wgsl`.
     pub samples: wgpu::Buffer,
@@ -224,6 +237,7 @@ pub struct LayerPool {
 }
 
 /// States of all sequences in one layer.
+#[derive(Clone)]
 pub struct LayerState {
     /// `[states, rows, channels]`: the input of the convolution at position `p` is in row `p % rows`.
     inputs: StateBuffer,
@@ -231,6 +245,7 @@ pub struct LayerState {
 }
 
 /// States of a delta rule.
+#[derive(Clone)]
 struct DeltaState {
     /// `[states, value_heads, key_dim, value_dim]`, as of the beginning of the chunk.
     matrices: StateBuffer,
@@ -243,6 +258,7 @@ struct DeltaState {
 }
 
 /// A part of all sequences' states.
+#[derive(Clone)]
 pub struct StateBuffer {
     /// States of all sequences, one after the other.
     pub buffer: wgpu::Buffer,

@@ -83,7 +83,8 @@ impl Coder<'_> {
                     vectors::kernel(kernel, &target, layout, blocks, coder.halves_at(layout));
                 let files = [wgsl!("args"), decoder(layout), wgsl!("factor"), &rest.files, files].concat();
                 let constants = [constants, rest.constants.clone()].concat();
-                let part = Part { files, constants, ..rest.clone() };
+                let changes = coder.changes(op, rows.start, kernel.is_tall(), Sync::Barriers);
+                let part = Part { files, constants, ..rest.clone() }.with(changes);
                 let name = kernel.name(layout) + suffix;
                 let counter = Some(format!("{name}[{}x{cols}]", rows.len()));
                 Code { name, counter, part, hazards: &Hazards::DECLARED }
@@ -135,7 +136,7 @@ impl Coder<'_> {
         part.slots.extend([("row_squares", Slot::Squares), ("row_factors", Slot::Factors)]);
         part = part.with(input(op.input, op.acts, layout, blocks, threads, self.facts.program.hidden));
         let bias = self.bias(&op.linears, op.order, rows.clone());
-        part = part.with(bias).with(finish.part);
+        part = part.with(bias).with(finish.part).with(self.changes(op, 0, false, node.sync));
         let hazards = match link {
             None => &Hazards::DECLARED,
             Some((_, Link::Head | Link::Down(true))) => &handoff::LAST,
@@ -352,9 +353,9 @@ pub fn store_constants(epilogue: &Epilogue) -> Constants {
 /// The files that read a layout.
 pub fn decoder(layout: Layout) -> &'static [&'static str] {
     match layout {
-        Layout::F32 => wgsl!("acts_float", "f32"),
-        Layout::F16 => wgsl!("acts_float", "f16", "halves"),
-        Layout::Bf16 => wgsl!("acts_float", "bf16", "halves"),
+        Layout::F32 => wgsl!("quads", "acts_float", "f32"),
+        Layout::F16 => wgsl!("quads", "acts_float", "f16", "halves"),
+        Layout::Bf16 => wgsl!("quads", "acts_float", "bf16", "halves"),
         Layout::Q2 => wgsl!("acts_int", "q2"),
         Layout::Q3 => wgsl!("acts_int", "q3"),
         Layout::Q4 => wgsl!("acts_int", "q4"),

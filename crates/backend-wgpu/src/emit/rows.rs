@@ -1,6 +1,6 @@
 //! Kernels of rows: embeddings, norms, additions of branches, activations.
 
-use paguro_backend::{Activation, LayerEmbeds, MatrixId, Norm, NormKind};
+use paguro_backend::{Activation, LayerEmbeds, MatrixId, Norm, NormKind, VectorId};
 
 use super::{
     code::{Coded, Coder, Part, Slots, written_acts},
@@ -28,7 +28,13 @@ pub const NO_EXPERT: (&str, Value) = ("NO_EXPERT", U(u32::MAX));
 
 impl Coder<'_> {
     /// Returns the launches of a table of embeddings, one for each of its parts.
-    pub fn embed(&mut self, table: MatrixId, scale: f32, is_of_positions: bool, parts: usize) -> Vec<Coded> {
+    pub fn embed(
+        &mut self,
+        table: MatrixId,
+        scale: f32,
+        (is_of_positions, types): (bool, Option<VectorId>),
+        parts: usize,
+    ) -> Vec<Coded> {
         let hidden = self.facts.program.hidden;
         let linear = paguro_backend::Linear { matrix: table, bias: None, bounds: None };
         let weights = self.weights(&[linear], Order::Joined);
@@ -44,10 +50,13 @@ impl Coder<'_> {
                 ("POSITIONS", U(u32::from(is_of_positions))),
                 ("GIVEN", U(u32::from(parts > 0))),
                 ("PARTS", U(parts as u32)),
+                ("TYPES", U(u32::from(types.is_some()))),
+                ("TYPE_IDS", U(self.facts.program.vocab as u32)),
             ];
             let files = [wgsl!("args"), decoder(weights.layout), wgsl!("embed")].concat();
             let mut slots = vec![("step", Slot::Step), ("x", Slot::Stream), ("sampled", Slot::Tokens)];
             slots.push(("given", Slot::Given));
+            slots.extend(types.map(|types| ("types", Slot::Vector(types))));
             slots.extend(self.planes(&weights, index));
             let grid = Grid::Each(weights.blocks.div_ceil(64) as u32);
             Coded::new(format!("{what}_{}", weights.layout.name()), Part::new(&files, constants, slots), grid)
@@ -100,9 +109,11 @@ impl Coder<'_> {
         constants.extend(row_scale(width, op.norm.map_or(0.0, |norm| norm.eps)));
         let (norms, mut slots) = norm_vectors(op.norm);
         constants.extend(norms);
-        let leaves_factor = !is_complete && op.norm.as_ref().is_some_and(is_plain);
+        let leaves_factor = !is_complete && !op.replaces && op.norm.as_ref().is_some_and(is_plain);
         constants.push(("FULL", U(u32::from(!leaves_factor))));
         constants.push(("COMPLETE", U(u32::from(is_complete))));
+        constants.push(("REPLACES", U(u32::from(op.replaces))));
+        constants.push(("WRITES_X", U(u32::from(op.replaces || op.sums.is_some()))));
         if op.norm.is_some_and(|norm| norm.kind == NormKind::Layer) {
             constants.push(("REDUCES", U(1)));
         }

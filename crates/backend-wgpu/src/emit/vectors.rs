@@ -20,13 +20,15 @@ pub fn kernel(
     halves_at: u32,
 ) -> (&'static [&'static str], Constants) {
     match of.kind {
-        Vectors { rows, outputs, threads, memory } => {
+        Vectors { rows, outputs, threads, lanes, memory } => {
             let constants = vec![
                 ("MATMUL", U(1)),
                 ("THREADS", U(threads)),
                 ("OUTS", U(outputs)),
                 ("BATCH", U(rows)),
-                ("SUMS", U((threads / 32 * outputs * rows * 33).max(memory / 4))),
+                ("LANES", U(lanes)),
+                ("LANE_PARTS", U(lanes / 32)),
+                ("SUMS", U((threads / lanes * outputs * rows * (lanes + 1)).max(memory / 4))),
             ];
             (wgsl!("matvec"), constants)
         }

@@ -1,6 +1,6 @@
 //! Tiles of attention: rows and heads that share reads of K and V, and the steps that use cooperative matrices.
 
-use paguro_backend::{KvDtype, Limits};
+use paguro_backend::{KvDtype, Limits, Program};
 
 use super::{facts::Facts, kernels};
 use crate::{
@@ -60,8 +60,9 @@ pub fn few_works(kv: &KvLayout, limits: &Limits) -> bool {
 }
 
 /// Returns the side of the matrices of `attend_few.wgsl`, if the device and the program use it.
-pub fn few(target: &Target, kv: &KvLayout, limits: &Limits) -> Option<u32> {
-    target.cooperative.filter(|_| target.subgroup == 32 && few_works(kv, limits))
+pub fn few(target: &Target, program: &Program, kv: &KvLayout, limits: &Limits) -> Option<u32> {
+    let has_biases = program.attentions().any(|attention| attention.distance_bias.is_some());
+    target.cooperative.filter(|_| target.subgroup == 32 && few_works(kv, limits) && !has_biases)
 }
 
 /// Returns the tiling of attention with cooperative matrices, if the device uses them and their memory fits.

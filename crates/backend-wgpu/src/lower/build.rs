@@ -99,7 +99,7 @@ impl<'a> Builder<'a> {
         self.sizes.need(Slot::Tokens, limits.max_outputs.max(1) + 1);
         self.sizes.need(Slot::Zero, 1);
         self.sizes.need(Slot::Squares, program.hidden.div_ceil(4 * BLOCK) * 4);
-        self.sizes.need(Slot::Factors, self.rows.max(LOGIT_ROWS));
+        self.sizes.need(Slot::Factors, self.rows.max(LOGIT_ROWS).max(limits.max_outputs));
         self.need(Slot::Stream, program.hidden);
         self.need(Slot::Branch, program.hidden);
     }
@@ -110,15 +110,18 @@ impl<'a> Builder<'a> {
     }
 
     fn embed(&mut self, embed: &Embed) {
-        let Embed { table, scale, positions, types: _, norm: _, layers, joined: _ } = embed;
+        let Embed { table, scale, positions, types, norm, layers, joined: _ } = embed;
         let parts = self.given_parts();
         if parts > 0 {
             self.need(Slot::Given, parts * self.facts.program.hidden);
         }
-        self.push(Kernel::Embed { table: *table, scale: *scale, is_of_positions: false, parts });
+        let (of_types, scale) = (types.map(|types| types.table), *scale);
+        self.push(Kernel::Embed { table: *table, scale, is_of_positions: false, types: of_types, parts });
         if let Some(positions) = positions {
-            self.push(Kernel::Embed { table: positions.table, scale: 1.0, is_of_positions: true, parts });
+            let (table, scale) = (positions.table, 1.0);
+            self.push(Kernel::Embed { table, scale, is_of_positions: true, types: None, parts });
         }
+        self.replace(*norm);
         let Some(embeds) = layers else { return };
         let LayerEmbeds { table: _, scale: _, count, width, projection, norm: _ } = embeds;
         self.norm(None);
@@ -132,9 +135,8 @@ impl<'a> Builder<'a> {
             mixer,
             ffn,
             residual,
-            // Programs with these norms were refused.
-            norm_after_mixer: _,
-            norm_after_ffn: _,
+            norm_after_mixer,
+            norm_after_ffn,
             branch_scale,
             input,
             output_scale,
@@ -151,6 +153,7 @@ impl<'a> Builder<'a> {
             }
             mixer => self.mixer(mixer, *branch_scale, waits).filter(|_| waits),
         };
+        self.replace(*norm_after_mixer);
         match ffn {
             FeedForward::Dense(dense) => {
                 self.dense(dense, Slot::Branch);
@@ -160,6 +163,7 @@ impl<'a> Builder<'a> {
             FeedForward::None => {}
         }
         self.join(waiting);
+        self.replace(*norm_after_ffn);
         if let Some(input) = input {
             self.layer_input(input);
         }
@@ -234,16 +238,24 @@ impl<'a> Builder<'a> {
         let hidden = self.facts.program.hidden;
         self.need_acts(self.rows, hidden);
         let rows = Span { slot: Slot::Stream, stride: hidden, first: 0 };
-        let (acts, adds, sums) = (Acts::Normed, None, None);
-        self.push(Kernel::Norm(NormRows { norm, rows, acts, adds, sums, is_of_outputs: false }));
+        self.push(Kernel::Norm(NormRows::new(norm, rows, Acts::Normed)));
+    }
+
+    /// Adds a norm of the residual stream that replaces its rows, if there is one.
+    fn replace(&mut self, norm: Option<Norm>) {
+        if norm.is_some() {
+            self.norm(norm);
+            if let Some(Node { kernel: Kernel::Norm(norm), .. }) = self.nodes.last_mut() {
+                norm.replaces = true;
+            }
+        }
     }
 
     /// Adds a norm of other rows of `width` elements, as activations of a matmul; without a norm, the rows as they are.
     fn activations(&mut self, slot: Slot, width: usize, norm: Option<Norm>) {
         self.need_acts(self.rows, width);
         let rows = Span { slot, stride: width, first: 0 };
-        let (acts, adds, sums) = (Acts::Plain, None, None);
-        self.push(Kernel::Norm(NormRows { norm, rows, acts, adds, sums, is_of_outputs: false }));
+        self.push(Kernel::Norm(NormRows::new(norm, rows, Acts::Plain)));
     }
 
     /// Adds a matmul of one matrix onto `outputs` elements of its own slot.
@@ -362,15 +374,15 @@ impl<'a> Builder<'a> {
         let (rows, outputs) = (limits.max_outputs.clamp(1, LOGIT_ROWS), limits.max_outputs.max(1));
         let sizes = &mut *self.sizes;
         sizes.need(Slot::Logits, rows * vocab);
-        sizes.need(Slot::Embeddings, rows * hidden);
+        sizes.need(Slot::Embeddings, outputs * hidden);
         sizes.need(Slot::Samples, 8 * outputs);
         sizes.need(Slot::Edits, 4 * sampler::room(rows, vocab));
         sizes.need(Slot::Masks, rows.max(outputs.min(256)) * vocab.div_ceil(32));
         sizes.need(Slot::Best, outputs * vocab.div_ceil(sampler::CHUNK) * 2);
-        self.need_acts(LOGIT_ROWS, hidden);
+        self.need_acts(outputs.max(LOGIT_ROWS), hidden);
         let rows = Span { slot: Slot::Stream, stride: hidden, first: 0 };
-        let (norm, acts, adds, sums) = (Some(head.norm), Acts::Normed, None, None);
-        self.push(Kernel::Norm(NormRows { norm, rows, acts, adds, sums, is_of_outputs: true }));
+        let norm = NormRows::new(Some(head.norm), rows, Acts::Normed);
+        self.push(Kernel::Norm(NormRows { is_of_outputs: true, ..norm }));
         let out = Span { slot: Slot::Logits, stride: vocab, first: 0 };
         let mut matmul = Matmul::new(vec![head.linear], Acts::Normed, out);
         matmul.epilogue = Epilogue::Store { scale: head.scale, cap: head.soft_cap };
@@ -378,10 +390,17 @@ impl<'a> Builder<'a> {
     }
 }
 
+impl NormRows {
+    /// Creates a norm of rows.
+    fn new(norm: Option<Norm>, rows: Span, acts: Acts) -> Self {
+        Self { norm, rows, acts, adds: None, sums: None, is_of_outputs: false, replaces: false }
+    }
+}
+
 impl Matmul {
     /// Creates a matmul that stores its results.
     pub fn new(linears: Vec<Linear>, acts: Acts, out: Span) -> Self {
         let (order, input, epilogue) = (Order::Joined, MatmulInput::Ready, Epilogue::STORE);
-        Self { linears, order, acts, input, in_order: false, few: 0, out, epilogue }
+        Self { linears, order, acts, input, in_order: false, few: 0, site: None, out, epilogue }
     }
 }

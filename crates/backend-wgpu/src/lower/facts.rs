@@ -6,6 +6,7 @@ use paguro_backend::{
 };
 
 use super::{
+    adapt::Adapted,
     attention_tiles,
     kernels::{self, Shares},
     node::{Pool, RopeStore, RowClass},
@@ -14,6 +15,7 @@ use crate::{
     adapter::LEAST_THREADS,
     heads::{KvGroup, KvLayout},
     layout::{BLOCK, Layout},
+    matrix::Order,
     plan::Tiling,
     target::Target,
 };
@@ -40,6 +42,8 @@ pub struct Facts<'a> {
     pub tilings: Vec<Tiling>,
     /// Side of the cooperative matrices that steps of few rows attend with, if they do.
     pub few: Option<u32>,
+    /// Adapters, for the launches of steps with some.
+    pub adapted: Option<&'a Adapted>,
 }
 
 impl<'a> Facts<'a> {
@@ -54,11 +58,16 @@ impl<'a> Facts<'a> {
         weights: Option<&'a Weights>,
         limits: &'a Limits,
     ) -> Result<Self, LoadError> {
-        let few = attention_tiles::few(&target, kv, limits);
-        let mut facts = Self { target, program, kv, weights, limits, tilings: vec![], few };
+        let few = attention_tiles::few(&target, program, kv, limits);
+        let mut facts = Self { target, program, kv, weights, limits, tilings: vec![], few, adapted: None };
         facts.check_supported()?;
         facts.tilings = kv.groups.iter().map(|group| attention_tiles::tiling(&facts, group)).collect();
         Ok(facts)
+    }
+
+    /// Returns the site of joined matrices, if adapters change them.
+    pub fn site(&self, linears: &[Linear], order: Order) -> Option<usize> {
+        self.adapted?.sites.iter().position(|site| site.is_of(linears, order))
     }
 
     /// Returns the classes of rows, whose steps have different nodes.

@@ -23,8 +23,9 @@ use crate::{
 type Rule = fn(&Facts<'_>, RowClass, &[Node]) -> Option<(usize, Vec<Node>)>;
 
 /// All rules, in order.
-const RULES: [Rule; 14] = [
+const RULES: [Rule; 15] = [
     add_directly,
+    replaced_once,
     scale_sum,
     norm_sum,
     order_pairs,
@@ -88,6 +89,13 @@ fn add_directly(_: &Facts<'_>, _: RowClass, nodes: &[Node]) -> Option<(usize, Ve
     Some((2, vec![Node::new(kernel)]))
 }
 
+/// A norm that replaces rows of the stream, and these rows as activations: the norm has written them.
+fn replaced_once(_: &Facts<'_>, _: RowClass, nodes: &[Node]) -> Option<(usize, Vec<Node>)> {
+    let [first, Node { kernel: Kernel::Norm(norm), .. }, ..] = nodes else { return None };
+    let replaces = matches!(&first.kernel, Kernel::Norm(norm) if norm.replaces);
+    (replaces && norm.norm.is_none() && is_fresh(norm)).then(|| (2, vec![first.clone()]))
+}
+
 /// Returns the norm of a branch that the next norm can add to the stream, and the factor of the sum.
 fn pending(node: &Node) -> Option<(paguro_backend::Norm, f32)> {
     let Kernel::AddBranch(AddBranch { from, to, post_norm: Some(norm), scale, out_scale, writes }) =
@@ -116,9 +124,9 @@ fn norm_sum(_: &Facts<'_>, _: RowClass, nodes: &[Node]) -> Option<(usize, Vec<No
     is_fresh(norm).then(|| (2, vec![Node::new(Kernel::Norm(NormRows { adds, ..norm.clone() }))]))
 }
 
-/// Returns true for a norm of the stream to which nothing is added.
+/// Returns true for a norm of the stream to which nothing is added, and which stays as it is.
 fn is_fresh(norm: &NormRows) -> bool {
-    norm.rows.slot == Slot::Stream && norm.adds.is_none() && norm.sums.is_none()
+    norm.rows.slot == Slot::Stream && norm.adds.is_none() && norm.sums.is_none() && !norm.replaces
 }
 
 /// The sum of experts, and the norm of the stream: the norm adds it.
@@ -388,7 +396,8 @@ fn end(facts: &Facts<'_>, list: &mut List) {
         *last = Node::new(Kernel::Norm(norm));
     }
     let (Some(norm), Some(head)) = (norm.norm, matmul(logits)) else { return };
-    if can_emit(facts, list.class, last, &norm) && facts.is_whole(&head.linears) {
+    let is_adapted = facts.site(&head.linears, head.order).is_some();
+    if can_emit(facts, list.class, last, &norm) && facts.is_whole(&head.linears) && !is_adapted {
         list.direct = Some(applies(logits, norm.eps));
         *last = emits(last, norm);
     }

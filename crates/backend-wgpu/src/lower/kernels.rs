@@ -17,9 +17,9 @@ pub struct Matmul {
 /// Kind of a matmul kernel.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
-    /// Each group of 32 threads computes `rows` × `outputs` results. The workgroup has `threads` threads and declares
+    /// Each group of `lanes` threads computes `rows` × `outputs` results. The workgroup has `threads` threads and declares
     /// at least `memory` bytes of workgroup memory.
-    Vectors { rows: u32, outputs: u32, threads: u32, memory: u32 },
+    Vectors { rows: u32, outputs: u32, threads: u32, lanes: u32, memory: u32 },
     /// Tiles: each of `threads` threads, in rows of 16, computes `rows` × `outputs` results.
     Tiles { rows: u32, outputs: u32, threads: u32 },
     /// Cooperative matrices with this side: `columns` adjacent tiles, each computed by `teams` teams of `groups`
@@ -33,10 +33,14 @@ use Kind::{Cooperative, Tiles, Vectors};
 const VECTOR_ROWS: u32 = 4;
 /// Threads of a workgroup of vectors.
 const VECTOR_THREADS: u32 = 256;
+/// Threads that share the inputs of an output of vectors.
+const LANES: u32 = 32;
+/// The same for low-rank products, which have few outputs.
+pub const LOW_RANK_LANES: u32 = 128;
 /// The kernel of up to [`VECTOR_ROWS`] rows. It declares more workgroup memory than it needs: NVIDIA's driver allocates
 /// as many registers per thread as leave room for all workgroups whose memory fits, and with five concurrent workgroups
 /// instead of seven more loads are in flight.
-const FEW: Kind = Vectors { rows: VECTOR_ROWS, outputs: 3, threads: 128, memory: 8448 };
+const FEW: Kind = Vectors { rows: VECTOR_ROWS, outputs: 3, threads: 128, lanes: LANES, memory: 8448 };
 /// Minimum number of outputs for each processor with which a matmul of one row occupies a device.
 const WIDE: u32 = 62;
 /// Maximum rows for which no matmul uses cooperative matrices. From the next row on, activations have copies in half
@@ -105,14 +109,47 @@ pub fn matmuls(
 }
 
 fn vectors(rows: u32, outputs: u32) -> Kind {
-    Vectors { rows, outputs, threads: VECTOR_THREADS, memory: 0 }
+    Vectors { rows, outputs, threads: VECTOR_THREADS, lanes: LANES, memory: 0 }
 }
 
 /// Returns the kernel of a matmul of one row, with `tile` outputs per workgroup if given.
 pub fn one_row(target: &Target, layout: Layout, outputs: u32, tile: Option<u32>) -> Matmul {
     let Some(tile) = tile else { return matmuls(target, (None, 0), layout, outputs, 1)[0] };
     let threads = (32 * tile).min(target.most_threads);
-    Matmul { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads, memory: 0 } }
+    let outputs = tile / (threads / LANES);
+    Matmul { most_rows: 1, kind: Vectors { rows: 1, outputs, threads, lanes: LANES, memory: 0 } }
+}
+
+/// Rows of the tiles of cooperative matrices of low-rank products.
+pub const LOW_RANK_TILE: usize = 16;
+
+/// Returns the most rows of an item of low-rank products without cooperative matrices.
+pub fn low_rank_rows(target: &Target) -> usize {
+    if target.is_software { 2 } else { VECTOR_ROWS as usize }
+}
+
+/// Kernels of low-rank products, by number of rows. Those with cooperative matrices are for the steps in which matmuls have longer
+/// tiles. All others sum in one order.
+pub fn low_rank(target: &Target, cooperative: Option<u32>) -> Vec<Matmul> {
+    let vectors = |most_rows: u32, rows: u32, outputs: u32| Matmul {
+        most_rows,
+        kind: Vectors { rows, outputs, threads: VECTOR_THREADS, lanes: LOW_RANK_LANES, memory: 0 },
+    };
+    let several = |most_rows: u32| vectors(most_rows, low_rank_rows(target) as u32, 2);
+    let mut kernels = vec![vectors(1, 1, 1)];
+    match cooperative {
+        None => kernels.push(several(u32::MAX)),
+        Some(side) => {
+            let wide = |teams: u32| {
+                let matrices = [LOW_RANK_TILE as u32 / side, 32 / side];
+                let kind = Cooperative { side, columns: 1, teams, groups: 1, matrices, deep: SPLIT_DEEP };
+                Matmul { most_rows: u32::MAX, kind }
+            };
+            kernels.push(several(class_rows(target)[0]));
+            kernels.push(if fits(target, &wide(8)) { wide(8) } else { wide(4) });
+        }
+    }
+    kernels
 }
 
 /// Returns true if a workgroup of a matmul of one row has room for its own activations beside its sums.
@@ -269,7 +306,7 @@ impl Matmul {
     /// Rows and outputs of a workgroup.
     pub fn covers(&self) -> [u32; 2] {
         match self.kind {
-            Vectors { rows, outputs, threads, .. } => [rows, threads / 32 * outputs],
+            Vectors { rows, outputs, threads, lanes, .. } => [rows, threads / lanes * outputs],
             Tiles { rows, outputs, threads } => [threads / 16 * rows, 16 * outputs],
             Cooperative { side, columns, groups, matrices, .. } => {
                 [side * groups * matrices[0], side * matrices[1] * columns]
@@ -291,6 +328,16 @@ impl Matmul {
             *threads = to;
         }
         self
+    }
+
+    /// Returns true for cooperative matrices.
+    pub fn is_cooperative(&self) -> bool {
+        matches!(self.kind, Cooperative { .. })
+    }
+
+    /// Returns true for cooperative matrices whose tiles are those of steps with many rows.
+    pub fn is_tall(&self) -> bool {
+        matches!(self.kind, Cooperative { groups, .. } if groups > 1)
     }
 
     /// Subgroups of cooperative matrices.

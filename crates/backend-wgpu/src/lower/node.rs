@@ -1,8 +1,8 @@
 //! Nodes: the launches of a step, as data. A node names what it computes and the slots that it reads and writes.
 
 use paguro_backend::{
-    Activation, DeltaRule, DeltaShape, Experts, KvSlot, Latent, LayerEmbeds, Linear, MatrixId, Norm,
-    PositionScale, QkNorm, ShortConv, Ssd, VectorId,
+    Activation, DeltaRule, DeltaShape, DistanceBias, Experts, KvSlot, Latent, LayerEmbeds, Linear, MatrixId,
+    Norm, PositionScale, QkNorm, ShortConv, Ssd, VectorId,
 };
 
 use super::{kernels::ExpertTiles, slot::Slot};
@@ -75,8 +75,9 @@ pub struct Span {
 /// The operation of a node. `lower.rs` lists their kernels.
 #[derive(Clone, Debug)]
 pub enum Kernel {
-    /// Rows of a table of embeddings, or of one of positions, which are added. Rows that a step gives have this many parts.
-    Embed { table: MatrixId, scale: f32, is_of_positions: bool, parts: usize },
+    /// Rows of a table of embeddings, with those of token types, or of one of positions, which are added. Rows that a step gives
+    /// have this many parts.
+    Embed { table: MatrixId, scale: f32, is_of_positions: bool, types: Option<VectorId>, parts: usize },
     /// Addition of a part of given rows to the residual stream.
     AddGiven(usize),
     /// Embeddings for all layers.
@@ -87,6 +88,8 @@ pub enum Kernel {
     AddBranch(AddBranch),
     /// A matmul of activations.
     Matmul(Matmul),
+    /// The products of the next matmul's activations with A of adapters.
+    Shrink(Matmul),
     /// A matmul of each row with the matrices of its experts.
     ExpertMatmul(ExpertMatmul),
     /// Norms of heads, rotation, queries, and K and V into pages.
@@ -150,6 +153,8 @@ pub struct NormRows {
     pub sums: Option<AddExperts>,
     /// True for rows with outputs, whose norms are stored.
     pub is_of_outputs: bool,
+    /// True if the normed rows replace those of the residual stream.
+    pub replaces: bool,
 }
 
 /// `to = (to + scale * post_norm(from)) * out_scale`
@@ -184,6 +189,8 @@ pub struct Matmul {
     pub in_order: bool,
     /// Maximum rows without cooperative matrices, if it is more than that of the layout.
     pub few: u32,
+    /// Index of its [site](super::Site), if adapters change it.
+    pub site: Option<usize>,
     /// The results.
     pub out: Span,
     /// Operation on the results.
@@ -314,6 +321,8 @@ pub struct Attend {
     pub scale: f32,
     /// Cap of the scores.
     pub soft_cap: Option<f32>,
+    /// Biases of the scores.
+    pub distance_bias: Option<DistanceBias>,
     /// Slot of k and v; the group has the window.
     pub kv: KvSlot,
     /// The tile.
@@ -415,8 +424,8 @@ pub enum Sync {
 /// Place of a node in a layer of handoff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// Matmul of queries, keys and values; true for the layer's first one.
-    Queries(bool),
+    /// Matmul of queries, keys and values, by its number in the layer.
+    Queries(usize),
     /// Attention.
     Attend,
     /// The merge.
@@ -440,7 +449,7 @@ impl Node {
     /// Returns the activations that it reads, and the matrix that it multiplies.
     pub fn reads_acts(&self) -> Option<(Acts, Option<&Linear>)> {
         match &self.kernel {
-            Kernel::Matmul(op) => Some((op.acts, op.linears.first())),
+            Kernel::Matmul(op) | Kernel::Shrink(op) => Some((op.acts, op.linears.first())),
             Kernel::ExpertMatmul(op) => Some((op.acts, op.linears.first())),
             Kernel::GatherHalves { acts, .. } => Some((*acts, None)),
             _ => None,

@@ -97,7 +97,7 @@ pub enum Slot {
     EmbedGate,
     /// `[LOGIT_ROWS, vocab]`
     Logits,
-    /// `[LOGIT_ROWS, hidden]`
+    /// `[outputs, hidden]`
     Embeddings,
     /// See `sample.wgsl`.
     Samples,
@@ -127,6 +127,16 @@ pub enum Slot {
     Fills,
     /// Rotations of positions 256 apart, or of those below 256.
     Rotations { rope: usize, is_far: bool },
+    /// The table of adapters of a step's rows, or of a slice of its outputs (`low_rank.rs`).
+    Adapted { of_outputs: bool },
+    /// Products with A of adapters, in floats.
+    Low,
+    /// The same in half precision, in the order of matrices.
+    LowHalves,
+    /// A of adapters of a site.
+    A(usize),
+    /// B of adapters of a site.
+    B(usize),
     /// Words of handoff of even or odd layers.
     Words(usize),
     /// Queries and the stream between layers, of even or odd layers.
@@ -162,6 +172,7 @@ impl Slot {
             Self::Masks => "masks",
             Self::Edits => "bias and penalties",
             Self::Staged { .. } => "experts of one layer",
+            Self::Adapted { .. } | Self::Low | Self::LowHalves => "adapters of a step",
             _ => "intermediate results",
         }
     }

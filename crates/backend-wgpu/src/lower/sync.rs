@@ -10,6 +10,9 @@ use super::{
 };
 use crate::{heads::is_plain, layout::BLOCK, plan::Tile};
 
+/// Matmuls of queries, keys and values of a layer, at most.
+pub const MOST_QUERIES: usize = 3;
+
 /// Enters the synchronization of all nodes.
 pub fn sync(facts: &Facts<'_>, list: &mut List) {
     for node in &mut list.body {
@@ -65,15 +68,23 @@ fn words(facts: &Facts<'_>, list: &List) -> Option<Vec<Option<(usize, Link)>>> {
             _ => false,
         };
         let rotates = |op: &Matmul| matches!(op.epilogue, Epilogue::Rope(_));
+        let is_shrink = |node: &&Node| matches!(node.kernel, Kernel::Shrink(_));
+        let mut number = 0;
+        loop {
+            // Words of the first layer do not exist yet, so its low-rank products pass a barrier.
+            match nodes.next_if(is_shrink) {
+                Some(_) if layer == 0 => links.push(None),
+                Some(_) => links.push(Some((layer, Link::Queries(number)))),
+                None => {}
+            }
+            if nodes.next_if(|node| of(node, rotates)).is_none() {
+                break;
+            }
+            links.push(Some((layer, Link::Queries(number))));
+            number += 1;
+        }
+        (1..=MOST_QUERIES).contains(&number).then_some(())?;
         let mut link = |link| links.push(Some((layer, link)));
-        let mut is_first = true;
-        while nodes.next_if(|node| of(node, rotates)).is_some() {
-            link(Link::Queries(is_first));
-            is_first = false;
-        }
-        if is_first {
-            return None;
-        }
         let attend = nodes.next()?;
         let Kernel::Attend(op) = &attend.kernel else { return None };
         let group = facts.group(op.kv);
@@ -81,15 +92,24 @@ fn words(facts: &Facts<'_>, list: &List) -> Option<Vec<Option<(usize, Link)>>> {
         link(Link::Attend);
         nodes.next_if(|node| matches!(node.kernel, Kernel::Merge(_)))?;
         link(Link::Merge);
+        if nodes.next_if(is_shrink).is_some() {
+            link(Link::Project);
+        }
         let adds = |op: &Matmul| op.input == Input::Ready && matches!(op.epilogue, Epilogue::AddNorm(_));
         nodes.next_if(|node| of(node, adds))?;
         link(Link::Project);
+        if nodes.next_if(is_shrink).is_some() {
+            link(Link::GateUp);
+        }
         let gates = |op: &Matmul| matches!((op.input, &op.epilogue), (Input::Squares(_), Epilogue::Gate(_)));
         nodes.next_if(|node| of(node, gates))?;
         link(Link::GateUp);
         let adds = |op: &Matmul| {
             op.input == Input::Floats && matches!(op.epilogue, Epilogue::AddNorm(_) | Epilogue::Add(1.0))
         };
+        if nodes.next_if(is_shrink).is_some() {
+            link(Link::Down(false));
+        }
         let down = nodes.next_if(|node| of(node, adds))?;
         let Kernel::Matmul(down) = &down.kernel else { return None };
         link(Link::Down(nodes.peek().is_none()));

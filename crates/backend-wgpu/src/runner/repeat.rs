@@ -44,16 +44,18 @@ impl GpuRunner {
     fn repeat_step(&mut self, step: u64, is_first: bool) -> Result<(), StepError> {
         self.canaries.forget(step);
         self.repeated += 1;
-        let Self { device, model, canaries, kernel_statistics, flights, .. } = self;
+        let Self { device, canaries, kernel_statistics, flights, .. } = self;
         let Flight { plan, slices, sampled, submission, timed, is_apart, .. } =
             &mut flights[flight_index(step)];
         if is_first {
             plan.uncarry(&self.tokens);
         }
         (*is_apart, *timed) = (true, None);
+        let model = self.adapted.of(plan, &self.model);
         plan.upload(device, model);
         let mut encoding = Encoding { device, model, canaries, kernel_statistics, step };
         for slice in slices.iter() {
+            plan.upload_adapted(device, model, true, slice.first);
             let mut commands = encoding.launch(&launches(model, plan, slice.first, slice.count), || 1)?;
             encoding.sample(&mut commands, plan, slice);
             *submission = encoding.finish(commands, sampled.len())?;

@@ -7,7 +7,6 @@ use paguro_backend::{OutputKind, OutputValue, Sampled, Step, StepError, sampling
 use super::{GpuRunner, flight_index};
 use crate::{
     flight::{Encoding, Flight, Slice},
-    lower::LOGIT_ROWS,
     pace::Pass,
     planned::{PATIENCE, Planned, encode_all, launches},
     sampler::Sampler,
@@ -46,6 +45,7 @@ impl GpuRunner {
             let at = self.carried.iter().position(|&output| output == carried.output);
             plan.carry(carried.row, at.unwrap_or_default());
         }
+        self.plan_adapters(step)?;
         self.prepare_table_rows(step, is_whole)?;
         self.run(step, place)
     }
@@ -53,19 +53,9 @@ impl GpuRunner {
     /// Runs the planned step, in slices of its output rows.
     fn run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
         let plan = &self.flights[self.flight_index()].plan;
-        plan.upload(&self.device, &self.model);
-        let (outputs, logits) = (plan.outputs.rows.len(), plan.outputs.logit_rows);
-        let mut first = 0;
-        loop {
-            // Rows with and without logits do not share a slice.
-            let end = if first < logits { logits } else { outputs };
-            let count = (end - first).min(LOGIT_ROWS);
-            self.run_slice(step, place, first, count)?;
-            first += count;
-            if first >= outputs {
-                return Ok(());
-            }
-        }
+        plan.upload(&self.device, self.adapted.of(plan, &self.model));
+        let slices = plan.slices();
+        slices.into_iter().try_for_each(|(first, count)| self.run_slice(step, place, first, count))
     }
 
     /// Runs a slice of the output rows, and the whole pass before the first one.
@@ -77,8 +67,10 @@ impl GpuRunner {
         count: usize,
     ) -> Result<(), StepError> {
         let flight = self.flight_index();
-        let Self { device, model, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
+        let Self { device, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
         let Flight { plan, slices, sampled, submission, timed, is_apart, .. } = &mut flights[flight];
+        let model = self.adapted.of(plan, &self.model);
+        plan.upload_adapted(device, model, true, first);
         let launches = launches(model, plan, first, count);
         if device.target.timed {
             let timed = launches.iter().filter(|planned| !planned.runs_once());
@@ -131,13 +123,14 @@ impl GpuRunner {
         slices.push(Slice { first, count, samples, edits, masks: words });
         encoding.sample(&mut commands, plan, &slices[slices.len() - 1]);
         let (logits, normed) = (vocab * 4, self.program.hidden * 4);
-        let bytes = count * (logits + normed);
+        let logits_end = if first < plan.outputs.logit_rows { count * logits } else { 0 };
+        let bytes = logits_end + count * normed;
         if !for_host.is_empty() {
             let io = &model.io;
-            if first < plan.outputs.logit_rows {
-                commands.copy_buffer_to_buffer(&io.logits, 0, &self.rows, 0, (count * logits) as u64);
+            if logits_end > 0 {
+                commands.copy_buffer_to_buffer(&io.logits, 0, &self.rows, 0, logits_end as u64);
             }
-            let (at, size) = ((count * logits) as u64, (count * normed) as u64);
+            let (at, size) = (logits_end as u64, (count * normed) as u64);
             commands.copy_buffer_to_buffer(&io.normed, 0, &self.rows, at, size);
             if device.target.handoff {
                 encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
@@ -160,7 +153,7 @@ impl GpuRunner {
             for &(index, place) in &for_host {
                 let kind = &step.outputs[index].kind;
                 answers[place_of(index)] = match kind {
-                    OutputKind::Embedding => Some(OutputValue::Embedding(row(count * logits, normed, place))),
+                    OutputKind::Embedding => Some(OutputValue::Embedding(row(logits_end, normed, place))),
                     OutputKind::Logits => Some(OutputValue::Logits(row(0, logits, place))),
                     kind => sampling::answer(&row(0, logits, place), kind, scratch),
                 };

@@ -1,5 +1,5 @@
 // Loads activations in single precision, [rows, 8, BLOCKS]: a block of 32 is eight quads.
-//% provides add_quad load_acts Acts
+//% provides load_acts Acts
 //% if MATMUL
 @group(0) @binding(3) var<storage, read> x_floats: array<vec4<f32>>; // [rows, 8, BLOCKS]
 //% end
@@ -20,8 +20,3 @@ fn load_acts(row: u32, block: u32) -> Acts {
   );
 }
 //% end
-
-// Adds the products of a quad in order, so that the sum is the same in every kernel.
-fn add_quad(acc: f32, w: vec4<f32>, x: vec4<f32>) -> f32 {
-  return fma(w.w, x.w, fma(w.z, x.z, fma(w.y, x.y, fma(w.x, x.x, acc))));
-}

@@ -1,5 +1,5 @@
 // Loads, receives or quantizes activations in eight bits: x[i] = scale * quants[i] for each block of 32.
-//% provides dot_half load_acts make_acts quad take_acts Acts needs Block bytes give_up is_there largest_in line patience
+//% provides act_quad dot_half load_acts make_acts quad take_acts Acts needs Block bytes give_up is_there largest_in line patience
 //% quants_of with_sums
 //% if OWN_ACTS
 //% if AWAITED
@@ -159,6 +159,12 @@ fn load_acts(row: u32, block: u32) -> Acts {
 }
 //% end
 
+//% if WEIGHTS_IN_FLOATS
+// Returns the four activations of quad `j`.
+fn act_quad(x: Acts, j: u32) -> vec4<f32> {
+  return x.scale * vec4<f32>(unpack4xI8(select(x.lo[j % 4u], x.hi[j % 4u], j >= 4u)));
+}
+//% else
 fn dot_half(a: vec4<u32>, b: vec4<u32>) -> i32 {
   return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
 }
@@ -169,3 +175,4 @@ fn quad(w: Block, j: u32) -> vec4<f32> {
   let l = line(w, j);
   return fma(vec4<f32>(unpack4xU8(bytes(w, j) ^ SIGNS)), vec4<f32>(l.x), vec4<f32>(l.y));
 }
+//% end

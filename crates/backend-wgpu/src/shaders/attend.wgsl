@@ -11,7 +11,7 @@
 //
 // kv_f16.wgsl, kv_q8.wgsl and kv_q4.wgsl define the layout of K and V in pages. A read of K has K_FOURS quads of
 // dimensions of a token. A read of V has four dimensions of V_TOKENS tokens.
-//% provides number_at put_number needs Sum clear emit_shared hadamard item_of join k_four k_scale k_scales
+//% provides number_at put_number needs Sum clear distance_bias emit_shared hadamard item_of join k_four k_scale k_scales
 //% load_values page_of partial_of publish_partial seen_by split_begin stage sum_at top_at v_four values_at work_of
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>; // [rows, HEADS, DIM / 4]
@@ -128,6 +128,12 @@ fn main(
   }
 //% end
 //% end
+//% if BIASED
+//% for h in 0..4
+  let bias_head_${h} = item.first_head + min((own * 4u + ${h}u) % TILE_HEADS, item.heads - 1u);
+  let bias_position_${h} = item.position + min((own * 4u + ${h}u) / TILE_HEADS, item.rows - 1u);
+//% end
+//% end
 //% for v in 0..FOURS
 //% for o in 0..OUTS
   var result_${v}_${o} = Sum(vec4<f32>(0.0), NOTHING);
@@ -233,6 +239,11 @@ fn main(
 //% for j in 0..TOKENS_1
 //% if CAP
     score_${j} = SOFT_CAP * tanh(clamp(score_${j} / SOFT_CAP, vec4<f32>(-15.0), vec4<f32>(15.0))) * 1.4426950408889634;
+//% end
+//% if BIASED
+//% for h in 0..4
+    score_${j}[${h}] += distance_bias(bias_head_${h}, bias_position_${h}, base + t_${j});
+//% end
 //% end
 //% if RANGES
     score_${j} = select(vec4<f32>(UNSEEN), score_${j}, (vec4<i32>(i32(t_${j})) >= first) & (vec4<i32>(i32(t_${j})) <= last));

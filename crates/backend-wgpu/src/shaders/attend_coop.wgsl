@@ -7,7 +7,7 @@
 // later block exceeds it by more than SLACK. Then the sums are rescaled through workgroup memory, which is exact. Runs
 // are added in order, and their rescaling is exact as well. So a workgroup may compute one run or all, and a result
 // depends only on its query and the tokens before it.
-//% needs Outs Rows Sums emit item_of partial_of power_of_two seen_by split_begin stage staged work_of
+//% needs Outs Rows Sums distance_bias emit item_of partial_of power_of_two seen_by split_begin stage staged work_of
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS] of eight f16, see pages.rs
@@ -268,6 +268,13 @@ fn main(
     var score_${i} = staged(own + ${i}u * LANES);
 //% if CAP
     score_${i} = SOFT_CAP * tanh(clamp(score_${i} / SOFT_CAP, vec4<f32>(-15.0), vec4<f32>(15.0))) * 1.4426950408889634;
+//% end
+//% end
+//% if BIASED
+//% for i in 0..SHARE
+//% for c in 0..4
+    score_${i}[${c}] += distance_bias(min(head, HEADS - 1u), item.position + own_row, block + 4u * (${i}u * LANES + lane) + ${c}u);
+//% end
 //% end
 //% end
     if (block + TOKENS > all_to || block < all_from) {

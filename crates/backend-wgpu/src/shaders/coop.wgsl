@@ -7,7 +7,10 @@
 // being loaded. Activations have half precision, in the order of matrices. Each subgroup reads its own rows; adjacent
 // tiles share them in the first-level cache. Sums have single precision: a team adds its inputs in order, and then the
 // sums of teams are added in order.
-//% needs Outs Rows Sums load_block place_of_expert store store_activations w_half
+//
+// With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`). With
+// WIDE_CHANGES, products with B of adapters are added to the sums (`change.wgsl`), in stages behind all others.
+//% needs Outs Rows Sums b_half begin_item first_use last_use load_block low_matrix padded_ranks place_of_expert ranks_of store store_activations w_half
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles] see route_tiles.wgsl
 //% end
@@ -75,7 +78,13 @@ fn main(
   @builtin(subgroup_id) group: u32,
   @builtin(subgroup_invocation_id) lane: u32,
 ) {
+//% if SHRINKS
+  let item = begin_item(wid.x);
+  let row = item.x;
+  let stack = item.y;
+//% else
   let row = wid.x * TILE_ROWS;
+//% end
   let piece = group / ROW_GROUPS;
   let team = piece % K_GROUPS;
   let output = (wid.y * COLUMNS + piece / K_GROUPS) * TILE_OUTS;
@@ -89,7 +98,10 @@ fn main(
   bias_from = expert * OUTPUTS;
 //% end
 //% else
+//% if SHRINKS
+//% else
   const stack = 0u;
+//% end
 //% end
   let own_row = row + group % ROW_GROUPS * ROWS * SIDE;
   let member = group % ROW_GROUPS * SUBGROUP + lane;
@@ -169,6 +181,44 @@ fn main(
     continuing { stage += DEEP * K_GROUPS; }
 //% end
   }
+//% if WIDE_CHANGES
+  let end = last_use(min(row + TILE_ROWS, args.rows) - 1u);
+  for (var use_ = first_use(row); use_ < end; use_++) {
+    for (var rank = 0u; rank < ranks_of(use_); rank += 32u * DEEP) {
+//% for k in 0..STEPS
+//% for r in 0..ROWS
+      let rows_${k}_${r} = coopLoadT<Rows>(&low_halves[low_matrix(use_, own_row + ${r}u * SIDE, rank + ${k}u * SIDE) * UNITS], 4u * UNITS);
+//% end
+//% end
+      meet();
+//% for i in 0..LOADS
+//% if WHOLE
+      {
+//% else
+      if (row_${i} < TILE_OUTS) {
+//% end
+//% for j in 0..8
+        put_w(piece * PIECE + row_${i} * STRIDE + 8u * place_${i} + ${j}u,
+          select(vec4<f16>(), b_half(use_, from_${i}, rank + 32u * place_${i} + 4u * ${j}u), team == 0u));
+//% end
+      }
+//% end
+      meet();
+//% for k in 0..STEPS
+      {
+//% for o in 0..OUTS
+        let outs_${o} = coopLoad<Outs>(&w_tile[(piece * PIECE + ${o}u * SIDE * STRIDE + ${k}u * SIDE / 4u) * UNITS], STRIDE * UNITS);
+//% end
+//% for r in 0..ROWS
+//% for o in 0..OUTS
+        sums_${r}_${o} = coopMultiplyAdd(rows_${k}_${r}, outs_${o}, sums_${r}_${o});
+//% end
+//% end
+      }
+//% end
+    }
+  }
+//% end
 //% for r in 0..ROWS
 //% for o in 0..OUTS
   workgroupBarrier();
@@ -200,7 +250,11 @@ fn main(
 //% if EXPERTS
     if (o < OUTPUTS) { store(r, o, sum, 1.0); }
 //% else
+//% if SHRINKS
+    if (o < padded_ranks()) { store(r, o, sum, 1.0); }
+//% else
     if (r < args.rows && o < OUTPUTS) { store(r, o, sum, 1.0); }
+//% end
 //% end
 //% end
   }

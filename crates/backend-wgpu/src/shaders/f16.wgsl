@@ -1,5 +1,5 @@
 // Decodes weights in half precision.
-//% provides widen
+//% provides widen needs half_quad
 fn widen(a: u32, b: u32) -> vec4<f32> {
-  return vec4<f32>(unpack2x16float(a), unpack2x16float(b));
+  return half_quad(a, b);
 }

@@ -1,5 +1,5 @@
 // Decodes weights in single precision.
-//% provides accumulate load_block quad Block needs Acts add_quad
+//% provides accumulate load_block quad Block needs Acts act_quad add_quad
 @group(0) @binding(0) var<storage, read> w_quants: array<vec4<f32>>; // [rows, 8, BLOCKS] four elements each
 
 struct Block {
@@ -8,6 +8,8 @@ struct Block {
 //% end
 }
 
+//% if SHRINKS
+//% else
 fn load_block(row: u32, block: u32) -> Block {
   let at = row * 8u * BLOCKS + block;
   return Block(
@@ -16,11 +18,16 @@ fn load_block(row: u32, block: u32) -> Block {
 //% end
   );
 }
+//% end
 
 fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   var sum = acc;
 //% for j in 0..8
+//% if WEIGHTS_IN_FLOATS
+  sum = add_quad(sum, w.q${j}, act_quad(x, ${j}u));
+//% else
   sum = add_quad(sum, w.q${j}, x.q${j});
+//% end
 //% end
   return sum;
 }

@@ -1,6 +1,6 @@
-// Computes a matmul of few rows, [rows, OUTPUTS]. A group of 32 threads computes OUTS outputs of BATCH rows. Lane l
-// sums blocks l, l + 32, ... in order; then the sums of the lanes are added in order. A result depends only on its row
-// and its weights, for any BATCH and OUTS.
+// Computes a matmul of few rows, [rows, OUTPUTS]. A group of LANES threads, which are 32 or a multiple, computes OUTS outputs
+// of BATCH rows. Lane l sums blocks l, l + LANES, ... in order; then the sums of each 32 lanes are added in order, and these
+// sums. A result depends only on its row and its weights, for any BATCH and OUTS.
 //
 // With one row, or one row and expert, a kernel may include other operations:
 // - NORMED: activations are those of a norm, whose factor is computed here and applied to the results. So the matmul
@@ -8,16 +8,18 @@
 // - OWN_ACTS: activations are floats, which every workgroup quantizes itself.
 // - FINISHES: results stay in the workgroup, and its threads `finish` them.
 // - CHOOSES: every workgroup chooses the experts of its row itself.
-//% needs accumulate add_squares choose factor_of finish load_acts load_block make_acts place_of_expert prefetch store take_acts wait_for_some
+//
+// With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`).
+//% needs accumulate add_squares begin_item change_with choose factor_of finish load_acts load_block look_ahead make_acts place_of_expert prefetch store take_acts wait_for_some
 //% if EXPERTS
 //% if CHOOSES
 //% else
 @group(0) @binding(20) var<storage, read> chosen: array<u32>; // [rows, experts of a row]
 //% end
 //% end
-var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, 33], at least
+var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, LANES + 1], at least
 //% if FINISHES
-const TILE = THREADS / 32u * OUTS;
+const TILE = THREADS / LANES * OUTS;
 var<workgroup> totals: array<f32, TILE>;
 //% if BIAS
 @group(0) @binding(6) var<storage, read> bias: array<f32>; // [OUTPUTS]
@@ -25,8 +27,19 @@ var<workgroup> totals: array<f32, TILE>;
 //% end
 // Returns result `n` of the workgroup: the sum over its lanes.
 fn total_of(n: u32) -> f32 {
-  var total = 0.0;
-  for (var l = 0u; l < 32u; l++) { total += sums[n * 33u + l]; }
+//% for p in 0..LANE_PARTS
+  var total_${p} = 0.0;
+//% end
+  for (var l = 0u; l < 32u; l++) {
+    let at = n * (LANES + 1u) + l;
+//% for p in 0..LANE_PARTS
+    total_${p} += sums[at + 32u * ${p}u];
+//% end
+  }
+  var total = total_0;
+//% for p in 1..LANE_PARTS
+  total += total_${p};
+//% end
   return total;
 }
 
@@ -41,9 +54,15 @@ fn place_of(row: u32, number: u32) -> u32 {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
-  let lane = tid % 32u;
-  let group = tid / 32u;
-  let output = (wid.y * (THREADS / 32u) + group) * OUTS;
+  let lane = tid % LANES;
+  let group = tid / LANES;
+  let output = (wid.y * (THREADS / LANES) + group) * OUTS;
+//% if SHRINKS
+  const number = 0u;
+  let item = begin_item(wid.x);
+  let row = item.x;
+  let stack = item.y;
+//% else
 //% if EXPERTS
   // This workgroup has one row and one expert. A stack has the weights of all experts.
 //% if CHOOSES
@@ -74,6 +93,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   const stack = 0u;
 //% end
 //% end
+//% end
   // Past the end, the last outputs are computed again and not stored.
 //% for o in 0..OUTS
   let from_${o} = stack + min(output + ${o}u, OUTPUTS - 1u);
@@ -85,13 +105,16 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   // The weights of the first EARLY blocks of a lane are loaded before activations are ready.
 //% for e in 0..EARLY
 //% for o in 0..OUTS
-  let early_${e}_${o} = load_block(from_${o}, min(lane + ${e}u * 32u, BLOCKS - 1u));
+  let early_${e}_${o} = load_block(from_${o}, min(lane + ${e}u * LANES, BLOCKS - 1u));
 //% end
 //% end
 //% end
 //% if FINISHES
   let first = wid.y * TILE;
   let prefetched = prefetch(tid, first);
+//% if CHANGES
+  let ahead = look_ahead(row, min(first + min(tid, TILE - 1u), OUTPUTS - 1u));
+//% end
 //% end
 //% if AWAITED
   wait_for_some(wid.y, tid);
@@ -115,24 +138,24 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     acc_${o}_0 = accumulate(acc_${o}_0, early_${e}_${o}, x);
 //% end
   }
-  block += 32u;
+  block += LANES;
 //% end
 //% end
 //% if TWICE
   // The weights of two blocks are loaded at a time.
-  for (; block + 32u < BLOCKS; block += 64u) {
+  for (; block + LANES < BLOCKS; block += 2u * LANES) {
 //% for o in 0..OUTS
     let w_${o} = load_block(from_${o}, block);
-    let more_${o} = load_block(from_${o}, block + 32u);
+    let more_${o} = load_block(from_${o}, block + LANES);
 //% end
     let x = load_acts(row, block);
-    let more = load_acts(row, block + 32u);
+    let more = load_acts(row, block + LANES);
 //% for o in 0..OUTS
     acc_${o}_0 = accumulate(accumulate(acc_${o}_0, w_${o}, x), more_${o}, more);
 //% end
   }
 //% end
-  for (; block < BLOCKS; block += 32u) {
+  for (; block < BLOCKS; block += LANES) {
 //% for o in 0..OUTS
     let w_${o} = load_block(from_${o}, block);
 //% end
@@ -152,7 +175,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let own = group * OUTS * BATCH;
 //% for o in 0..OUTS
 //% for b in 0..BATCH
-  sums[(own + ${o}u * BATCH + ${b}u) * 33u + lane] = acc_${o}_${b};
+  sums[(own + ${o}u * BATCH + ${b}u) * (LANES + 1u) + lane] = acc_${o}_${b};
 //% end
 //% end
   workgroupBarrier();
@@ -168,11 +191,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% else
     totals[tid] = total_of(tid) * factor_of(row);
 //% end
+//% if CHANGES
+    totals[tid] += change_with(ahead, row, min(first + tid, OUTPUTS - 1u));
+//% end
   }
   workgroupBarrier();
   finish(tid, first, prefetched);
 //% else
-  for (var n = lane; n < OUTS * BATCH; n += 32u) {
+  for (var n = lane; n < OUTS * BATCH; n += LANES) {
     let total = total_of(own + n);
 //% if EXPERTS
     if (output + n < OUTPUTS) { store(wid.x, output + n, total, factor_of(row)); }

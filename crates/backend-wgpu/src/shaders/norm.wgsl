@@ -2,6 +2,7 @@
 // - With POST, a matmul's result is normalized and added to the stream first, and the sum is multiplied by OUT_SCALE.
 // - With SUMS, the sum of a row's experts is added to the stream first.
 // - With GATHER, the rows are those of outputs, and the normalized rows are also stored.
+// - With REPLACES, the normalized rows replace those of the stream.
 // - For a plain RMS norm, the following matmuls apply the factor. With FULL (LayerNorm, biases, a stream without norm),
 //   activations are complete and the factor is one.
 // - With COMPLETE, rows are not those of the residual stream, and there is no factor.
@@ -11,7 +12,7 @@
 @group(0) @binding(1) var<storage, read> y: array<f32>;         // [rows, WIDTH]
 @group(0) @binding(2) var<storage, read> post: array<f32>;      // [WIDTH]
 //% else
-//% if SUMS
+//% if WRITES_X
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;   // [rows, WIDTH]
 //% else
 @group(0) @binding(0) var<storage, read> x: array<f32>;         // [rows, WIDTH]
@@ -166,6 +167,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% if GATHER
   if (i_${c}_${s} < WIDTH) { normed[wid.x * WIDTH + i_${c}_${s}] = n_${c}_${s} * scale; }
+//% end
+//% if REPLACES
+  if (i_${c}_${s} < WIDTH) { x[base + i_${c}_${s}] = n_${c}_${s}; }
 //% end
   stage(${s}u * 256u + tid, n_${c}_${s});
 //% end

@@ -1,5 +1,5 @@
 // Stores a result of a matmul, [rows, outputs], multiplied by the factor of its row.
-//% provides store
+//% provides store needs change
 @group(0) @binding(5) var<storage, read_write> out: array<f32>; // [rows, OUT_STRIDE]
 //% if BIAS
 @group(0) @binding(6) var<storage, read> bias: array<f32>;      // [outputs], for each expert
@@ -15,6 +15,9 @@ fn store(row: u32, output: u32, product: f32, factor: f32) {
   var value = fma(product, factor, bias[bias_from + output]);
 //% else
   var value = product * factor;
+//% end
+//% if CHANGES
+  value += change(row, output);
 //% end
 //% if SCALED
   value *= SCALE;

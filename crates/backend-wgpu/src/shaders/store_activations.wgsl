@@ -1,5 +1,5 @@
 // Stores activations for a matmul with cooperative matrices, from interleaved results of gate and up.
-//% provides store_activations needs activated four_halves
+//% provides store_activations needs activated change four_halves
 @group(0) @binding(5) var<storage, read_write> to_halves: array<vec2<u32>>; // see `put_halves` in emit.wgsl
 //% if BIAS
 @group(0) @binding(6) var<storage, read> bias: array<f32>; // [outputs]
@@ -9,11 +9,19 @@
 fn store_activations(row: u32, output: u32, gates: vec4<f32>, ups: vec4<f32>) {
   var x: vec4<f32>;
 //% for j in 0..4
+  {
+    var gate = gates[${j}];
+    var up = ups[${j}];
 //% if BIAS
-  x[${j}] = activated(gates[${j}] + bias[output + 2 * ${j}], ups[${j}] + bias[output + 2 * ${j} + 1]);
-//% else
-  x[${j}] = activated(gates[${j}], ups[${j}]);
+    gate += bias[output + 2 * ${j}];
+    up += bias[output + 2 * ${j} + 1];
 //% end
+//% if CHANGES
+    gate += change(row, output + 2 * ${j});
+    up += change(row, output + 2 * ${j} + 1);
+//% end
+    x[${j}] = activated(gate, up);
+  }
 //% end
   let input = output / 2u;
   let at = (row / 16u * 2u * ACT_BLOCKS + input / 16u) * 64u + row % 16u * 4u + input % 16u / 4u;

@@ -1,6 +1,8 @@
 //! Attention and latent attention.
 
-use paguro_backend::{Attention, AttentionMode, KvSlot, Latent, LatentQuery, LatentShape, Linear};
+use paguro_backend::{
+    Attention, AttentionMode, DistanceBias, KvSlot, Latent, LatentQuery, LatentShape, Linear,
+};
 
 use super::Builder;
 use crate::{
@@ -43,13 +45,18 @@ impl Builder<'_> {
         if let Some(gate) = &op.gate {
             self.matmul(gate, q_width, Acts::Normed, Slot::Gates);
         }
-        self.attend(op.scale, op.soft_cap, op.kv);
+        self.attend(op.scale, (op.soft_cap, op.distance_bias), op.kv);
         let (sinks, is_gated) = (op.sinks, op.gate.is_some());
         self.push(Kernel::Merge(Merge { kv: op.kv, sinks, is_gated, latent: None }));
     }
 
     /// Adds attention with all kinds of tiles of the class.
-    fn attend(&mut self, scale: f32, soft_cap: Option<f32>, kv: KvSlot) {
+    fn attend(
+        &mut self,
+        scale: f32,
+        (soft_cap, distance_bias): (Option<f32>, Option<DistanceBias>),
+        kv: KvSlot,
+    ) {
         let (facts, class) = (self.facts, self.class);
         let (group, tiling) = (facts.group(kv), facts.tilings[kv.group]);
         let is_gathered = facts.limits.attention == AttentionMode::Gather;
@@ -74,7 +81,15 @@ impl Builder<'_> {
         // A single row sees what is before it.
         let is_ranged = !class.is_one() && (facts.program.bidirectional || group.spans);
         for &tile in tiles {
-            self.push(Kernel::Attend(Attend { scale, soft_cap, kv, tile, is_gathered, is_ranged }));
+            self.push(Kernel::Attend(Attend {
+                scale,
+                soft_cap,
+                distance_bias,
+                kv,
+                tile,
+                is_gathered,
+                is_ranged,
+            }));
         }
     }
 
@@ -102,7 +117,7 @@ impl Builder<'_> {
         if self.facts.limits.kv_dtype.is_quantized() {
             self.push(Kernel::HadamardQueries { kv: op.kv, heads });
         }
-        self.attend(op.scale, None, op.kv);
+        self.attend(op.scale, (None, None), op.kv);
         self.need_acts(self.rows * heads, latent.next_multiple_of(BLOCK));
         self.push(Kernel::Merge(Merge { kv: op.kv, sinks: None, is_gated: false, latent: Some(latent) }));
         self.head_matmul(&op.value, heads, Span { slot: Slot::LatentValues, stride: value, first: 0 });

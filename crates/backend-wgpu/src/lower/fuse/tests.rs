@@ -297,7 +297,7 @@ fn handoff_has_one_barrier_for_each_layer() {
         let links: Vec<_> = lists[0].body.iter().map(|node| node.sync).collect();
         let layer = |index: usize| {
             let links = [
-                Link::Queries(true),
+                Link::Queries(0),
                 Link::Attend,
                 Link::Merge,
                 Link::Project,

@@ -1,0 +1,128 @@
+//! Kernels of adapters (LoRA): products with A, and the part of a matmul that adds products with B.
+
+use super::{
+    code::{Code, Coded, Coder, Part, half_acts, read_acts},
+    handoff,
+    launch::Grid,
+    matmul::input,
+    vectors, wgsl,
+};
+use crate::{
+    hidden::Hazards,
+    layout::{BLOCK, Layout},
+    low_rank::ROWS_AT,
+    lower::{
+        Link, Matmul, Node, RowClass, Slot, Sync,
+        kernels::{self, Matmul as MatmulKernel},
+    },
+    matrix::Order,
+    template::{Constants, Value::U},
+};
+
+/// Blocks of A that a thread loads before activations are ready, at most.
+const MOST_EARLY: usize = 4;
+
+impl Coder<'_> {
+    /// Returns the launch of the products of a matmul's activations with A of adapters.
+    pub fn shrink(&self, op: &Matmul, node: &Node, class: RowClass) -> Coded {
+        let target = &self.facts.target;
+        let (layout, cols) = (self.facts.layout(op.linears[0].matrix), self.facts.cols(&op.linears[0]));
+        let blocks = cols.div_ceil(BLOCK);
+        let matrices = op.linears.len() as u32;
+        let cooperative = target.cooperative.filter(|_| !op.in_order && layout != Layout::F32);
+        let matmuls = kernels::of_class(&kernels::low_rank(target, cooperative), class);
+        let code = |kernel: &MatmulKernel| {
+            let is_wide = kernel.is_cooperative();
+            let threads = kernel.threads(target);
+            let (files, mut constants) =
+                vectors::kernel(kernel, target, Layout::F32, blocks, self.halves_at(layout));
+            let acts: &[&'static str] = match layout.is_quantized() {
+                true => wgsl!("quantize", "acts_int"),
+                false => wgsl!("acts_float"),
+            };
+            let files = [wgsl!("args", "quads", "f32", "factor", "shrink"), acts, files].concat();
+            constants.extend([
+                ("SHRINKS", U(1)),
+                ("BLOCKS", U(blocks as u32)),
+                ("MATRICES", U(matrices)),
+                ("ITEMS", U(u32::from(is_wide))),
+                ("LOW_HALVES", U(u32::from(is_wide))),
+                ("WEIGHTS_IN_FLOATS", U(u32::from(layout.is_quantized()))),
+            ]);
+            let mut slots = self.adapted(op);
+            slots.extend([("w_quants", Slot::A(self.site(op))), ("zero", Slot::Zero)]);
+            slots.extend([("row_squares", Slot::Squares), ("row_factors", Slot::Factors)]);
+            slots.extend(read_acts(op.acts));
+            slots.push(("x_halves", half_acts(op.acts, layout)));
+            let mut part = Part::new(&files, constants, slots).with(input(
+                op.input,
+                op.acts,
+                layout,
+                blocks,
+                threads,
+                self.facts.program.hidden,
+            ));
+            let mut hazards: &'static Hazards = &Hazards::DECLARED;
+            if let Sync::Words(layer, link) = node.sync {
+                hazards = &handoff::MATMUL;
+                let early = blocks.div_ceil(kernels::LOW_RANK_LANES as usize).min(MOST_EARLY);
+                part.constants.retain(|(name, _)| *name != "EARLY");
+                part.constants.extend([("EARLY", U(early as u32)), ("HANDS_LOW", U(1)), handoff::EMPTY_WORD]);
+                part.constants.push(("LOW_AT", U(self.words().low(link) as u32)));
+                part = part.with(self.words().reads(layer, link, threads));
+            }
+            let name = format!("shrink{}", kernel.covers()[0]);
+            let counter = Some(format!("{name}[{matrices}x{cols}]"));
+            Code { name, counter, part, hazards }
+        };
+        let kernels = matmuls.iter().map(code).collect();
+        let of_outputs = is_of_outputs(op);
+        Coded { kernels, grid: Grid::LowRank { matrices, of_outputs, kernels: matmuls.into() }, kv_group: 0 }
+    }
+
+    /// Returns the part of a matmul whose first output is output `first` of its site: with `is_tall`, it adds products with B
+    /// to the sums of cooperative matrices.
+    pub fn changes(&self, op: &Matmul, first: usize, is_tall: bool, sync: Sync) -> Part {
+        if op.site.is_none() {
+            return Part::default();
+        }
+        let counts: Vec<usize> = op.linears.iter().map(|linear| self.facts.rows(linear)).collect();
+        let mut constants: Constants = vec![
+            (if is_tall { "WIDE_CHANGES" } else { "CHANGES" }, U(1)),
+            ("MATRICES", U(counts.len() as u32)),
+            ("ALTERNATES", U(u32::from(op.order == Order::InTurn))),
+            ("CHANGED", U(counts.iter().sum::<usize>() as u32)),
+            ("FIRST_CHANGED", U(first as u32)),
+            ("ROWS_AT", U(ROWS_AT as u32)),
+        ];
+        let ends = ["END_1", "END_2", "END_3"].into_iter().zip(1..counts.len());
+        constants.extend(ends.map(|(name, end)| (name, U(counts[..end].iter().sum::<usize>() as u32))));
+        match sync {
+            // Those of the first layer pass a barrier.
+            Sync::Words(0, Link::Queries(_)) | Sync::Barriers | Sync::Partials => {}
+            Sync::Words(_, link) => {
+                constants.extend([("TAKES_LOW", U(1)), ("LOW_AT", U(self.words().low(link) as u32))]);
+            }
+        }
+        let mut slots = self.adapted(op);
+        slots.push(("b", Slot::B(self.site(op))));
+        let is_quantized = self.facts.is_quantized(&op.linears[0]);
+        let files: &[&'static str] = if is_quantized { wgsl!("quads", "change") } else { wgsl!("change") };
+        Part::new(files, constants, slots)
+    }
+
+    fn site(&self, op: &Matmul) -> usize {
+        op.site.expect("only matmuls of sites have changes")
+    }
+
+    /// Returns the tables of adapters, and low-rank products.
+    fn adapted(&self, op: &Matmul) -> super::code::Slots {
+        let of_outputs = is_of_outputs(op);
+        vec![("adapted", Slot::Adapted { of_outputs }), ("low", Slot::Low), ("low_halves", Slot::LowHalves)]
+    }
+}
+
+/// Returns true for a matmul of the rows with outputs.
+fn is_of_outputs(op: &Matmul) -> bool {
+    op.out.slot == Slot::Logits
+}
