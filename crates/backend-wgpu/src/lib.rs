@@ -61,8 +61,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, PacedRunner, Program, Runner,
-    Weights,
+    Adaptable, Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, PacedRunner, Program,
+    Runner, Weights,
 };
 
 use self::{
@@ -261,7 +261,7 @@ impl Gpu {
         self.device.in_doubt.store(true, Ordering::Relaxed);
     }
 
-    /// Lowers a model without compiling its kernels, so that [`Gpu::kernels`] has them.
+    /// Lowers a model without compiling its kernels, so that [`Gpu::kernels`] has them, with those of adapters.
     ///
     /// # Errors
     /// As [`Backend::load`], except errors of a compiler.
@@ -269,8 +269,12 @@ impl Gpu {
         program.check(weights)?;
         let target = self.device.now();
         let kv = KvLayout::of(program, &target.name)?;
-        let facts = Facts::new(target, program, &kv, Some(weights), limits)?;
-        emit::emit(&self.device, &facts, weights, None).map(|_| ())
+        let mut facts = Facts::new(target, program, &kv, Some(weights), limits)?;
+        let model = emit::emit(&self.device, &facts, weights, None)?;
+        let sites = lower::sites(&facts, &Adaptable::of(program, weights))?;
+        let adapted = lower::Adapted { sites, ..lower::Adapted::default() };
+        facts.adapted = Some(&adapted);
+        emit::emit(&self.device, &facts, weights, Some(model.bound)).map(|_| ())
     }
 
     /// Name and source of every kernel that was compiled for the models loaded so far.

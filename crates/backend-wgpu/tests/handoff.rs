@@ -4,10 +4,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use paguro_backend::{
-    AttentionMode, Backend, Carried, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, QkNormKind,
-    Runner, SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, WeightFormat,
+    AdapterId, AdapterUse, AttentionMode, Backend, Carried, KvDtype, Limits, Output, OutputKind, OutputValue,
+    PageId, QkNormKind, Runner, SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence,
+    Ticket, WeightFormat,
 };
-use paguro_backend_conformance::{Biases, Draw, ModelShape, submit};
+use paguro_backend_conformance::{Biases, Draw, ModelShape, random_adapter, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
 
 fn open(handoff: bool, starvable: bool) -> Result<Gpu, String> {
@@ -34,8 +35,8 @@ fn uses_handoff(gpu: &Gpu) -> bool {
     gpu.capacity().features.iter().any(|feature| feature.contains("handoff"))
 }
 
-/// Logits of steps of one row of each of some sequences, and of a prompt of each between them.
-fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Vec<f32>> {
+/// Logits of steps of one row of each of some sequences, and of a prompt of each between them; perhaps with adapters.
+fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize, is_adapted: bool) -> Vec<Vec<f32>> {
     let model = shape.build(1);
     let limits = Limits {
         block_size: 32,
@@ -50,6 +51,14 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
         expert_slots: None,
     };
     let mut runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
+    let mut adapters = Vec::new();
+    for id in (0..2).filter(|_| is_adapted) {
+        let pairs = random_adapter(&model.program, &model.weights, id.into());
+        runner.load_adapter(AdapterId(id), &pairs).unwrap();
+        let of = |sequence: usize| AdapterUse { sequence, adapter: AdapterId(id), scale: 0.5 };
+        adapters.extend((0..count).map(of));
+    }
+    adapters.sort_by_key(|used| used.sequence);
     let (mut out, mut start) = (StepOutput::default(), 0);
     let mut step = |rows: usize| {
         let tokens: Vec<u32> =
@@ -70,6 +79,7 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
             (1..=count).map(|end| Output { row: end * rows - 1, kind: OutputKind::Logits }).collect();
         let step = Step {
             tokens: &tokens,
+            adapters: &adapters,
             sequences: &sequences,
             pages: &pages,
             outputs: &outputs,
@@ -156,8 +166,10 @@ fn same_bits_with_and_without_barriers() {
         ),
     ];
     for ((context, count), shape) in draw().some("handoff", &shapes, 1) {
-        let of = |gpu: &Gpu| logits(gpu, &shape, context, count);
-        assert_eq!(of(&with), of(&without), "{count} at {context}, {:?}", shape.format);
+        for is_adapted in [false, true] {
+            let of = |gpu: &Gpu| logits(gpu, &shape, context, count, is_adapted);
+            assert_eq!(of(&with), of(&without), "{count} at {context}, {:?}", shape.format);
+        }
     }
     let waits = |gpu: &Gpu| gpu.kernels().iter().filter(|(_, source)| source.contains("fn give_up")).count();
     assert!(waits(&with) > 0 && waits(&without) == 0);
@@ -172,7 +184,7 @@ fn a_device_in_doubt_does_without() {
     let shape = ModelShape { windows: vec![None; 2], ..ModelShape::of_format(WeightFormat::Q8_0) };
     let waits = |gpu: &Gpu| gpu.kernels().iter().filter(|(_, source)| source.contains("fn give_up")).count();
     gpu.doubt_handoff();
-    logits(&gpu, &shape, 40, 1);
+    logits(&gpu, &shape, 40, 1, false);
     assert_eq!(waits(&gpu), 0, "models that are loaded later have no kernels that wait");
 }
 

@@ -1,23 +1,35 @@
 //! Number of launches of a step: for one decoding sequence they dominate the time besides reading weights.
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Output, OutputKind, PageId, Runner, Step, StepOutput,
-    StepSequence,
+    AdapterId, AdapterUse, AttentionMode, Backend, KvDtype, Limits, Output, OutputKind, PageId, Runner, Step,
+    StepOutput, StepSequence,
 };
-use paguro_backend_conformance::{ExpertsShape, ModelShape, submit};
+use paguro_backend_conformance::{ExpertsShape, ModelShape, random_adapter, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 const LAYERS: usize = 3;
 
 /// Names and launches of a step of some tokens, without the shapes of products; with logits of the last one, or without.
 fn launches(runner: &mut dyn Runner, start: usize, tokens: usize, logits: bool) -> Vec<(String, u64)> {
+    launches_with(runner, start, tokens, logits, &[])
+}
+
+/// The same with adapters.
+fn launches_with(
+    runner: &mut dyn Runner,
+    start: usize,
+    tokens: usize,
+    logits: bool,
+    adapters: &[AdapterUse],
+) -> Vec<(String, u64)> {
     let before = runner.kernel_counts();
     let output = Output { row: tokens - 1, kind: OutputKind::Logits };
     let outputs = if logits { &[output][..] } else { &[] };
     let sequences = [StepSequence { rows: 0..tokens, start, tables: 0..1, state: None }];
     let tokens = vec![1; tokens];
     let pages = [PageId(1)];
-    let step = Step { tokens: &tokens, sequences: &sequences, pages: &pages, outputs, ..Step::default() };
+    let (tokens, sequences, pages) = (&tokens, &sequences, &pages);
+    let step = Step { tokens, adapters, sequences, pages, outputs, ..Step::default() };
     submit(runner, &step, &mut StepOutput::default()).unwrap();
     let mut launches: Vec<(String, u64)> = Vec::new();
     let counts = runner.kernel_counts();
@@ -118,4 +130,16 @@ fn a_layer_of_a_step_of_one_row_takes_five_launches() {
     assert_eq!(all(&with_logits), all(&prompt) + 2, "{with_logits:?}");
     let with_logits = launches(&mut *runner, 9, 1, true);
     assert_eq!(all(&with_logits), all(&token) + 1, "{with_logits:?}");
+
+    // Adapters add a launch for each matmul that they change, to their own steps only.
+    for seed in 0..9 {
+        let pairs = random_adapter(&model.program, &model.weights, seed);
+        runner.load_adapter(AdapterId(1), &pairs).unwrap();
+    }
+    let adapters = [AdapterUse { sequence: 0, adapter: AdapterId(1), scale: 1.0 }];
+    let adapted = launches_with(&mut *runner, 10, 1, false, &adapters);
+    assert_eq!(all(&adapted), all(&token) + 4 * layers, "{adapted:?}");
+    let adapted = launches_with(&mut *runner, 11, 4, false, &adapters);
+    assert_eq!(all(&adapted), all(&prompt) + 4 * layers, "{adapted:?}");
+    assert_eq!(launches(&mut *runner, 15, 1, false), token);
 }

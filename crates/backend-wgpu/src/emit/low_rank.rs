@@ -24,18 +24,18 @@ const MOST_EARLY: usize = 4;
 
 impl Coder<'_> {
     /// Returns the launch of the products of a matmul's activations with A of adapters.
-    pub fn shrink(&self, op: &Matmul, node: &Node, class: RowClass) -> Coded {
-        let target = &self.facts.target;
+    pub fn shrink(&mut self, op: &Matmul, node: &Node, class: RowClass) -> Coded {
+        let target = &self.facts.target.clone();
         let (layout, cols) = (self.facts.layout(op.linears[0].matrix), self.facts.cols(&op.linears[0]));
         let blocks = cols.div_ceil(BLOCK);
         let matrices = op.linears.len() as u32;
         let cooperative = target.cooperative.filter(|_| !op.in_order && layout != Layout::F32);
         let matmuls = kernels::of_class(&kernels::low_rank(target, cooperative), class);
-        let code = |kernel: &MatmulKernel| {
+        let code = |coder: &Self, kernel: &MatmulKernel| {
             let is_wide = kernel.is_cooperative();
             let threads = kernel.threads(target);
             let (files, mut constants) =
-                vectors::kernel(kernel, target, Layout::F32, blocks, self.halves_at(layout));
+                vectors::kernel(kernel, target, Layout::F32, blocks, coder.halves_at(layout));
             let acts: &[&'static str] = match layout.is_quantized() {
                 true => wgsl!("quantize", "acts_int"),
                 false => wgsl!("acts_float"),
@@ -49,8 +49,8 @@ impl Coder<'_> {
                 ("LOW_HALVES", U(u32::from(is_wide))),
                 ("WEIGHTS_IN_FLOATS", U(u32::from(layout.is_quantized()))),
             ]);
-            let mut slots = self.adapted(op);
-            slots.extend([("w_quants", Slot::A(self.site(op))), ("zero", Slot::Zero)]);
+            let mut slots = coder.adapted(op);
+            slots.extend([("w_quants", Slot::A(coder.site(op))), ("zero", Slot::Zero)]);
             slots.extend([("row_squares", Slot::Squares), ("row_factors", Slot::Factors)]);
             slots.extend(read_acts(op.acts));
             slots.push(("x_halves", half_acts(op.acts, layout)));
@@ -60,7 +60,7 @@ impl Coder<'_> {
                 layout,
                 blocks,
                 threads,
-                self.facts.program.hidden,
+                coder.facts.program.hidden,
             ));
             let mut hazards: &'static Hazards = &Hazards::DECLARED;
             if let Sync::Words(layer, link) = node.sync {
@@ -68,14 +68,20 @@ impl Coder<'_> {
                 let early = blocks.div_ceil(kernels::LOW_RANK_LANES as usize).min(MOST_EARLY);
                 part.constants.retain(|(name, _)| *name != "EARLY");
                 part.constants.extend([("EARLY", U(early as u32)), ("HANDS_LOW", U(1)), handoff::EMPTY_WORD]);
-                part.constants.push(("LOW_AT", U(self.words().low(link) as u32)));
-                part = part.with(self.words().reads(layer, link, threads));
+                part.constants.push(("LOW_AT", U(coder.words().low(link) as u32)));
+                part = part.with(coder.words().reads(layer, link, threads));
             }
             let name = format!("shrink{}", kernel.covers()[0]);
             let counter = Some(format!("{name}[{matrices}x{cols}]"));
             Code { name, counter, part, hazards }
         };
-        let kernels = matmuls.iter().map(code).collect();
+        for side in [16, 8].into_iter().filter(|_| target.as_hardware && layout != Layout::F32) {
+            if let Some(kernel) = kernels::low_rank(target, Some(side)).last() {
+                let shown = code(self, kernel);
+                self.show(format!("{}x{side}", shown.name), &shown.part);
+            }
+        }
+        let kernels = matmuls.iter().map(|kernel| code(self, kernel)).collect();
         let of_outputs = is_of_outputs(op);
         Coded { kernels, grid: Grid::LowRank { matrices, of_outputs, kernels: matmuls.into() }, kv_group: 0 }
     }

@@ -79,7 +79,12 @@ pub fn adapt(facts: &Facts<'_>, list: &mut List) {
 
 /// Enters the sizes of slots.
 pub fn need(facts: &Facts<'_>, sizes: &mut Sizes) {
-    let Some(Adapted { sites: _, ranks: _, low, tiles, words }) = facts.adapted else { return };
+    let Some(Adapted { sites, ranks: _, low, tiles, words }) = facts.adapted else { return };
+    // Those of a runner exist and are larger.
+    for site in 0..sites.len() {
+        sizes.need(Slot::A(site), 1);
+        sizes.need(Slot::B(site), 1);
+    }
     sizes.need(Slot::Adapted { of_outputs: false }, words[0]);
     sizes.need(Slot::Adapted { of_outputs: true }, words[1]);
     sizes.need(Slot::Low, MATRICES * low);

@@ -32,15 +32,17 @@ fn put_squares(block: u32, sum: f32) { publish(SQUARES_AT + block, bitcast<u32>(
 //% end
 //% else
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;          // [OUTPUTS]
-@group(0) @binding(11) var<storage, read_write> out_squares: array<f32>; // [OUTPUTS / 32]
 
 fn load_x(i: u32) -> f32 { return out[i]; }
 
 fn x_of(i: u32, prefetched: f32) -> f32 { return prefetched; }
 
 fn put_x(i: u32, value: f32) { out[i] = value; }
+//% if NORMS
+@group(0) @binding(11) var<storage, read_write> out_squares: array<f32>; // [OUTPUTS / 32]
 
 fn put_squares(block: u32, sum: f32) { out_squares[block] = sum; }
+//% end
 //% end
 
 var<workgroup> values: array<f32, 32>;
