@@ -19,8 +19,8 @@ use tokio::sync::{
 };
 
 use crate::{
-    AdapterLimits, COMPILE_TIME, Canceller, Constraint, Event, Generation, Grammar, GrammarError, Request,
-    Stats, SubmitError, Usage,
+    AdapterLimits, COMPILE_TIME, Canceller, Constraint, EngineOptions, Event, Generation, Grammar,
+    GrammarError, Request, Stats, SubmitError, Usage,
     adapters::HeldAdapters,
     checked_request::CheckedRequest,
     constraint::Vocabulary,
