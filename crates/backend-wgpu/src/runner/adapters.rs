@@ -17,7 +17,9 @@ pub(super) struct AdaptedModel {
     adapters: Option<Adapters>,
     /// Sizes of the launches.
     adapted: Adapted,
-    pub(super) model: Option<Model>,
+    model: Option<Model>,
+    /// True if buffers have grown since the launches were made. Steps on the device still use these.
+    is_stale: bool,
 }
 
 impl AdaptedModel {
@@ -55,9 +57,10 @@ impl GpuRunner {
                 none.insert(Adapters::new(adaptable, sites, &self.weights))
             }
         };
-        if adapters.load(&self.device, id, pairs)? {
-            self.adapted.model = None;
-        }
+        let loaded = adapters.load(&self.device, id, pairs);
+        // Some buffers may have grown before an error.
+        self.adapted.is_stale |= !matches!(loaded, Ok(false));
+        loaded?;
         self.device.check().map_err(|error| LoadError::Device(error.to_string()))
     }
 
@@ -92,19 +95,20 @@ impl GpuRunner {
             (first, adapters.table(step, rows.iter().map(sequence_of), item_rows))
         };
         let outputs: Vec<_> = plan.slices().into_iter().map(of_slice).collect();
-        let AdaptedModel { adapted, model, .. } = &mut self.adapted;
+        let AdaptedModel { adapted, model, is_stale, .. } = &mut self.adapted;
+        *is_stale |= model.is_none();
         for (of_outputs, table) in
             [(false, &rows)].into_iter().chain(outputs.iter().map(|(_, table)| (true, table)))
         {
             if !table.fits(of_outputs, adapted) {
                 table.enlarge(of_outputs, adapted);
-                *model = None;
+                *is_stale = true;
             }
         }
         self.flights[flight].plan.adapted = Some(StepAdapters { rows, outputs });
-        if self.adapted.model.is_none() {
+        if self.adapted.is_stale {
             let made = self.emit_adapted().map_err(|error| StepError::Device(error.to_string()))?;
-            self.adapted.model = Some(made);
+            (self.adapted.model, self.adapted.is_stale) = (Some(made), false);
         }
         Ok(())
     }
