@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a GGUF file in the shape of a hybrid model or of Gemma 4 with random quantized blocks. Speed does not depend on their values.
 
-usage: random_hybrid.py OUT.gguf qwen35-1b|gemma4-e2b --vocab VOCAB.gguf
+usage: random_hybrid.py OUT.gguf qwen35-1b|qwen35-4b-mtp|qwen35-1b-mtp|gemma4-e2b --vocab VOCAB.gguf
 
 The mixture is Q4_K_M's. The tokenizer is copied from VOCAB.gguf, a file that has only one (such files are part of
 llama.cpp's source: models/ggml-vocab-qwen2.gguf). The tensors are those of app/tests/architectures/make.py.
@@ -19,9 +19,27 @@ except ImportError as missing:
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "app/tests/architectures"))
 import make
-from make import Gemma4, Model, Type
+from make import Gemma4, Model, Tensor, Type
 
+
+class WithHead(Model):
+    """The last layer is a head for multi-token prediction."""
+
+    def tensors(self):
+        last = f"blk.{self.layers - 1}.nextn."
+        norms = [Tensor(f"{last}{name}.weight", (self.hidden,), Type.F32, 1.0, 0.5) for name in ("enorm", "hnorm", "shared_head_norm")]
+        return [*super().tensors(), Tensor(last + "eh_proj.weight", (self.hidden, 2 * self.hidden), self.kind, 0.0, 0.1), *norms]
+
+
+SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0], "rope.freq_base": 1e7}
+HEAD = {**SECTIONS, "nextn_predict_layers": 1}
 SHAPES = {
+    "qwen35-4b-mtp": WithHead("qwen35-4b-mtp", arch="qwen35", hidden=2560, layers=33, heads=16, kv_heads=4, head_dim=256, ffn=9216, tied=True,
+                              mixers="ddda" * 8 + "a", delta=(16, 32, 128), qk_norm="head", rotated=64, attention_gate=True, trained=32768,
+                              ffn_norm="post_attention_norm", keys=HEAD),
+    "qwen35-1b-mtp": WithHead("qwen35-1b-mtp", arch="qwen35", hidden=1280, layers=25, heads=8, kv_heads=2, head_dim=256, ffn=4096, tied=True,
+                              mixers="ddda" * 6 + "a", delta=(16, 16, 128), qk_norm="head", rotated=64, attention_gate=True, trained=32768,
+                              ffn_norm="post_attention_norm", keys=HEAD),
     # Qwen3.5-0.8B with a wider network.
     "qwen35-1b": Model("qwen35-1b", arch="qwen35", hidden=1280, layers=24, heads=8, kv_heads=2, head_dim=256, ffn=4096, tied=True,
                        mixers="ddda" * 6, delta=(16, 16, 128), qk_norm="head", rotated=64, attention_gate=True, trained=32768,

@@ -2,6 +2,7 @@
 //! greedy texts with the five best logits of every step.
 
 mod folders;
+mod mtp;
 mod turns;
 
 use std::{fs, path::Path};

@@ -316,9 +316,12 @@ impl Collector for EngineCollector {
             }),
             (
                 "paguro_draft_saved_seconds",
-                "Estimated time that drafts saved, less that of rejected ones",
+                "Estimated time that drafts saved, less that of rejected ones and of models that draft",
                 |s| s.draft_nanoseconds as f64 / 1e9,
             ),
+            ("paguro_draft_model_seconds", "Time of heads and models that draft", |s| {
+                s.draft_model_nanoseconds as f64 / 1e9
+            }),
             ("paguro_batch_rows", "Rows of the last step", |s| s.last_rows as f64),
             ("paguro_batch_sequences", "Sequences of the last step", |s| s.last_sequences as f64),
             // Names that the Gateway API Inference Extension and llm-d read.

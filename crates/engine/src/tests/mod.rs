@@ -13,6 +13,7 @@ mod host;
 mod limits;
 mod live;
 mod masks;
+mod model_drafts;
 mod oracle;
 mod plans;
 mod random;

@@ -31,7 +31,7 @@ pub(super) fn model_of(windows: &[Option<u32>], mixers: &'static str) -> ModelPa
     let delta = DeltaShape { key_heads: 1, value_heads: 2, key_dim: 8, value_dim: 8 };
     let shape = ModelShape {
         mixers,
-        recurrent: RecurrentShape { width: 24, delta, ..RecurrentShape::default() },
+        recurrent: RecurrentShape { width: 24, delta, droppable: 9, ..RecurrentShape::default() },
         hidden: 24,
         vocab: 61,
         heads: 4,
@@ -233,7 +233,8 @@ fn memory_for_states_bounds_the_places() {
     let backend = FakeBackend::default();
     for (state_bytes, places) in [(1 << 10, 16), (1 << 16, 7), (1 << 17, 3), (1 << 18, 1)] {
         let mut program = fake::program(&[None], true, false);
-        program.state.layers[0].channels = state_bytes / size_of::<f32>();
+        let rows = program.state.layers[0].rows;
+        program.state.layers[0].channels = state_bytes / size_of::<f32>() / rows;
         let options = EngineOptions { max_sequences: 16, ..EngineOptions::default() };
         let plan = Engine::plan(&backend, &program, &Weights::default(), None, 100, &options).unwrap();
         assert_eq!((plan.max_sequences, plan.state_bytes), (places, state_bytes as u64));
