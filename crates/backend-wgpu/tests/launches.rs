@@ -82,16 +82,17 @@ fn a_load_allocates_what_was_planned() {
     let narrow = ExpertsShape { latent: Some(32), shared: Some(96), ..ExpertsShape::default() };
     let sums = ModelShape { mixers: "hss", experts: Some(narrow), ..plain.clone() };
     let scans = ModelShape { mixers: "sss", ..plain };
-    for (shape, states) in [
-        (ModelShape { mixers: "dca", ..gated.clone() }, 7),
-        (gated, 0),
-        (mixed, 0),
-        (latent, 0),
-        (sums, 5),
-        (scans, 5),
+    for (shape, states, expert_slots) in [
+        (ModelShape { mixers: "dca", ..gated.clone() }, 7, None),
+        (gated, 0, None),
+        (mixed.clone(), 0, None),
+        (mixed, 0, Some(3)),
+        (latent, 0, None),
+        (sums, 5, None),
+        (scans, 5, None),
     ] {
         let model = shape.build(1);
-        let limits = Limits { states, ..LIMITS };
+        let limits = Limits { states, expert_slots, ..LIMITS };
         let backend: &dyn Backend = &gpu;
         let (plan, before) = (backend.plan(&model.program, &model.weights, &limits), gpu.allocated());
         let runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
@@ -99,6 +100,7 @@ fn a_load_allocates_what_was_planned() {
         let (planned, allocated) = (plan.total(), gpu.allocated() - before);
         drop(runner);
         assert!(planned.abs_diff(allocated) <= planned / 20 + 4096, "{plan:?}, but {allocated} allocated");
+        assert_eq!(plan.host > 0, expert_slots.is_some(), "{plan:?}");
     }
 }
 
@@ -142,4 +144,37 @@ fn a_layer_of_a_step_of_one_row_takes_five_launches() {
     let adapted = launches_with(&mut *runner, 11, 4, false, &adapters);
     assert_eq!(all(&adapted), all(&prompt) + 4 * layers, "{adapted:?}");
     assert_eq!(launches(&mut *runner, 15, 1, false), token);
+}
+
+#[test]
+fn chosen_experts_have_slots_or_are_copied() {
+    let gpu = match Gpu::open(0, GpuOptions::default()) {
+        Ok(gpu) => gpu,
+        Err(error) => return println!("skipped: experts on a GPU: {error}"),
+    };
+    let experts = Some(ExpertsShape::default());
+    let model = ModelShape { windows: vec![None; LAYERS], experts, ..ModelShape::default() }.build(1);
+    let limits = Limits { expert_slots: Some(3), ..LIMITS };
+    let mut runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
+    let mut sums = |start: usize, rows: usize| {
+        launches(&mut *runner, start, rows, false);
+        let counts = runner.expert_counts().unwrap();
+        assert_eq!(
+            counts.iter().map(|count| count.layer).collect::<Vec<_>>(),
+            [1, 2],
+            "the first layer is dense"
+        );
+        assert!(counts.iter().all(|count| (count.slots, count.bytes > 0) == (3, true)), "{counts:?}");
+        counts.iter().fold([0; 3], |[hits, misses, streamed], count| {
+            [hits + count.hits, misses + count.misses, streamed + count.streamed]
+        })
+    };
+    // Rows of a step may choose more experts than there are slots, so these remain.
+    let [hits, misses, streamed] = sums(0, 4);
+    assert!((hits, misses) == (0, 0) && streamed >= 2, "{streamed} copied");
+    let one = sums(4, 1);
+    assert_eq!((one[0] + one[1], one[2]), (2 * 2, streamed), "each row chooses two experts");
+    let two = sums(5, 1);
+    assert_eq!((two[0] + two[1], two[2]), (2 * 4, streamed));
+    assert!(two[1] > 0 && two[0] > 0, "{two:?}");
 }
