@@ -10,7 +10,7 @@
 //
 // With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`). With
 // WIDE_CHANGES, products with B of adapters are added to the sums (`change.wgsl`), in stages behind all others.
-//% needs Outs Rows Sums b_half begin_item first_use last_use load_block low_matrix padded_ranks place_of_expert ranks_of store store_activations w_half
+//% needs Outs Rows Sums b_half begin_item first_use last_use load_block low_matrix padded_ranks ranks_of store store_activations w_half
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles] see route_tiles.wgsl
 //% end
@@ -91,7 +91,12 @@ fn main(
 //% if EXPERTS
   // A tile of rows has one expert (`route_tiles.wgsl`). A stack has the weights of all experts.
   let expert = tile_experts[wid.x];
-  let expert_at = place_of_expert(expert) - FIRST_EXPERT;
+  // Validation takes the result of a function for one that differs between threads, which matrices do not permit.
+//% if POOL
+  let expert_at = select(pool[4u + min(expert, COUNT - 1u)], expert, expert >= COUNT) - FIRST_EXPERT;
+//% else
+  let expert_at = expert - FIRST_EXPERT;
+//% end
   if (expert_at >= HELD_EXPERTS) { return; }
   let stack = expert_at * OUTPUTS;
 //% if BIAS
