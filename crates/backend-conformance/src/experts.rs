@@ -150,6 +150,8 @@ pub(super) fn slots(subject: &Subject) -> Verdict {
         shapes.push(ModelShape { experts, ..shape });
     }
     for shape in shapes {
+        // Several layers with experts share what is beside their slots.
+        let shape = ModelShape { windows: vec![None; 4], ..shape };
         let (model, experts) = (shape.build(7), shape.experts.unwrap_or_default());
         let mut schedule = Schedule::mixed(16, shape.vocab);
         // Rows one by one, so that slots are replaced.

@@ -13,12 +13,12 @@ pub fn pool(list: &mut List) {
     let fills: Vec<(usize, Node)> = nodes.iter().filter_map(fill).collect();
     let mut rest = fills.into_iter().peekable();
     for node in nodes {
-        let is_matmul = fill(&node).is_some();
-        if is_matmul {
-            list.body.extend(rest.next_if(|(stack, _)| *stack == 0).map(|(_, fill)| fill));
+        let own = fill(&node).map(|(stack, _)| stack);
+        if own == Some(0) {
+            list.body.extend(rest.next().map(|(_, fill)| fill));
         }
         list.body.push(node);
-        if is_matmul {
+        if own.is_some() {
             list.body.extend(rest.next_if(|(stack, _)| *stack > 0).map(|(_, fill)| fill));
         }
     }
