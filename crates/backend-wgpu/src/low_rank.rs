@@ -146,7 +146,7 @@ impl SiteMatrices {
         let Some([a, b]) = &self.buffers else { return };
         let [a_stride, b_stride] = self.strides();
         let (format, shift) = if range.is_half { (WeightFormat::F16, 1) } else { (WeightFormat::F32, 0) };
-        let words = a_stride / 4 / self.outputs.len() >> shift;
+        let words = (a_stride / 4 / self.outputs.len()) >> shift;
         let begin = [range.units.start * a_stride, range.units.start / QUAD * b_stride];
         let encode = |values: &[f32], out: &mut Vec<u8>| {
             out.clear();
