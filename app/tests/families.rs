@@ -2,7 +2,6 @@
 //! greedy texts with the five best logits of every step.
 
 mod folders;
-mod mtp;
 mod turns;
 
 use std::{fs, path::Path};

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::common::shared;
 
 /// Writes a folder with these tensors, and with the tokenizer that all of these models share.
-pub fn write(name: &str, config: &Value, tensors: Vec<(String, Entry)>) -> Option<PathBuf> {
+fn write(name: &str, config: &Value, tensors: Vec<(String, Entry)>) -> Option<PathBuf> {
     let tokenizer = shared("model/families/gptoss-hf/tokenizer.json")?;
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder).unwrap();
@@ -33,10 +33,10 @@ pub fn write(name: &str, config: &Value, tensors: Vec<(String, Entry)>) -> Optio
 }
 
 /// A tensor of a safetensors file.
-pub struct Entry {
-    pub dtype: &'static str,
-    pub shape: Vec<usize>,
-    pub bytes: Vec<u8>,
+struct Entry {
+    dtype: &'static str,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
 }
 
 /// A tensor decoded: to half precision if that is asked for and the file has no single.

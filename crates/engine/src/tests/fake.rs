@@ -253,7 +253,7 @@ impl TokensState {
         let (before, kept) = &mut self.before;
         before.rotate_right(1);
         before[0] = self.digest;
-        *kept = if self.tokens % STATE_CHUNK == 0 { 0 } else { DROPPABLE.min(*kept + 1) };
+        *kept = if self.tokens.is_multiple_of(STATE_CHUNK) { 0 } else { DROPPABLE.min(*kept + 1) };
         self.digest = mix(self.digest, first);
         self.tokens += 1;
     }

@@ -22,4 +22,5 @@ mod rig;
 mod script;
 mod shares;
 mod sharing;
+mod trained_head;
 mod turns;

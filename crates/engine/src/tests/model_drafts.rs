@@ -101,7 +101,7 @@ fn generate(engine: &Engine, request: Request) -> (Vec<u32>, Stats) {
 #[test]
 fn a_model_accepts_its_own_drafts() {
     for mixers in ["", "dac"] {
-        let parts = model_of(&vec![None; 3], mixers);
+        let parts = model_of(&[None; 3], mixers);
         let options = EngineOptions {
             block_size: 4,
             max_sequences: 1,
@@ -236,7 +236,7 @@ fn drafts_of_models_and_grammars_go_together() {
             sampling: SamplingParams { temperature: 1.0, seed: index.into(), ..SamplingParams::default() },
             drafts: DraftOptions {
                 most: index as usize % 6,
-                eager: index % 3 > 0,
+                eager: !index.is_multiple_of(3),
                 ..DraftOptions::default()
             },
             ..Request::new((0..3 + index % 9).collect())
