@@ -10,6 +10,7 @@ fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
             Box::new(Cpu::new(CpuOptions {
                 threads: Some(threads),
                 isa: Some(isa),
+                memory: None,
                 poison: true,
                 squares: None,
             }))

@@ -16,7 +16,7 @@ use crate::{
 /// Words that are packed on the host at a time: 64 MiB.
 const CHUNK_WORDS: usize = 16 << 20;
 
-/// Planes of a part of a joined matrix: quants, high bits and scales. Those that the layout does not have are `None`.
+/// Planes of a part of a joined matrix: quants, high bits and scales. Planes that the layout does not have are `None`.
 pub type Planes = [Option<wgpu::Buffer>; 3];
 
 /// One or more matrices of one layout, joined, in as many parts as bindings require.

@@ -25,7 +25,6 @@ pub mod reference;
 pub mod runner;
 pub mod sampling;
 pub mod squares;
-pub mod stages;
 pub mod step;
 mod validate;
 pub mod weights;
@@ -57,7 +56,6 @@ pub use runner::{
 };
 pub use sampling::{InvalidParam, SamplingParams};
 pub use squares::{InputSquares, MatrixSquares};
-pub use stages::{Stage, legal_cuts, split, stage_program};
 pub use step::{
     AXES, Carried, Coordinates, GivenRows, Output, OutputKind, OutputValue, PageId, SampleRequest, Sampled,
     Score, Step, StepOutput, StepSequence, TokenMask,

@@ -174,7 +174,7 @@ impl Runner for DefectiveRunner {
     ) -> Result<Box<dyn Runner>, LoadError> {
         let Self { defect, now, .. } = self;
         let inner = self.inner.load_head(program, weights, shared, limits)?;
-        Ok(Box::new(Self { inner, program: program.clone(), defect: *defect, now: now.clone() }))
+        Ok(Box::new(Self { inner, program: program.clone(), defect: *defect, now: *now }))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

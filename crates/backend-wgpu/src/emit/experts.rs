@@ -166,11 +166,10 @@ impl Coder<'_> {
             (None, _) if op.input == Input::Floats => {
                 kernels::one_row(&target, layout, outputs as u32, Some(BLOCK as u32))
             }
-            // Few workgroups, because each of them chooses.
-            (None, _) if op.chooses.is_some() => match std::env::var("PAGURO_TILE").ok().and_then(|t| t.parse().ok()) {
-                Some(8) => kernels::of_pairs(),
-                tile => kernels::one_row(&target, layout, outputs as u32, tile.or(Some(BLOCK as u32))),
-            },
+            // Each workgroup chooses, so a few large ones are faster.
+            (None, _) if op.chooses.is_some() => {
+                kernels::one_row(&target, layout, outputs as u32, Some(2 * BLOCK as u32))
+            }
             (None, _) => kernels::of_pairs(),
             (Some(tiles), Some(side)) => kernels::of_cooperative_tiles(side, tiles.tile),
             (Some(tiles), None) => kernels::of_tiles(&target, tiles.tile),

@@ -84,6 +84,7 @@ fn outputs(
         states: usize::from(!program.state.is_empty()),
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
+        expert_slots: None,
     };
     let mut runner = BACKEND.load(program, weights.clone(), limits).unwrap();
     let mut all = Vec::new();
