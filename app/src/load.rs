@@ -254,15 +254,7 @@ fn fit_memory(
     (may_shrink, slots): (bool, ExpertSlots),
 ) -> Outcome<(EngineOptions, u64)> {
     let free = backend.capacity().bytes_free;
-    let placing = Placing {
-        backend,
-        name: &model.name,
-        program: &model.program,
-        weights: &model.weights,
-        vision: model.vision.as_deref(),
-        context: model.max_context,
-        memory: free,
-    };
+    let placing = Placing::of(backend, model, free);
     let options = placing.with_slots(slots, options, may_shrink)?;
     let plan = placing.plan(&options)?;
     let MemoryPlan { weights, host, kv, states, buffers } = plan.memory;

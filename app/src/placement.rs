@@ -3,7 +3,7 @@
 
 use paguro_backend::{Backend, Program, Weights};
 use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
-use paguro_model::Vision;
+use paguro_model::{Model, Vision};
 
 use crate::{
     cli::ExpertSlots,
@@ -34,7 +34,20 @@ pub struct Placing<'a> {
     pub memory: u64,
 }
 
-impl Placing<'_> {
+impl<'a> Placing<'a> {
+    /// Returns a loaded model on a device, of which it may use `memory` bytes.
+    pub fn of(backend: &'a dyn Backend, model: &'a Model, memory: u64) -> Self {
+        Self {
+            backend,
+            name: &model.name,
+            program: &model.program,
+            weights: &model.weights,
+            vision: model.vision.as_deref(),
+            context: model.max_context,
+            memory,
+        }
+    }
+
     /// Returns the memory and limits with these options.
     ///
     /// # Errors

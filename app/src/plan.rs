@@ -49,15 +49,7 @@ pub fn plan(
         step_time: std::time::Duration::MAX,
         ..EngineOptions::default()
     };
-    let placing = Placing {
-        backend,
-        name: &model.name,
-        program: &model.program,
-        weights: &model.weights,
-        vision: model.vision.as_deref(),
-        context: model.max_context,
-        memory: capacity.bytes_free,
-    };
+    let placing = Placing::of(backend, &model, capacity.bytes_free);
     let options = placing.with_slots(on.expert_slots.unwrap_or_default(), options, args.ctx.is_none())?;
     let plan = placing.plan(&options)?;
     let memory = plan.memory;

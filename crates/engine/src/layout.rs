@@ -54,8 +54,8 @@ impl BlockLayout {
         Self { block_size, windows, max_chunk, is_whole, has_axes, has_spans, droppable, checkpoints: None }
     }
 
-    /// Returns the most drafted tokens of a sequence with so many computed tokens: the next row, which is not drafted, and these
-    /// are in one chunk of a state, and in one block if there is a checkpoint at its end.
+    /// Returns the maximum number of drafted tokens of a sequence with `computed` tokens. The next row and the drafted rows must
+    /// lie in one chunk of a state, and in one block if a checkpoint follows it.
     pub fn most_drafted(&self, computed: usize) -> usize {
         let Some(droppable) = self.droppable else { return usize::MAX };
         let of_chunk = STATE_CHUNK - 1 - computed % STATE_CHUNK;

@@ -4,9 +4,9 @@
 //! - A draft takes pages that are available, and no sequence is preempted for it. Pages of rejected rows are released after
 //!   the step.
 //! - With a grammar, a draft ends where its masks are not known.
-//! - A state can drop some last rows of a chunk ([`Program::droppable_rows`](paguro_backend::Program::droppable_rows)). So a
-//!   draft of a model with states has at most so many tokens, and ends at the latest at the end of a chunk, or at that of a
-//!   block, where a checkpoint is.
+//! - A state can drop some last rows of a chunk ([`Program::droppable_rows`](paguro_backend::Program::droppable_rows)). This
+//!   number bounds drafts of models with states. Such a draft ends within its chunk, and within its block if a checkpoint
+//!   follows the block.
 
 use std::time::{Duration, Instant};
 

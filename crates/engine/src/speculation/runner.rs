@@ -185,7 +185,7 @@ impl DraftRunner {
         (exists && most > 0).then_some(Lag { most, ..lag })
     }
 
-    /// Returns the expected seconds of reading so many tokens.
+    /// Returns the expected seconds of reading `tokens` tokens.
     pub fn reading_seconds(&self, tokens: usize) -> f64 {
         self.cost.seconds(Work::default().and(0, tokens))
     }
@@ -208,7 +208,7 @@ impl DraftRunner {
         self.times.seconds(&self.cost, work).unwrap_or_else(|| self.cost.seconds(work))
     }
 
-    /// Drafts at most so many tokens after each text. Reading the texts takes at most `seconds`; a text that is not read to its
+    /// Drafts tokens after each text, up to the maximum of each. Reading the texts takes at most `seconds`; a text that is not read to its
     /// end has no draft.
     ///
     /// # Errors
