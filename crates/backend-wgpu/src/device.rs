@@ -193,12 +193,15 @@ impl Device {
         }
     }
 
-    /// Returns the constants of a kernel that are passed as arguments, after `Args`.
+    /// Returns the constants of a kernel that are passed as arguments, after `Args`. Of more than the device accepts, the rest
+    /// stays in the source.
     pub fn arguments(&self, constants: &Constants) -> Constants {
-        match self.target.is_software {
-            true => constants.iter().filter(|(name, _)| SHAPES.contains(name)).copied().collect(),
-            false => Vec::new(),
+        if !self.target.is_software {
+            return Vec::new();
         }
+        let most = (self.inner.limits().max_immediate_size - ARGS_BYTES) / 4;
+        let shapes = constants.iter().filter(|(name, _)| SHAPES.contains(name));
+        shapes.take(most as usize).copied().collect()
     }
 
     /// Name and source of every kernel that was compiled or shown.
