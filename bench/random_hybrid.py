@@ -19,31 +19,21 @@ except ImportError as missing:
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "app/tests/architectures"))
 import make
-from make import Gemma4, Model, Tensor, Type
-
-
-class WithHead(Model):
-    """The last layer is a head for multi-token prediction."""
-
-    def tensors(self):
-        last = f"blk.{self.layers - 1}.nextn."
-        norms = [Tensor(f"{last}{name}.weight", (self.hidden,), Type.F32, 1.0, 0.5) for name in ("enorm", "hnorm", "shared_head_norm")]
-        return [*super().tensors(), Tensor(last + "eh_proj.weight", (self.hidden, 2 * self.hidden), self.kind, 0.0, 0.1), *norms]
+from make import Gemma4, Model, Type
 
 
 SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0], "rope.freq_base": 1e7}
-HEAD = {**SECTIONS, "nextn_predict_layers": 1}
 SHAPES = {
-    "qwen35-4b-mtp": WithHead("qwen35-4b-mtp", arch="qwen35", hidden=2560, layers=33, heads=16, kv_heads=4, head_dim=256, ffn=9216, tied=True,
+    "qwen35-4b-mtp": Model("qwen35-4b-mtp", head=True, arch="qwen35", hidden=2560, layers=33, heads=16, kv_heads=4, head_dim=256, ffn=9216, tied=True,
                               mixers="ddda" * 8 + "a", delta=(16, 32, 128), qk_norm="head", rotated=64, attention_gate=True, trained=32768,
-                              ffn_norm="post_attention_norm", keys=HEAD),
-    "qwen35-1b-mtp": WithHead("qwen35-1b-mtp", arch="qwen35", hidden=1280, layers=25, heads=8, kv_heads=2, head_dim=256, ffn=4096, tied=True,
+                              ffn_norm="post_attention_norm", keys=SECTIONS),
+    "qwen35-1b-mtp": Model("qwen35-1b-mtp", head=True, arch="qwen35", hidden=1280, layers=25, heads=8, kv_heads=2, head_dim=256, ffn=4096, tied=True,
                               mixers="ddda" * 6 + "a", delta=(16, 16, 128), qk_norm="head", rotated=64, attention_gate=True, trained=32768,
-                              ffn_norm="post_attention_norm", keys=HEAD),
+                              ffn_norm="post_attention_norm", keys=SECTIONS),
     # Qwen3.5-0.8B with a wider network.
     "qwen35-1b": Model("qwen35-1b", arch="qwen35", hidden=1280, layers=24, heads=8, kv_heads=2, head_dim=256, ffn=4096, tied=True,
                        mixers="ddda" * 6, delta=(16, 16, 128), qk_norm="head", rotated=64, attention_gate=True, trained=32768,
-                       ffn_norm="post_attention_norm", keys={"rope.dimension_sections": [11, 11, 10, 0], "rope.freq_base": 1e7}),
+                       ffn_norm="post_attention_norm", keys=SECTIONS),
     "gemma4-e2b": Gemma4("gemma4-e2b", hidden=1536, heads=8, ffn=6144, pattern="llllf" * 7, local=(1, 256), full=(1, 512),
                          shared_kv=20, layer_embed=256, wide=True, trained=32768, keys={"attention.sliding_window": 512}),
 }

@@ -12,6 +12,13 @@ pub struct Bytes(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Time(pub Duration);
 
+/// The [`Time`] of a step: at most [`MOST_STEP_TIME`], beyond which a number without a unit was meant as milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepTime(pub Duration);
+
+/// Most time of a step.
+const MOST_STEP_TIME: Duration = Duration::from_secs(10);
+
 /// A [`Time`], or `forever`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive(pub Option<Duration>);
@@ -95,7 +102,7 @@ impl FromStr for Time {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let rule = || "must be a time, such as 90s, 5m or 1h".to_owned();
+        let rule = || "must be a time, such as 250ms, 90s, 5m or 1h".to_owned();
         let (number, unit) = split(text).ok_or_else(rule)?;
         let seconds = match unit {
             "ms" => 1e-3,
@@ -106,6 +113,18 @@ impl FromStr for Time {
             _ => return Err(rule()),
         };
         Duration::try_from_secs_f64(number * seconds).map(Self).map_err(|_| rule())
+    }
+}
+
+impl FromStr for StepTime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Time(time) = text.parse()?;
+        match time <= MOST_STEP_TIME {
+            true => Ok(Self(time)),
+            false => Err("must be at most 10s; 100 milliseconds are 100ms".to_owned()),
+        }
     }
 }
 
@@ -175,6 +194,12 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
+impl<'de> Deserialize<'de> for StepTime {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
 impl<'de> Deserialize<'de> for KeepAlive {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_text(deserializer)
@@ -199,6 +224,9 @@ mod tests {
         assert_eq!(time("1.5m"), Ok(90_000));
         assert_eq!(time("250ms"), Ok(250));
         assert!(time("soon").is_err() && time("-3s").is_err());
+        let step = |text: &str| text.parse::<StepTime>().map(|time| time.0.as_millis());
+        assert_eq!((step("100ms"), step("10")), (Ok(100), Ok(10_000)));
+        assert!(step("100").unwrap_err().ends_with("100ms"));
         assert_eq!("forever".parse(), Ok(KeepAlive(None)));
         assert_eq!("0".parse(), Ok(KeepAlive(Some(Duration::ZERO))));
         let slots = |text: &str| text.parse::<ExpertSlots>();

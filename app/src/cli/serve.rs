@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::{
     choices::{self, Device, KvDtype, Numerics, Speculate},
-    quantities::{Bytes, ExpertSlots, KeepAlive, SizeOrOff, Time},
+    quantities::{Bytes, ExpertSlots, KeepAlive, SizeOrOff, StepTime, Time},
 };
 use crate::{mcp::McpOptions, presets::Preset};
 
@@ -450,7 +450,7 @@ pub struct ServeOptions {
 
     /// Maximum time of a step that computes a part of a prompt beside running answers [default: 100ms]
     #[arg(long, env = "PAGURO_STEP_TIME", value_name = "TIME", help_heading = "Models")]
-    pub step_time: Option<Time>,
+    pub step_time: Option<StepTime>,
 
     /// Maximum waiting requests of each model; more are refused (429) [default: 1024]
     #[arg(long, env = "PAGURO_MAX_QUEUE", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
