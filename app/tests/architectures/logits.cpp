@@ -23,6 +23,7 @@ int main(int argc, char ** argv) {
 
     llama_model_params model_params = llama_model_default_params();
     model_params.use_extra_bufts = false; // no repacking: the plain kernels
+    model_params.load_mtp = std::string(argv[5]) == "head";
     llama_model * model = llama_model_load_from_file(argv[1], model_params);
     if (!model) return 1;
 
