@@ -8,7 +8,7 @@ use paguro_backend::{OutputValue, StepError};
 use crate::{
     canary::Canaries,
     device::Device,
-    emit::Model,
+    emit::{Head, Model},
     kernel_statistics::KernelStatistics,
     plan::{Args, Plan},
     planned::{PATIENCE, Planned, encode},
@@ -139,10 +139,8 @@ impl Encoding<'_> {
     /// Adds commands that sample.
     pub fn sample(&mut self, commands: &mut wgpu::CommandEncoder, plan: &Plan, slice: &Slice) {
         let Slice { samples, edits, masks, .. } = slice;
-        if samples.is_empty() {
-            return;
-        }
-        let Model { io, adjust, argmax: [argmax, merge], sample, .. } = self.model;
+        let Some(head) = self.model.head.as_ref().filter(|_| !samples.is_empty()) else { return };
+        let Head { io, adjust, argmax: [argmax, merge], sample, .. } = head;
         for (buffer, bytes) in [
             (&io.masks, cast_slice::<u32, u8>(masks)),
             (&io.edits, cast_slice(edits)),

@@ -178,7 +178,6 @@ fn flight_index(step: u64) -> usize {
 impl Runner for GpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
-        step.has_no_residuals("the GPU")?;
         step.has_adapters(|id| self.adapted.has(id))?;
         let end = self.limits.max_context.next_multiple_of(256) as u32;
         if let Some(at) = step.coordinates.iter().flatten().find(|&&at| at >= end) {
@@ -373,7 +372,8 @@ fn most_submissions(model: &Model, limits: &Limits) -> usize {
     let slices = passes + limits.max_outputs.div_ceil(LOGIT_ROWS);
     let launches = model.body.iter().map(|(_, launches)| launches.len()).max().unwrap_or(0);
     // With adapters, each matmul has another launch before it.
-    2 * passes * launches + 2 * slices * (model.head.len() + model.one_row_head.len() + 8)
+    let of_head = model.head.as_ref().map_or(0, |head| head.logits.len() + head.one_row.len());
+    2 * passes * launches + 2 * slices * (of_head + 8)
 }
 
 /// Fills all pages and states with large finite noise, so that reads of unwritten data are detected: half-precision

@@ -146,7 +146,8 @@ impl<'a> Coder<'a> {
             Kernel::Embed { table, scale, is_of_positions, types, parts } => {
                 self.embed(*table, *scale, (*is_of_positions, *types), *parts)
             }
-            Kernel::AddGiven(part) => vec![self.add_given(*part)],
+            Kernel::SetGiven => vec![self.given(0, true)],
+            Kernel::AddGiven(part) => vec![self.given(*part, false)],
             Kernel::Matmul(op) => self.matmul(op, node, class),
             Kernel::Shrink(op) => vec![self.shrink(op, node, class)],
             Kernel::ExpertMatmul(op) => self.expert_matmul(op, node.emits),

@@ -64,17 +64,19 @@ impl Coder<'_> {
         (0..weights.parts.len()).map(part).collect()
     }
 
-    /// Returns the launch that adds a part of given rows.
-    pub fn add_given(&self, part: usize) -> Coded {
+    /// Returns the launch that adds a part of given rows to the residual stream, or sets the stream to it.
+    pub fn given(&self, part: usize, sets: bool) -> Coded {
         let Facts { program, .. } = self.facts;
         let constants = vec![
             ("WIDTH", U(program.hidden as u32)),
             ("PARTS", U(program.given_parts as u32)),
             ("PART", U(part as u32)),
+            ("SETS", U(u32::from(sets))),
         ];
         let slots = vec![("step", Slot::Step), ("x", Slot::Stream), ("given", Slot::Given)];
         let grid = Grid::Given(program.hidden.div_ceil(256) as u32);
-        Coded::new("add_given", Part::new(wgsl!("args", "add_given"), constants, slots), grid)
+        let name = if sets { "set_given" } else { "add_given" };
+        Coded::new(name, Part::new(wgsl!("args", "add_given"), constants, slots), grid)
     }
 
     /// Returns the launch of embeddings for layers.

@@ -6,8 +6,8 @@ mod experts;
 mod recurrent;
 
 use paguro_backend::{
-    Dense, Embed, FeedForward, Input, Layer, LayerEmbeds, LayerInput, Linear, LoadError, Mixer, Norm,
-    Residual,
+    Dense, Embed, Exit, FeedForward, Head, Input, Layer, LayerEmbeds, LayerInput, Linear, LoadError, Mixer,
+    Norm, Residual,
 };
 
 use super::{
@@ -59,9 +59,12 @@ impl<'a> Builder<'a> {
         let rows = facts.limits.max_rows.min(class.to - 1);
         let mut builder = Self { facts, class, rows, nodes: Vec::new(), sizes };
         let program = facts.program;
-        let Input::Tokens(embed) = &program.input else { unreachable!("other programs were refused") };
         builder.step();
-        builder.embed(embed);
+        match &program.input {
+            Input::Tokens(embed) => builder.embed(embed),
+            Input::Rows => builder.begin_with_rows(),
+            Input::Patches(_) => unreachable!("other programs were refused"),
+        }
         for (index, layer) in program.layers.iter().enumerate() {
             builder.layer(index, layer)?;
             if index + 1 < builder.given_parts() {
@@ -69,7 +72,9 @@ impl<'a> Builder<'a> {
             }
         }
         let body = std::mem::take(&mut builder.nodes);
-        builder.head();
+        if let Exit::Logits(head) = &program.exit {
+            builder.head(head);
+        }
         Ok(List { class, body, head: builder.nodes, direct: None })
     }
 
@@ -104,9 +109,16 @@ impl<'a> Builder<'a> {
         self.need(Slot::Branch, program.hidden);
     }
 
-    /// Returns the parts of given rows. Steps of one row know none, so that each layer continues the one before.
+    /// Returns the parts of given rows that layers add. Steps of one row know none, so that each layer continues the one before.
     fn given_parts(&self) -> usize {
         if self.class.is_one() { 0 } else { self.facts.program.given_parts }
+    }
+
+    /// Begins with the first part of given rows.
+    fn begin_with_rows(&mut self) {
+        let Facts { program, .. } = self.facts;
+        self.need(Slot::Given, program.given_parts * program.hidden);
+        self.push(Kernel::SetGiven);
     }
 
     fn embed(&mut self, embed: &Embed) {
@@ -367,10 +379,9 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds the outputs: the last norm, and logits.
-    fn head(&mut self) {
+    fn head(&mut self, head: &Head) {
         let Facts { program, limits, .. } = self.facts;
         let (hidden, vocab) = (program.hidden, program.vocab);
-        let head = program.head().expect("other programs were refused");
         let (rows, outputs) = (limits.max_outputs.clamp(1, LOGIT_ROWS), limits.max_outputs.max(1));
         let sizes = &mut *self.sizes;
         sizes.need(Slot::Logits, rows * vocab);
@@ -392,7 +403,7 @@ impl<'a> Builder<'a> {
 
 impl NormRows {
     /// Creates a norm of rows.
-    fn new(norm: Option<Norm>, rows: Span, acts: Acts) -> Self {
+    pub fn new(norm: Option<Norm>, rows: Span, acts: Acts) -> Self {
         Self { norm, rows, acts, adds: None, sums: None, is_of_outputs: false, replaces: false }
     }
 }

@@ -78,6 +78,8 @@ pub enum Kernel {
     /// Rows of a table of embeddings, with those of token types, or of one of positions, which are added. Rows that a step gives
     /// have this many parts.
     Embed { table: MatrixId, scale: f32, is_of_positions: bool, types: Option<VectorId>, parts: usize },
+    /// The first part of given rows as the residual stream, of a program without tokens.
+    SetGiven,
     /// Addition of a part of given rows to the residual stream.
     AddGiven(usize),
     /// Embeddings for all layers.
