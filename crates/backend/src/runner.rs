@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// A device that can load programs. Stays alive to load more than one model.
-pub trait Backend: Send {
+pub trait Backend: Send + Sync {
     /// Returns the short name for `--device`: `cpu`.
     fn name(&self) -> &str;
 
