@@ -244,8 +244,8 @@ impl Backend for Checked {
         self.gpu.load(program, weights, limits)
     }
 
-    fn runs_towers(&self) -> bool {
-        self.gpu.runs_towers()
+    fn runs_tower(&self, tower: &Program) -> bool {
+        self.gpu.runs_tower(tower)
     }
 
     fn load_tower(
@@ -254,6 +254,7 @@ impl Backend for Checked {
         weights: Weights,
         limits: Limits,
     ) -> Result<PacedRunner, LoadError> {
+        self.check(program, &weights, limits)?;
         self.gpu.load_tower(program, weights, limits)
     }
 }

@@ -3,7 +3,7 @@
 //! Drivers that were never tested here compile the kernels for a model's shapes and formats. An excerpt of the model
 //! ([`paguro_backend::excerpt()`]) runs on the device and on the CPU, in steps of many rows, of a few and of one,
 //! because these have different kernels, and the device samples one token. Each step of an encoder is a text of its own, and the
-//! rows before the head are compared. Of a stage of a model without a head, the rows of the residual stream are compared.
+//! rows before the head are compared. Of programs without a head (stages, towers), the rows of the residual stream are compared.
 
 use paguro_backend::{
     Backend, GivenRows, Limits, LoadError, Output, OutputKind, OutputValue, PageId, Program, Runner,
@@ -41,7 +41,10 @@ pub fn check(
     (program, weights): (&Program, &Weights),
     limits: Limits,
 ) -> Result<(), Problem> {
-    let steps = steps(limits.max_rows, limits.max_context);
+    // Rows of a tower that become one are in one step.
+    let merged = program.merged().map_or(1, |merged| merged.rows);
+    let steps = steps(limits.max_rows / merged, limits.max_context / merged);
+    let steps: Vec<_> = steps.into_iter().map(|rows| rows * merged).collect();
     let limits = Limits {
         pages: limits.pages.min(pages(program, &limits, &steps)),
         states: limits.states.min(1),
@@ -90,9 +93,9 @@ pub fn check(
 /// Returns the logits of a row, or the row itself.
 fn numbers(outcome: &OutputValue) -> Option<&Vec<f32>> {
     match outcome {
-        OutputValue::Logits(numbers)
-        | OutputValue::Embedding(numbers)
-        | OutputValue::Residual(numbers) => Some(numbers),
+        OutputValue::Logits(numbers) | OutputValue::Embedding(numbers) | OutputValue::Residual(numbers) => {
+            Some(numbers)
+        }
         _ => None,
     }
 }
@@ -151,7 +154,7 @@ struct Sequence<'a> {
 }
 
 impl Sequence<'_> {
-    /// Runs `rows` more rows and returns the requested output of the last one.
+    /// Runs `rows` more rows and returns the requested output of the last one, or of the last ones that become one.
     fn step(&mut self, rows: usize, kind: OutputKind<'_>) -> Result<OutputValue, String> {
         let start = if self.program.bidirectional { 0 } else { self.len };
         let end = start + rows;
@@ -174,7 +177,8 @@ impl Sequence<'_> {
         }
         let state = self.program.state.in_place(StateId(0));
         let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
-        let outputs = [Output { row: rows - 1, kind }];
+        let merged = self.program.merged().map_or(1, |merged| merged.rows);
+        let outputs = [Output { row: rows - merged, kind }];
         let step = Step {
             tokens: &tokens,
             given,

@@ -37,10 +37,15 @@ impl<'a> Stages<'a> {
         Self { name: names.join("+"), devices, cuts }
     }
 
+    /// Returns the index of the device that runs a tower.
+    fn device_of(&self, tower: &Program) -> usize {
+        self.devices.iter().position(|device| device.runs_tower(tower)).unwrap_or(0)
+    }
+
     /// Returns the devices that run a stage of a program, and the cuts between their stages.
     fn cut(&self, program: &Program) -> (&[&'a dyn Backend], Vec<usize>) {
         if matches!(program.input, Input::Patches(_)) {
-            let tower = self.devices.iter().position(|device| device.runs_towers()).unwrap_or(0);
+            let tower = self.device_of(program);
             return (&self.devices[tower..=tower], Vec::new());
         }
         let (cuts, legal) = ((self.cuts)(program), legal_cuts(program));
@@ -143,9 +148,9 @@ impl Backend for Stages<'_> {
         Ok(Box::new(StagesRunner::new(loaded, program, limits)))
     }
 
-    fn runs_towers(&self) -> bool {
+    fn runs_tower(&self, tower: &Program) -> bool {
         // Text models of all devices have given rows; only the device of the tower needs its operations.
-        self.devices.iter().any(|device| device.runs_towers())
+        self.devices.iter().any(|device| device.runs_tower(tower))
     }
 
     fn load_tower(
@@ -154,7 +159,6 @@ impl Backend for Stages<'_> {
         weights: Weights,
         limits: Limits,
     ) -> Result<PacedRunner, LoadError> {
-        let device = self.devices.iter().find(|device| device.runs_towers()).unwrap_or(&self.devices[0]);
-        device.load_tower(program, weights, limits)
+        self.devices[self.device_of(program)].load_tower(program, weights, limits)
     }
 }

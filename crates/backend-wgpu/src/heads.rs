@@ -1,7 +1,7 @@
 //! Arrangement of K and V with the query heads of their layers. Programs without kernels are refused by name.
 
 use paguro_backend::{
-    Exit, FeedForward, Input, Layer, LoadError, Mixer, Norm, NormKind, Program, QkNorm, Residual,
+    Attention, FeedForward, Layer, LoadError, Mixer, Norm, NormKind, Program, QkNorm, Residual,
 };
 
 /// Experts of a mixture, at most: a workgroup has the scores of all of them.
@@ -103,14 +103,14 @@ struct Refusal<'a> {
 
 impl Refusal<'_> {
     fn program(&self, program: &Program) -> Result<(), LoadError> {
-        self.require(!program.has_bounds(), "bounds of matrices (of towers)")?;
-        let is_tower =
-            matches!(program.input, Input::Patches(_)) || matches!(program.exit, Exit::Merged(_));
-        self.require(!is_tower, "towers")?;
         self.require(program.joined().is_none(), "heads for multi-token prediction")?;
+        let has_own = |op: &Attention| op.k.is_some() && op.v.is_some() && op.gate.is_none();
+        let is_tower = !program.has_bounds() || program.attentions().all(has_own);
+        self.require(is_tower, "bounds in layers without K and V of their own")?;
         let has_plain_norm = program.layer_embeds().is_none_or(|embeds| is_plain(&embeds.norm));
         self.require(has_plain_norm, "LayerNorm of embeddings for layers")?;
-        if program.layers.is_empty() {
+        // A tower may consist of its ends.
+        if program.layers.is_empty() && program.merged().is_none() {
             return Err(LoadError::BadProgram("there are no layers".into()));
         }
         program.layers.iter().try_for_each(|layer| self.layer(layer))

@@ -17,6 +17,8 @@
 //! | embedding | `embed.wgsl` | 1 | 1 | 1 |
 //! | given rows without embeddings | `add_given.wgsl` | 1 | 1 | 1 |
 //! | later parts of given rows | `add_given.wgsl` | 0 | 0 or 1 | 0 or 1 |
+//! | operations of towers on rows | `norm.wgsl`, a matmul, `map_rows.wgsl` | 1 each | the same | the same |
+//! | a matmul with bounds | `map_rows.wgsl`, `norm.wgsl`, a matmul, `map_rows.wgsl`; behind attention, `unpack.wgsl` | 4 or 5 | the same | the same |
 //! | norm | `norm.wgsl` | → `norm_in_matmul` | 1 | 1 |
 //! | matmul | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` | 1 for each layout of its matrices | the same | the same |
 //! | rotation, K and V into pages | `rope_store.wgsl` | → `rope_in_matmul`, or 1 | 1 | 1 |

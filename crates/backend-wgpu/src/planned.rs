@@ -128,6 +128,7 @@ pub fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -
         let body = model.body.iter().find(|(class, _)| class.holds(plan.class_rows()));
         launches.extend(body.into_iter().flat_map(|(_, body)| body).map(|launch| {
             let mut args = plan.args(launch.kv_group);
+            args.rows /= launch.merged;
             match launch.grid {
                 Grid::Pages => (args.tokens, args.rows) = plan.tables(),
                 Grid::Attention(tile, _) => args.items = plan.first_item(launch.kv_group, tile),

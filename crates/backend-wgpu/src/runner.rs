@@ -56,6 +56,8 @@ pub struct GpuRunner {
     canaries: Canaries,
     /// Times of launches, where submissions have to be short.
     pace: Pace,
+    /// Pauses steps, of a tower.
+    pauses: Option<Arc<paguro_backend::Pace>>,
     /// Readback of rows of logits or embeddings.
     rows: wgpu::Buffer,
     /// A page of one layer on its way: buffers are not copied onto themselves.
@@ -128,6 +130,7 @@ impl GpuRunner {
         let page_bytes = 8 * page_words * model.pages.len();
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
+            pauses: None,
             canaries: Canaries::new(
                 &device,
                 1 + limits.max_outputs.max(1),
@@ -162,6 +165,11 @@ impl GpuRunner {
             moved_before: 0,
             repeated: 0,
         })
+    }
+
+    /// Returns the runner with steps that another thread can pause.
+    pub fn paced(self, pace: Arc<paguro_backend::Pace>) -> Self {
+        Self { pauses: Some(pace), ..self }
     }
 
     /// Index of the flight of the step that was submitted last.

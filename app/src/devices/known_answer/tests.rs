@@ -82,7 +82,7 @@ impl Backend for Broken {
         Ok(Box::new(BrokenRunner(runner, self.0, Vec::new())))
     }
 
-    fn runs_towers(&self) -> bool {
+    fn runs_tower(&self, _: &Program) -> bool {
         false
     }
 

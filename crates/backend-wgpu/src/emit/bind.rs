@@ -54,7 +54,7 @@ pub fn host_row_words(program: &Program, limits: &Limits) -> usize {
     let (outputs, hidden) = (limits.max_outputs.max(1), program.hidden);
     match program.head() {
         Some(_) => (outputs.min(LOGIT_ROWS) * (program.vocab + 2 * hidden)).max(2 * outputs * hidden),
-        None => outputs * hidden,
+        None => outputs * program.residual_width(),
     }
 }
 
@@ -110,12 +110,15 @@ pub fn emit(
     let mut known: HashMap<String, Vec<Arc<Launch>>> = HashMap::new();
     let mut launches = |node: &Node, class: RowClass, coder: &mut Coder<'_>, binder: &mut Binder<'_>| {
         // Classes share the launches that they have in common. Parts of programs can be compared as text only.
-        let coded = coder.code(node, class);
+        let coded = coder.code(node, if node.merged > 1 { ALL_ROWS } else { class });
         let key = format!("{node:?} {:?}", Vec::from_iter(coded.iter().map(|launch| &launch.grid)));
         Ok::<_, LoadError>(match known.entry(key) {
             Entry::Occupied(known) => known.get().clone(),
             Entry::Vacant(place) => {
-                let launches = coded.into_iter().map(|launch| binder.launch(launch, coder).map(Arc::new));
+                let launches = coded.into_iter().map(|launch| {
+                    let launch = Coded { merged: node.merged, ..launch };
+                    binder.launch(launch, coder).map(Arc::new)
+                });
                 place.insert(launches.collect::<Result<_, _>>()?).clone()
             }
         })
@@ -172,7 +175,7 @@ impl<'a> Binder<'a> {
 
     /// Returns a launch with its pipelines and buffers.
     fn launch(&mut self, coded: Coded, coder: &mut Coder<'_>) -> Result<Launch, LoadError> {
-        let Coded { kernels, grid, kv_group } = coded;
+        let Coded { kernels, grid, kv_group, merged } = coded;
         for joined in &coder.matrices[self.bound.matrices.len()..] {
             let sources: Vec<_> = joined.matrices.iter().map(|&id| self.weights.matrix(id)).collect();
             self.bound.matrices.push(DeviceMatrix::upload(
@@ -195,7 +198,7 @@ impl<'a> Binder<'a> {
             self.timed_with = None;
         }
         let runs_once = matches!(grid, Grid::Copies { .. }) || kernels[0].pipeline.name == PLACE_EXPERTS;
-        Ok(Launch { kernels, grid, kv_group, timed_with, runs_once })
+        Ok(Launch { kernels, grid, kv_group, merged: merged as u32, timed_with, runs_once })
     }
 
     fn kernel(&mut self, code: &Code, coder: &Coder<'_>) -> Result<Kernel, LoadError> {
@@ -239,6 +242,10 @@ impl<'a> Binder<'a> {
             }
             Slot::State(layer, part) => self.bound.states[layer].part(part).clone(),
             Slot::Vector(id) => device.upload(self.weights.vector(id), "a vector")?,
+            Slot::Bounds(bits) => {
+                let finite = |bits| f32::from_bits(bits).clamp(f32::MIN, f32::MAX);
+                device.upload(&bits.map(finite), "bounds")?
+            }
             Slot::Bias(index) => device.upload(&coder.biases[index].values, "biases")?,
             Slot::Plane { matrix, part, plane } => {
                 let plane = &self.bound.matrices[matrix].parts[part][plane];
@@ -352,8 +359,9 @@ impl<'a> Binder<'a> {
     ) -> Result<Model, LoadError> {
         let pools = self.pools();
         let handoff_partials = self.bound.buffers.get(&Slot::HandoffPartials).cloned();
+        let residual = if self.facts.program.merged().is_some() { Slot::Merged } else { Slot::Stream };
         let mut io = |slot| self.buffer(slot, coder);
-        let io = Io { step: io(Slot::Step)?, tokens: io(Slot::Tokens)?, stream: io(Slot::Stream)? };
+        let io = Io { step: io(Slot::Step)?, tokens: io(Slot::Tokens)?, residual: io(residual)? };
         let bound = &mut self.bound;
         (bound.joined, bound.biases) =
             (std::mem::take(&mut coder.matrices), std::mem::take(&mut coder.biases));

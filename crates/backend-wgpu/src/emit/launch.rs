@@ -126,6 +126,8 @@ pub struct Launch {
     pub grid: Grid,
     /// Its K/V group, if it has one.
     pub kv_group: usize,
+    /// Rows of the step for each of its rows.
+    pub merged: u32,
     /// The counter of a launch that this one waits for, and is timed together with.
     pub timed_with: Option<usize>,
     /// True if the launch cannot run once more to be timed, because it changes places of experts.
@@ -200,8 +202,8 @@ pub struct Io {
     pub step: wgpu::Buffer,
     /// See `sample.wgsl`.
     pub tokens: wgpu::Buffer,
-    /// The residual stream, `[rows, hidden]`.
-    pub stream: wgpu::Buffer,
+    /// The residual stream, `[rows, hidden]`, or merged rows, `[merged rows, taps, width]`.
+    pub residual: wgpu::Buffer,
 }
 
 /// Words that are set to EMPTY with one copy.

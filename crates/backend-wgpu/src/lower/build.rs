@@ -2,6 +2,7 @@
 //! only in that results of matrices of one layout are computed by one matmul. The walk also finds the sizes of all slots.
 
 mod attention;
+mod ends;
 mod experts;
 mod recurrent;
 
@@ -63,12 +64,18 @@ impl<'a> Builder<'a> {
         match &program.input {
             Input::Tokens(embed) => builder.embed(embed),
             Input::Rows => builder.begin_with_rows(),
-            Input::Patches(_) => unreachable!("other programs were refused"),
+            Input::Patches(patches) => builder.patches(patches),
+        }
+        if let Exit::Merged(merged) = &program.exit {
+            builder.taps(merged, 0);
         }
         for (index, layer) in program.layers.iter().enumerate() {
             builder.layer(index, layer)?;
             if index + 1 < builder.given_parts() {
                 builder.push(Kernel::AddGiven(index + 1));
+            }
+            if let Exit::Merged(merged) = &program.exit {
+                builder.taps(merged, index + 1);
             }
         }
         let body = std::mem::take(&mut builder.nodes);
@@ -213,7 +220,11 @@ impl<'a> Builder<'a> {
         self.need_acts(self.rows, width);
         let add = Add { post_norm, scale, waits };
         let slot = if waits { Slot::Waiting } else { Slot::Branch };
-        self.matmul(out, self.facts.program.hidden, Acts::Plain, slot);
+        let hidden = self.facts.program.hidden;
+        match out.bounds {
+            None => self.matmul(out, hidden, Acts::Plain, slot),
+            Some(_) => self.bounded_out(out, width, slot),
+        }
         self.add(add);
         Some(add)
     }
@@ -323,6 +334,9 @@ impl<'a> Builder<'a> {
 
     /// Adds a dense network, from its norm to its result.
     fn dense(&mut self, dense: &Dense, to: Slot) {
+        if self.facts.program.has_bounds() {
+            return self.bounded_dense(dense, to);
+        }
         let Dense { norm, width, gate, up, activation, down, post_norm: _ } = dense;
         self.norm(*norm);
         let (gate, up) = self.gate_and_up(gate.as_ref(), up, *width);
@@ -404,7 +418,8 @@ impl<'a> Builder<'a> {
 impl NormRows {
     /// Creates a norm of rows.
     pub fn new(norm: Option<Norm>, rows: Span, acts: Acts) -> Self {
-        Self { norm, rows, acts, adds: None, sums: None, is_of_outputs: false, replaces: false }
+        let (width, to) = (rows.stride, None);
+        Self { norm, rows, width, to, acts, adds: None, sums: None, is_of_outputs: false, replaces: false }
     }
 }
 

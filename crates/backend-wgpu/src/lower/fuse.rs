@@ -126,7 +126,11 @@ fn norm_sum(_: &Facts<'_>, _: RowClass, nodes: &[Node]) -> Option<(usize, Vec<No
 
 /// Returns true for a norm of the stream to which nothing is added, and which stays as it is.
 fn is_fresh(norm: &NormRows) -> bool {
-    norm.rows.slot == Slot::Stream && norm.adds.is_none() && norm.sums.is_none() && !norm.replaces
+    norm.rows.slot == Slot::Stream
+        && norm.acts == Acts::Normed
+        && norm.adds.is_none()
+        && norm.sums.is_none()
+        && !norm.replaces
 }
 
 /// The sum of experts, and the norm of the stream: the norm adds it.
