@@ -5,18 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::{Backend, MemoryPlan};
-use paguro_engine::{DraftModel, Engine, EngineOptions, Handle, PageBudget};
+use paguro_engine::{DraftModel, Engine, EngineOptions, Handle};
 use paguro_model::{LoadOptions, Model, ModelError, ModelFile, gguf::GgufError, tokenizer::Tokenizer};
 
 use crate::{
-    cli::{ExpertSlots, RunOnArgs},
+    cli::{Device, ExpertSlots, RunOnArgs},
     devices::{Chosen, Devices},
     failure::{Failure, Outcome},
     models::{EMBEDDED, EMBEDDED_FILE, Source},
     placement::Placing,
     settings::{LibrarySettings, Terminal},
-    units,
 };
 
 /// Maximum default context of a model that was trained for more tokens.
@@ -38,8 +36,10 @@ pub struct Loaded {
     pub model: Arc<Model>,
     /// Handle of the engine.
     pub handle: Handle,
-    /// Short name of the device.
+    /// Short name of the device, or of several.
     pub device: String,
+    /// Devices, and the bytes of the weights on each.
+    pub stages: Vec<(Device, u64)>,
     /// Number of CPU threads.
     pub threads: usize,
     /// Memory of the pages of K and V, which is allocated with use on a CPU.
@@ -216,21 +216,31 @@ pub fn start_on(
         Some(compiling) => format!("loading {name}: {compiling}"),
     });
     let options = with_head(&model, options);
-    let (options, kv_bytes) = fit_memory(device.backend.as_ref(), &model, options, (may_shrink, slots))?;
+    // A model that exceeds the devices' memory is refused before weights are read.
+    let placing = Placing::of(&device, &model);
+    let (placement, options) = placing.place(slots, &options, may_shrink)?;
+    let placed = placement.on(&device);
+    let backend = placed.backend();
+    let plan = placing.plan(backend, &options)?;
+    let parts = placing.parts(&placement, &options, plan.pages)?;
+    let weights = parts.iter().zip(&placement.stages);
+    let stages = weights.map(|(part, (device, _))| (*device, part.memory.weights)).collect();
     if let Some(slots) = options.expert_slots {
         terminal.note(&format!(
             "experts are in the host's memory; each layer has {slots} slots for them on the {}",
-            device.backend.name()
+            device.main().backend.name()
         ));
     }
-    let engine = Engine::start(device.backend.as_ref(), &model, options)
-        .map_err(|error| Failure::from_error(&error))?;
+    placement.describe().iter().for_each(|line| terminal.note(line));
+    let engine = Engine::start(backend, &model, options).map_err(|error| Failure::from_error(&error))?;
+    let threads = placement.stages.iter().filter_map(|(stage, _)| Some(device.find(*stage)?.threads)).max();
     Ok(Loaded {
         model,
         handle: engine.handle(),
-        device: device.backend.name().to_owned(),
-        threads: device.threads,
-        kv_bytes,
+        device: backend.name().to_owned(),
+        stages,
+        threads: threads.unwrap_or(1),
+        kv_bytes: plan.memory.kv,
         time: started.elapsed(),
         _engine: engine,
     })
@@ -240,50 +250,6 @@ pub fn start_on(
 pub fn with_head(model: &Model, options: EngineOptions) -> EngineOptions {
     let head = || model.mtp.as_ref().map(|head| DraftModel::head(head, model.max_context));
     EngineOptions { draft: options.draft.clone().or_else(head), ..options }
-}
-
-/// Minimum context to which pages are reduced. A smaller one would be of no use.
-const LEAST_CONTEXT: usize = 1024;
-
-/// Returns the options with as many pages as memory permits, and the bytes of the pages. A model that exceeds the device's memory is refused before
-/// weights are read.
-fn fit_memory(
-    backend: &dyn Backend,
-    model: &Model,
-    options: EngineOptions,
-    (may_shrink, slots): (bool, ExpertSlots),
-) -> Outcome<(EngineOptions, u64)> {
-    let free = backend.capacity().bytes_free;
-    let placing = Placing::of(backend, model, free);
-    let options = placing.with_slots(slots, options, may_shrink)?;
-    let plan = placing.plan(&options)?;
-    let MemoryPlan { weights, host, kv, states, buffers } = plan.memory;
-    if plan.memory.total() <= free {
-        return Ok((options, kv));
-    }
-    let left = free.saturating_sub(plan.memory.fixed());
-    if may_shrink && left >= plan.kv_for(plan.max_context.min(LEAST_CONTEXT)) {
-        return Ok((EngineOptions { pages: PageBudget::Bytes(left), ..options }, left));
-    }
-    let failure = Failure::new(format!(
-        "{} needs {} of memory (weights {}{}, K and V {}, states and buffers {}), but the {} has {} free",
-        model.name,
-        units::bytes(plan.memory.total()),
-        units::bytes(weights),
-        match options.expert_slots {
-            Some(slots) =>
-                format!(" with {slots} slots for experts, which take {} of the host's", units::bytes(host)),
-            None => String::new(),
-        },
-        units::bytes(kv),
-        units::bytes(states.saturating_add(buffers)),
-        backend.name(),
-        units::bytes(free),
-    ));
-    Err(match plan.longest_in(left).min(plan.max_context) {
-        0 => failure.hint("a smaller model or other weights would fit"),
-        fits => failure.hint(format!("a context of {fits} tokens would fit: -c {fits}")),
-    })
 }
 
 /// Converts a model's error, with a hint if its message has none.

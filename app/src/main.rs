@@ -50,12 +50,12 @@ use settings::Settings;
 fn main() -> ExitCode {
     quiet_vulkan();
     forget_empty_variables();
-    let (settings, notes) = match cli::parse(std::env::args_os().collect()) {
-        Ok((cli, notes)) => (Settings::new(cli), notes),
+    let settings = match cli::parse(std::env::args_os().collect()) {
+        Ok(cli) => Settings::new(cli),
         Err(failure) => return end(&failure, settings::colors_on_errors()),
     };
-    for note in notes.iter().chain(&settings.warnings) {
-        settings.terminal.status(note);
+    for warning in &settings.warnings {
+        settings.terminal.status(warning);
     }
     match execute(&settings) {
         Ok(()) => ExitCode::SUCCESS,

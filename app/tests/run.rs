@@ -360,3 +360,64 @@ fn a_session_goes_on_where_it_ended() {
     }
     failed(&["run", "--session", "x", "--raw", "Hi there"], "cannot be used with");
 }
+
+/// The layers of the model on the CPU and on this machine's first GPU, which may be a software driver.
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+mod gpu {
+    use super::*;
+    use crate::common::gpu;
+
+    #[test]
+    fn layers_are_divided_between_the_cpu_and_a_gpu() {
+        if gpu().is_none() {
+            return;
+        }
+        let short = ["run", "--temperature", "0", "--max-tokens", "8", "--ctx", "256"];
+        let plain = run(&[&short[..], &["--device", "cpu", STORY]].concat());
+        let ways: [(&[&str], &str); 2] = [
+            (&["--device", "gpu:0,cpu", "--gpu-layers", "2"], "2 on gpu:0"),
+            (&["--device", "gpu", "-ngl", "1", "-sm", "layer"], "1 on gpu:0"),
+        ];
+        for (way, place) in ways {
+            let divided = run(&[&short[..], way, &[STORY]].concat());
+            assert_eq!(divided.out, plain.out, "{}", divided.err);
+            assert!(divided.err.contains(place), "{}", divided.err);
+        }
+        let plan = ["devices", "--plan", "tales", "--device", "gpu,cpu", "--gpu-layers", "2", "--json"];
+        let plan = run(&plan).json();
+        let stages: Vec<_> = plan["stages"].as_array().unwrap().iter().collect();
+        let [first, last] = stages[..] else { panic!("{plan}") };
+        assert_eq!((&first["device"], &last["device"]), (&json!("cpu"), &json!("gpu:0")));
+        assert_eq!((&first["layers"][0], &first["layers"][1]), (&json!(0), &last["layers"][0]));
+        let count = |stage: &serde_json::Value| stage["layers"][1].as_u64().zip(stage["layers"][0].as_u64());
+        assert_eq!(count(last).map(|(end, start)| end - start), Some(2));
+        let memory = |stage: &serde_json::Value| stage["weights"].as_u64().unwrap();
+        assert!(memory(first) > 0 && memory(last) > 0, "{plan}");
+    }
+
+    /// Memory for a part of the model: the CPU runs the other layers.
+    #[test]
+    fn layers_beyond_the_memory_of_a_gpu_run_on_the_cpu() {
+        if gpu().is_none() {
+            return;
+        }
+        let plan = |memory: &str, device: &str| {
+            run(&[
+                "devices", "--plan", "tales", "--device", device, "--memory", memory, "--ctx", "256",
+                "--json",
+            ])
+        };
+        let whole = plan("1GB", "gpu,cpu").json();
+        assert_eq!(whole["stages"].as_array().map(Vec::len), Some(1), "{whole}");
+        let needed: u64 = ["weights", "kv", "states", "buffers"]
+            .iter()
+            .map(|key| whole["stages"][0][key].as_u64().unwrap())
+            .sum();
+        let less = (needed - 1).to_string();
+        let divided = plan(&less, "gpu,cpu").json();
+        assert_eq!(divided["stages"][0]["device"], json!("cpu"), "{divided}");
+        assert_eq!(divided["stages"][1]["device"], json!("gpu:0"), "{divided}");
+        let refused = plan(&less, "gpu");
+        assert!(refused.code != Some(0) && refused.err.contains("needs"), "{}", refused.err);
+    }
+}

@@ -122,7 +122,7 @@ pub fn bench(
         for _ in 0..args.rounds {
             for (bench, prefixes) in benches.iter_mut().zip(&prefixes) {
                 let bandwidth =
-                    devices.read_bandwidth(&args.on, &bench.loaded.device, bench.setup.threads)?;
+                    devices.read_bandwidth(&args.on, &bench.loaded.stages, bench.setup.threads)?;
                 let measured = measure(&bench.target, case, prefixes, &mut bench.random)?;
                 bench.rows[index].samples.push(Sample { bandwidth, measured });
                 memory.look();

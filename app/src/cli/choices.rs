@@ -8,9 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Limit;
 
-/// Values of `--device`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+/// A device by its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// The fastest device: a usable GPU, or else the CPU.
     #[default]
@@ -35,7 +34,83 @@ impl FromStr for Device {
     }
 }
 
-impl TryFrom<String> for Device {
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Gpu(index) => write!(f, "gpu:{index}"),
+        }
+    }
+}
+
+/// Values of `--device`: one device, or several among which the layers of a model are divided.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct DeviceList(Vec<Device>);
+
+impl DeviceList {
+    /// Returns the devices in the order of the list; there is at least one.
+    pub fn all(&self) -> &[Device] {
+        &self.0
+    }
+}
+
+impl Default for DeviceList {
+    fn default() -> Self {
+        Self(vec![Device::Auto])
+    }
+}
+
+impl FromStr for DeviceList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let devices: Vec<Device> = text.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        if devices.len() > 1 && devices.contains(&Device::Auto) {
+            return Err("auto cannot be in a list of devices".into());
+        }
+        match (1..devices.len()).find(|&at| devices[..at].contains(&devices[at])) {
+            Some(at) => Err(format!("{} is listed twice", devices[at])),
+            None => Ok(Self(devices)),
+        }
+    }
+}
+
+impl TryFrom<String> for DeviceList {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// Values of `--split`: the shares of GPUs in the layers of a model, as numbers whose ratios count.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Split(Vec<f64>);
+
+impl Split {
+    /// Returns the shares; there are at least two, and some are above zero.
+    pub fn shares(&self) -> &[f64] {
+        &self.0
+    }
+}
+
+impl FromStr for Split {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let share = |text: &str| text.trim().parse().ok().filter(|share| (0.0..1e9).contains(share));
+        let shares: Option<Vec<f64>> = text.split([',', '/']).map(share).collect();
+        shares
+            .filter(|shares| shares.len() > 1 && shares.iter().any(|share| *share > 0.0))
+            .map(Self)
+            .ok_or_else(|| "must be a number for each GPU, such as 3,1".to_owned())
+    }
+}
+
+impl TryFrom<String> for Split {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -239,6 +314,14 @@ pub fn whole(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "must be a whole number".into())
 }
 
+/// Parses a number of layers; `all` is more than any model has.
+pub fn layers(text: &str) -> Result<usize, String> {
+    match text {
+        "all" => Ok(usize::MAX),
+        _ => text.parse().map_err(|_| "must be a number of layers, or all".into()),
+    }
+}
+
 /// Parses a TCP port.
 pub fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "must be a whole number up to 65535".into())
@@ -375,6 +458,16 @@ mod tests {
         assert_eq!("gpu:3".parse(), Ok(Device::Gpu(3)));
         for bad in ["", "tpu", "cpu:0", "gpu:", "gpu:x", "gpu:-1"] {
             assert!(bad.parse::<Device>().is_err(), "{bad}");
+        }
+        let list = "gpu:1,cpu".parse::<DeviceList>().unwrap();
+        assert_eq!(list.all(), [Device::Gpu(1), Device::Cpu]);
+        for bad in ["", "gpu,", "auto,cpu", "gpu,gpu:0"] {
+            assert!(bad.parse::<DeviceList>().is_err(), "{bad}");
+        }
+        assert_eq!("3,1".parse::<Split>().unwrap().shares(), [3.0, 1.0]);
+        assert_eq!("0.5/0/2".parse::<Split>().unwrap().shares(), [0.5, 0.0, 2.0]);
+        for bad in ["", "3", "0,0", "1,-1", "1,nan", "a,b"] {
+            assert!(bad.parse::<Split>().is_err(), "{bad}");
         }
     }
 

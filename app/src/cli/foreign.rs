@@ -28,8 +28,10 @@ enum Becomes {
     NothingWithValue,
     /// No flag; its value is ignored if it is `on`, `off` or `auto`.
     NothingWithSwitch,
-    /// Layers on a GPU: 0 is the CPU.
+    /// Layers on GPUs: 0 is the CPU, and -1, `all` and `auto` are as many as fit.
     GpuLayers,
+    /// Division of a model among GPUs, of which only that of layers is supported.
+    SplitMode,
     /// Layers whose experts are in the host's memory.
     ExpertLayers,
     /// The experts of all layers are in the host's memory.
@@ -46,7 +48,7 @@ enum Becomes {
 
 use Becomes::{
     AllExperts, CacheType, ExpertLayers, Format, GpuLayers, Nothing, NothingWithSwitch, NothingWithValue,
-    Ours, Refused, Tensors,
+    Ours, Refused, SplitMode, Tensors,
 };
 use On::{Both, Measure, Run, Serve};
 
@@ -63,7 +65,7 @@ const SAMPLERS: &str = "the order of the samplers is fixed, see docs/running.md;
 const DEFAULTS: &str =
     "sampling is set by requests; `paguro preset MODEL --set temperature=0.2` sets the defaults of a model";
 const CACHE: &str = "the prefix cache is always on, and bounded by --kv-memory";
-const GPUS: &str = "a model runs on one device: --device gpu:N";
+const GPUS: &str = "--device gpu:N selects a GPU, and --device gpu:0,gpu:1 divides the layers among several";
 
 /// Flags of llama.cpp, Ollama and vLLM, and their translations.
 const FLAGS: &[(On, &[&str], Becomes)] = &[
@@ -179,9 +181,11 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Both, &["--ctx-size", "--num-ctx", "--n-ctx", "--max-model-len", "--context-length"], Ours("--ctx")),
     (Both, &["-b", "--batch-size", "--num-batch"], Ours("--batch-tokens")),
     (Both, &["-ub", "--ubatch-size", "-tb", "--threads-batch", "--threads-http"], NothingWithValue),
-    (Both, &["-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu"], GpuLayers),
+    (Both, &["-ngl", "--n-gpu-layers", "--num-gpu"], GpuLayers),
     (Both, &["-dev"], Ours("--device")),
-    (Both, &["-mg", "--main-gpu", "-ts", "--tensor-split", "-sm", "--split-mode"], Refused(GPUS)),
+    (Both, &["-ts", "--tensor-split"], Ours("--split")),
+    (Both, &["-sm", "--split-mode"], SplitMode),
+    (Both, &["-mg", "--main-gpu"], Refused(GPUS)),
     (Both, &["-ot", "--override-tensor"], Tensors),
     (Both, &["-ncmoe", "--n-cpu-moe"], ExpertLayers),
     (Both, &["-cmoe", "--cpu-moe"], AllExperts),
@@ -310,37 +314,28 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// The command line after the translation.
-#[derive(Debug)]
-pub struct Translated {
-    /// Words for the parser.
-    pub words: Vec<OsString>,
-    /// Notes about translated and ignored flags, for the terminal.
-    pub notes: Vec<String>,
-}
-
-/// Translates the flags of other programs in `words`, which begin with the program's name.
+/// Returns `words`, which begin with the program's name, with the flags of other programs translated.
 ///
 /// # Errors
 /// An unsupported flag that would change the answer.
-pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
-    let mut out = Translated { words: Vec::with_capacity(words.len()), notes: Vec::new() };
+pub fn translate(words: Vec<OsString>) -> Outcome<Vec<OsString>> {
+    let mut out = Vec::with_capacity(words.len());
     let mut words = words.into_iter().peekable();
     let mut command: Option<On> = None;
     let mut named = false;
     while let Some(word) = words.next() {
         let Some(text) = word.to_str() else {
-            out.words.push(word);
+            out.push(word);
             continue;
         };
         if text == "--" {
-            out.words.push(word);
-            out.words.extend(words);
+            out.push(word);
+            out.extend(words);
             break;
         }
         if !text.starts_with('-') || text == "-" {
             // The first word is the program, and the second one the command, unless global flags precede it.
-            if !out.words.is_empty() && !named {
+            if !out.is_empty() && !named {
                 named = true;
                 command = match text {
                     "run" | "chat" => Some(Run),
@@ -349,7 +344,7 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
                     _ => None,
                 };
             }
-            out.words.push(word);
+            out.push(word);
             continue;
         }
         let (flag, given) = match text.split_once('=') {
@@ -357,7 +352,7 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
             None => (text, None),
         };
         let Some(becomes) = command.and_then(|on| find(on, flag)) else {
-            out.words.push(word);
+            out.push(word);
             continue;
         };
         let flag = flag.to_owned();
@@ -370,7 +365,7 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
             |value: Option<String>| value.ok_or_else(|| Failure::usage(format!("`{flag}` needs a value")));
         match becomes {
             Ours(ours) => {
-                out.words.push(match &given {
+                out.push(match &given {
                     Some(value) => format!("{ours}={value}").into(),
                     None => (*ours).into(),
                 });
@@ -386,19 +381,27 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
             GpuLayers => {
                 let layers = needed(value())?;
                 match layers.as_str() {
-                    "0" => out.words.push("--device=cpu".into()),
-                    _ => out.notes.push(format!(
-                        "`{flag} {layers}`: a model runs on one device as a whole; --device selects it"
-                    )),
+                    "0" => out.push("--device=cpu".into()),
+                    "-1" | "all" | "auto" => {}
+                    _ => out.push(format!("--gpu-layers={layers}").into()),
                 }
             }
-            AllExperts => out.words.push("--expert-slots=least".into()),
+            SplitMode => {
+                let mode = needed(value())?;
+                if !matches!(mode.as_str(), "layer" | "none") {
+                    return Err(Failure::usage(format!(
+                        "`{flag} {mode}`: tensors are not divided among GPUs"
+                    ))
+                    .hint("--device gpu:0,gpu:1 divides the layers"));
+                }
+            }
+            AllExperts => out.push("--expert-slots=least".into()),
             ExpertLayers => {
                 let layers = needed(value())?;
                 if layers.parse::<usize>().is_err() {
                     return Err(Failure::usage(format!("`{flag} {layers}`: must be a number of layers")));
                 }
-                out.words.push(format!("--expert-slots=all-{layers}").into());
+                out.push(format!("--expert-slots=all-{layers}").into());
             }
             Tensors => {
                 let places = needed(value())?;
@@ -411,7 +414,7 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
                          layer on the GPU",
                     ));
                 }
-                out.words.push("--expert-slots=least".into());
+                out.push("--expert-slots=least".into());
             }
             CacheType => {
                 let given = needed(value())?;
@@ -426,14 +429,14 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
                     }
                 };
                 // K and V have separate flags.
-                if !out.words.iter().any(|word| word == ours) {
-                    out.words.push(ours.into());
+                if !out.iter().any(|word| word == ours) {
+                    out.push(ours.into());
                 }
             }
             Format => {
                 let format = needed(value())?;
                 let schema = if format == "json" { "{\"type\": \"object\"}".to_owned() } else { format };
-                out.words.push(format!("--json-schema={schema}").into());
+                out.push(format!("--json-schema={schema}").into());
             }
             Refused(hint) => return Err(Failure::usage(format!("Paguro has no `{flag}`")).hint(hint)),
         }
@@ -460,6 +463,7 @@ fn find(command: On, flag: &str) -> Option<&'static Becomes> {
                         Nothing
                             | NothingWithSwitch
                             | GpuLayers
+                            | SplitMode
                             | CacheType
                             | AllExperts
                             | ExpertLayers
@@ -505,7 +509,8 @@ mod tests {
             ("paguro run --temp 0.5 hi", "paguro run --temperature 0.5 hi"),
             ("paguro run --temp=0.5 hi", "paguro run --temperature=0.5 hi"),
             ("paguro -q run -ngl 0 hi", "paguro -q run --device=cpu hi"),
-            ("paguro run -ngl 99 hi", "paguro run hi"),
+            ("paguro run -ngl 99 hi", "paguro run --gpu-layers=99 hi"),
+            ("paguro run -ts 3,1 -sm layer hi", "paguro run --split 3,1 hi"),
             ("paguro run -ngl -1 hi", "paguro run hi"),
             ("paguro run -fa on hi", "paguro run hi"),
             ("paguro run -fa hi", "paguro run hi"),
@@ -531,10 +536,9 @@ mod tests {
         ];
         for (given, expected) in table {
             let translated = translate(words(given)).unwrap();
-            let joined: Vec<_> = translated.words.iter().map(|word| word.to_str().unwrap()).collect();
+            let joined: Vec<_> = translated.iter().map(|word| word.to_str().unwrap()).collect();
             assert_eq!(joined.join(" "), expected, "{given}");
         }
-        assert_eq!(translate(words("paguro run -ngl 99 hi")).unwrap().notes.len(), 1);
         assert!(translate(words("paguro serve --temp 0.2")).is_err());
         for refused in [
             "--control-vector x",
@@ -546,6 +550,8 @@ mod tests {
             "-ctk iq4_nl",
             "--mirostat 2",
             "-ngl",
+            "-sm row",
+            "-sm tensor",
             "--rope-scaling=yarn",
         ] {
             assert!(translate(words(&format!("paguro run {refused}"))).is_err(), "{refused}");

@@ -28,7 +28,8 @@ use crate::projector::Projector;
 pub use bench::BenchArgs;
 pub use cache::{CacheArgs, CacheCommand};
 pub use choices::{
-    Attention, BenchDrafts, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName, Speculate,
+    Attention, BenchDrafts, ColorChoice, Device, DeviceList, KvDtype, Numerics, Pages, ShapeFormat,
+    ShapeName, Speculate, Split,
 };
 pub use embed::{CutAt, EmbedArgs, RerankArgs};
 pub use keys::{KeysArgs, KeysCommand, PsArgs, ServerArgs, UnloadArgs};
@@ -170,16 +171,24 @@ pub enum Command {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct RunOnArgs {
-    /// Device: auto, cpu, gpu or gpu:N
-    #[arg(long, default_value = "auto", env = "PAGURO_DEVICE", value_name = "NAME")]
-    pub device: Device,
+    /// Device: auto, cpu, gpu or gpu:N; or a list such as gpu:0,gpu:1 or gpu,cpu, among which the layers are divided
+    #[arg(long, default_value = "auto", env = "PAGURO_DEVICE", value_name = "NAME,...")]
+    pub device: DeviceList,
+
+    /// Layers on GPUs, the last ones of the model; the CPU runs those before them [default: as many as fit]
+    #[arg(long, env = "PAGURO_GPU_LAYERS", value_parser = choices::layers, value_name = "N")]
+    pub gpu_layers: Option<usize>,
+
+    /// Shares of the GPUs in these layers, such as 3,1 [default: by their free memory]
+    #[arg(long, env = "PAGURO_SPLIT", value_name = "N,N,...")]
+    pub split: Option<Split>,
 
     /// Sums on a GPU: `fast` with its matrix units, or `exact` in one order for any batch [default: fast; the CPU is
     /// exact]
     #[arg(long, value_enum, env = "PAGURO_NUMERICS", hide_possible_values = true, value_name = "exact|fast")]
     pub numerics: Option<Numerics>,
 
-    /// Most memory of the device that the model may use [default: all that is free]
+    /// Most memory of the device, or of each GPU, that the model may use [default: all that is free]
     #[arg(long, env = "PAGURO_MEMORY", value_name = "BYTES")]
     pub memory: Option<Bytes>,
 
@@ -477,9 +486,17 @@ pub struct DevicesArgs {
     #[arg(long, value_name = "N|BYTES|...", requires = "plan")]
     pub expert_slots: Option<ExpertSlots>,
 
-    /// Only this device: auto, cpu, gpu or gpu:N
-    #[arg(long, value_name = "NAME")]
-    pub device: Option<Device>,
+    /// With --plan: layers on GPUs, as of `paguro run`
+    #[arg(long, value_parser = choices::layers, value_name = "N", requires = "plan")]
+    pub gpu_layers: Option<usize>,
+
+    /// With --plan: shares of the GPUs in these layers, as of `paguro run`
+    #[arg(long, value_name = "N,N,...", requires = "plan")]
+    pub split: Option<Split>,
+
+    /// Only this device: auto, cpu, gpu or gpu:N; or a list
+    #[arg(long, value_name = "NAME,...")]
+    pub device: Option<DeviceList>,
 
     /// The numerics to show
     #[arg(long, value_enum, env = "PAGURO_NUMERICS", hide_possible_values = true, value_name = "exact|fast")]

@@ -15,16 +15,15 @@ use crate::{
     version,
 };
 
-/// Parses the command line and returns it with notes for the user. Prints help or the version and exits, if requested.
+/// Parses the command line. Prints help or the version and exits, if requested.
 ///
 /// # Errors
 /// A usage error.
-pub fn parse(words: Vec<OsString>) -> Outcome<(Cli, Vec<String>)> {
-    let translated = foreign::translate(words)?;
-    let words = translated.words.clone();
-    let matches = groups::grouped(Cli::command()).try_get_matches_from(translated.words);
+pub fn parse(words: Vec<OsString>) -> Outcome<Cli> {
+    let words = foreign::translate(words)?;
+    let matches = groups::grouped(Cli::command()).try_get_matches_from(words.clone());
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
-        Ok(cli) => Ok((cli, translated.notes)),
+        Ok(cli) => Ok(cli),
         Err(error) => Err(match error.kind() {
             ErrorKind::DisplayVersion if words.iter().any(|word| word == "--version") => {
                 println!("{}", version::long(&Devices::new(None)));

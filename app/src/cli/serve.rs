@@ -7,7 +7,7 @@ use paguro_server::{Alias, HostPattern, KvEncoding};
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    choices::{self, Device, KvDtype, Numerics, Speculate},
+    choices::{self, DeviceList, KvDtype, Numerics, Speculate, Split},
     quantities::{Bytes, ExpertSlots, KeepAlive, SizeOrOff, StepTime, Time},
 };
 use crate::{mcp::McpOptions, presets::Preset};
@@ -465,9 +465,17 @@ pub struct ServeOptions {
     #[arg(short, long, env = "PAGURO_THREADS", value_name = "N", help_heading = "Running", value_parser = choices::positive)]
     pub threads: Option<usize>,
 
-    /// Device: auto, cpu, gpu or gpu:N
-    #[arg(long, env = "PAGURO_DEVICE", value_name = "NAME", help_heading = "Running")]
-    pub device: Option<Device>,
+    /// Device: auto, cpu, gpu or gpu:N; or a list such as gpu:0,gpu:1 or gpu,cpu, among which the layers are divided
+    #[arg(long, env = "PAGURO_DEVICE", value_name = "NAME,...", help_heading = "Running")]
+    pub device: Option<DeviceList>,
+
+    /// Layers on GPUs, the last ones of a model; the CPU runs those before them [default: as many as fit]
+    #[arg(long, env = "PAGURO_GPU_LAYERS", value_parser = choices::layers, value_name = "N", help_heading = "Running")]
+    pub gpu_layers: Option<usize>,
+
+    /// Shares of the GPUs in these layers, such as 3,1 [default: by their free memory]
+    #[arg(long, env = "PAGURO_SPLIT", value_name = "N,N,...", help_heading = "Running")]
+    pub split: Option<Split>,
 
     /// Sums on a GPU: fast with its matrix units, or exact in one order for any batch [default: fast; the CPU is exact]
     #[arg(
@@ -565,6 +573,8 @@ impl ServeOptions {
             max_queue_tokens: self.max_queue_tokens.or(weaker.max_queue_tokens),
             threads: self.threads.or(weaker.threads),
             device: self.device.or(weaker.device),
+            gpu_layers: self.gpu_layers.or(weaker.gpu_layers),
+            split: self.split.or(weaker.split),
             numerics: self.numerics.or(weaker.numerics),
             log: self.log.or(weaker.log),
             otlp_endpoint: self.otlp_endpoint.or(weaker.otlp_endpoint),

@@ -6,9 +6,9 @@ use paguro_backend::{Backend, InputSquares};
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 use serde_json::json;
 
-use super::{Chosen, Driver, Kind, Listed, PROBE_ROUNDS};
+use super::{Driver, Kind, Listed, Opened, PROBE_ROUNDS};
 use crate::{
-    cli::{DevicesArgs, Numerics, RunOnArgs},
+    cli::{Device, DevicesArgs, Numerics, RunOnArgs},
     failure::{Failure, Outcome},
     output::Output,
     settings::Terminal,
@@ -35,8 +35,8 @@ impl Driver for Cpus {
         Some(0)
     }
 
-    fn open(&self, _: usize, on: &RunOnArgs, threads: Option<usize>) -> Outcome<Chosen> {
-        Ok(chosen(cpu(on, threads)?))
+    fn open(&self, _: usize, on: &RunOnArgs, threads: Option<usize>) -> Outcome<Opened> {
+        Ok(opened(cpu(on, threads)?))
     }
 
     fn read_bandwidth(&self, _: usize, on: &RunOnArgs, threads: Option<usize>) -> Outcome<f64> {
@@ -71,13 +71,13 @@ impl Driver for Cpus {
 }
 
 /// Opens the CPU, which adds the squares of all inputs of matrices to `squares`.
-pub fn with_squares(threads: Option<usize>, squares: Arc<InputSquares>) -> Chosen {
-    chosen(Cpu::new(CpuOptions { threads, squares: Some(squares), ..CpuOptions::default() }))
+pub fn with_squares(threads: Option<usize>, squares: Arc<InputSquares>) -> Opened {
+    opened(Cpu::new(CpuOptions { threads, squares: Some(squares), ..CpuOptions::default() }))
 }
 
-fn chosen(cpu: Cpu) -> Chosen {
+fn opened(cpu: Cpu) -> Opened {
     let (threads, numerics) = (cpu.threads(), NUMERICS.to_owned());
-    Chosen { threads, backend: Box::new(cpu), numerics, is_fast: false }
+    Opened { device: Device::Cpu, threads, backend: Box::new(cpu), numerics, is_fast: false }
 }
 
 fn cpu(on: &RunOnArgs, threads: Option<usize>) -> Outcome<Cpu> {

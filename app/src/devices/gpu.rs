@@ -15,12 +15,12 @@ use paguro_backend_wgpu::{Gpu, GpuInfo, GpuOptions, NUMERICS, Progress, gpus};
 use serde_json::json;
 
 use super::{
-    Chosen, Driver, Kind, Listed, PROBE_ROUNDS,
+    Driver, Kind, Listed, Opened, PROBE_ROUNDS,
     known_answer::{self, Problem},
     suite,
 };
 use crate::{
-    cli::{DevicesArgs, Numerics, RunOnArgs},
+    cli::{Device, DevicesArgs, Numerics, RunOnArgs},
     failure::{Failure, Outcome},
     output::Output,
     settings::Terminal,
@@ -65,12 +65,12 @@ impl Driver for Gpus {
         gpus().into_iter().find(|gpu| gpu.not_automatic.is_none()).map(|gpu| gpu.index)
     }
 
-    fn open(&self, index: usize, on: &RunOnArgs, _: Option<usize>) -> Outcome<Chosen> {
+    fn open(&self, index: usize, on: &RunOnArgs, _: Option<usize>) -> Outcome<Opened> {
         let memory = on.memory.map(|bytes| bytes.0);
         let gpu = find(index, GpuOptions { timed: on.timed, memory, ..self.options(on.numerics) })?;
         let (numerics, is_fast) = (gpu.numerics(), gpu.exact_rows() > 1);
         let backend = Box::new(Checked { gpu, checks_file: self.checks_file.clone() });
-        Ok(Chosen { backend, threads: 1, numerics, is_fast })
+        Ok(Opened { device: Device::Gpu(index), backend, threads: 1, numerics, is_fast })
     }
 
     fn read_bandwidth(&self, index: usize, _: &RunOnArgs, _: Option<usize>) -> Outcome<f64> {
@@ -244,8 +244,8 @@ impl Backend for Checked {
         self.gpu.load(program, weights, limits)
     }
 
-    fn runs_towers(&self) -> bool {
-        self.gpu.runs_towers()
+    fn runs_tower(&self, tower: &Program) -> bool {
+        self.gpu.runs_tower(tower)
     }
 
     fn load_tower(
@@ -254,6 +254,7 @@ impl Backend for Checked {
         weights: Weights,
         limits: Limits,
     ) -> Result<PacedRunner, LoadError> {
+        self.check(program, &weights, limits)?;
         self.gpu.load_tower(program, weights, limits)
     }
 }

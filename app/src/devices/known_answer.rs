@@ -3,11 +3,11 @@
 //! Drivers that were never tested here compile the kernels for a model's shapes and formats. An excerpt of the model
 //! ([`paguro_backend::excerpt()`]) runs on the device and on the CPU, in steps of many rows, of a few and of one,
 //! because these have different kernels, and the device samples one token. Each step of an encoder is a text of its own, and the
-//! rows before the head are compared.
+//! rows before the head are compared. Of programs without a head (stages, towers), the rows of the residual stream are compared.
 
 use paguro_backend::{
-    Backend, Limits, LoadError, Output, OutputKind, OutputValue, PageId, Program, Runner, SampleRequest,
-    SamplingParams, StateId, Step, StepOutput, StepSequence, Weights,
+    Backend, GivenRows, Limits, LoadError, Output, OutputKind, OutputValue, PageId, Program, Runner,
+    SampleRequest, SamplingParams, StateId, Step, StepOutput, StepSequence, Weights,
 };
 
 /// Rows of the steps. In total they exceed one split of attention.
@@ -41,7 +41,10 @@ pub fn check(
     (program, weights): (&Program, &Weights),
     limits: Limits,
 ) -> Result<(), Problem> {
-    let steps = steps(limits.max_rows, limits.max_context);
+    // Rows of a tower that become one are in one step.
+    let merged = program.merged().map_or(1, |merged| merged.rows);
+    let steps = steps(limits.max_rows / merged, limits.max_context / merged);
+    let steps: Vec<_> = steps.into_iter().map(|rows| rows * merged).collect();
     let limits = Limits {
         pages: limits.pages.min(pages(program, &limits, &steps)),
         states: limits.states.min(1),
@@ -49,7 +52,12 @@ pub fn check(
     };
     let no_room = || Problem::Reference("there is no room for a step".to_owned());
     let (last, others) = steps.split_last().ok_or_else(no_room)?;
-    let of_rows = if program.bidirectional { OutputKind::Embedding } else { OutputKind::Logits };
+    let of_rows = match program.head() {
+        None => OutputKind::Residual,
+        Some(_) if program.bidirectional => OutputKind::Embedding,
+        Some(_) => OutputKind::Logits,
+    };
+    let samples = matches!(of_rows, OutputKind::Logits);
     let load = |backend: &dyn Backend, limits| backend.load(program, weights.clone(), limits);
     let rows = |runner: Box<dyn Runner>, is_reference: bool| -> Result<(Rows, OutputValue), String> {
         let mut rows = Sequence { runner, program, limits, len: 0 };
@@ -63,8 +71,7 @@ pub fn check(
             mask: None,
             logprobs: None,
         };
-        let is_sampled = !is_reference && !program.bidirectional;
-        let kind = if is_sampled { OutputKind::Sample(request) } else { of_rows };
+        let kind = if samples && !is_reference { OutputKind::Sample(request) } else { of_rows };
         Ok((logits, rows.step(*last, kind)?))
     };
     let runner = load(reference, Limits { expert_slots: None, ..limits })
@@ -76,17 +83,19 @@ pub fn check(
     }
     let runner = load(device, limits).map_err(Problem::Load)?;
     let (found, sampled) = rows(runner, false).map_err(Problem::Device)?;
-    let last = || match program.bidirectional {
-        true => compare_all(&[last_logits], &[sampled], &[*last]),
-        false => compare_token(&last_logits, &sampled),
+    let last = || match samples {
+        true => compare_token(&last_logits, &sampled),
+        false => compare_all(&[last_logits], &[sampled], &[*last]),
     };
     compare_all(&expected, &found, others).and_then(|()| last()).map_err(Problem::Device)
 }
 
-/// Returns the logits of a row, or the row.
+/// Returns the logits of a row, or the row itself.
 fn numbers(outcome: &OutputValue) -> Option<&Vec<f32>> {
     match outcome {
-        OutputValue::Logits(numbers) | OutputValue::Embedding(numbers) => Some(numbers),
+        OutputValue::Logits(numbers) | OutputValue::Embedding(numbers) | OutputValue::Residual(numbers) => {
+            Some(numbers)
+        }
         _ => None,
     }
 }
@@ -145,12 +154,19 @@ struct Sequence<'a> {
 }
 
 impl Sequence<'_> {
-    /// Runs `rows` more rows and returns the requested output of the last one.
+    /// Runs `rows` more rows and returns the requested output of the last one, or of the last ones that become one.
     fn step(&mut self, rows: usize, kind: OutputKind<'_>) -> Result<OutputValue, String> {
         let start = if self.program.bidirectional { 0 } else { self.len };
         let end = start + rows;
-        let vocab = self.program.vocab;
-        let tokens: Vec<u32> = (start..end).map(|at| ((at * 7919 + 13) % vocab) as u32).collect();
+        let has_tokens = self.program.embed().is_some();
+        let ids = if has_tokens { self.program.vocab } else { 1 };
+        let tokens: Vec<u32> = (start..end).map(|at| ((at * 7919 + 13) % ids) as u32).collect();
+        let width = if has_tokens { 0 } else { self.program.given_width() };
+        // Numbers between -1 and 1 by their place.
+        let number = |at: usize| (at * 7919 % 2048) as f32 / 1024.0 - 1.0;
+        let values: Vec<f32> = (start * width..end * width).map(number).collect();
+        let given = [GivenRows { rows: 0..rows, values: &values }];
+        let given = if has_tokens { &[] } else { &given[..] };
         let groups = self.program.kv.groups.len();
         let blocks = end.div_ceil(self.limits.block_size);
         let pages: Vec<_> = (0..groups)
@@ -161,9 +177,11 @@ impl Sequence<'_> {
         }
         let state = self.program.state.in_place(StateId(0));
         let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
-        let outputs = [Output { row: rows - 1, kind }];
+        let merged = self.program.merged().map_or(1, |merged| merged.rows);
+        let outputs = [Output { row: rows - merged, kind }];
         let step = Step {
             tokens: &tokens,
+            given,
             sequences: &sequences,
             pages: &pages,
             outputs: &outputs,

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use self::cpu::Cpus;
 use crate::{
-    cli::{Device, DevicesArgs, Numerics, RunOnArgs},
+    cli::{Device, DevicesArgs, Numerics, RunOnArgs, Split},
     failure::{Failure, Outcome},
     output::Output,
     settings::Terminal,
@@ -30,7 +30,9 @@ use crate::{
 const PROBE_ROUNDS: usize = 3;
 
 /// An opened device.
-pub struct Chosen {
+pub struct Opened {
+    /// Its name: the CPU, or a GPU by index.
+    pub device: Device,
     /// The device.
     pub backend: Box<dyn Backend>,
     /// CPU threads it uses.
@@ -41,9 +43,61 @@ pub struct Chosen {
     pub is_fast: bool,
 }
 
+/// Opened devices for a model: one, or several for its stages.
+pub struct Chosen {
+    /// The devices in the order of their stages: the CPU is the first one, because embeddings are looked up and a head is a matmul.
+    opened: Vec<Opened>,
+    /// Number of layers on GPUs, if it was given.
+    pub gpu_layers: Option<usize>,
+    /// Shares of the GPUs in these layers, if they were given.
+    pub split: Option<Split>,
+}
+
+impl Chosen {
+    /// Returns the device that runs a model alone if the model fits there: the first GPU, or the CPU without one.
+    pub fn main(&self) -> &Opened {
+        self.gpus().next().unwrap_or(&self.opened[0])
+    }
+
+    /// Returns all devices, in the order of their stages.
+    pub fn all(&self) -> &[Opened] {
+        &self.opened
+    }
+
+    /// Returns the GPUs.
+    pub fn gpus(&self) -> impl Iterator<Item = &Opened> {
+        self.opened.iter().filter(|opened| opened.device != Device::Cpu)
+    }
+
+    /// Returns true if the layers are divided whatever the memory of the main device.
+    pub fn is_divided(&self) -> bool {
+        self.gpu_layers.is_some() || self.gpus().count() > 1
+    }
+
+    /// Returns a device by its name.
+    pub fn find(&self, device: Device) -> Option<&Opened> {
+        self.opened.iter().find(|opened| opened.device == device)
+    }
+
+    /// Returns the free memory of the GPUs, or that of the CPU without any.
+    pub fn free(&self) -> u64 {
+        let of = |opened: &Opened| opened.backend.capacity().bytes_free;
+        match self.gpus().next() {
+            Some(_) => self.gpus().map(of).fold(0, u64::saturating_add),
+            None => of(self.main()),
+        }
+    }
+}
+
+impl From<Opened> for Chosen {
+    fn from(opened: Opened) -> Self {
+        Self { opened: vec![opened], gpu_layers: None, split: None }
+    }
+}
+
 impl fmt::Debug for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Chosen").field(&self.backend.name()).finish()
+        f.debug_list().entries(self.opened.iter().map(|opened| opened.device)).finish()
     }
 }
 
@@ -82,7 +136,7 @@ trait Driver: Send + Sync {
     fn automatic(&self) -> Option<usize>;
 
     /// Opens a device with these flags.
-    fn open(&self, index: usize, on: &RunOnArgs, threads: Option<usize>) -> Outcome<Chosen>;
+    fn open(&self, index: usize, on: &RunOnArgs, threads: Option<usize>) -> Outcome<Opened>;
 
     /// Measures the read bandwidth of a device, in bytes per second.
     fn read_bandwidth(&self, index: usize, on: &RunOnArgs, threads: Option<usize>) -> Outcome<f64>;
@@ -115,8 +169,11 @@ impl fmt::Debug for Devices {
     }
 }
 
-/// Function that opens a device.
+/// Function that opens the devices for a model.
 type Opener<'a> = Box<dyn Fn() -> Outcome<Chosen> + 'a>;
+
+/// Hint for devices of which none is a GPU.
+const NAME_A_GPU: &str = "--device gpu,cpu divides the layers between the two";
 
 impl Devices {
     /// Returns the devices. GPUs store their passed checks in this file.
@@ -167,7 +224,7 @@ impl Devices {
         self.drivers.iter().find_map(|driver| driver.compiling())
     }
 
-    /// Calls `start` with the device of the flags. With `auto`, a failure on the GPU leads to a start on the CPU, and
+    /// Calls `start` with the devices of the flags. With `auto`, a failure on the GPU leads to a start on the CPU, and
     /// `notice` receives the reason.
     ///
     /// # Errors
@@ -186,15 +243,64 @@ impl Devices {
             }
             start(chosen)
         };
-        let device = match (on.device, &on.isa) {
-            (Device::Auto, Some(_)) => Device::Cpu,
-            (device, _) => device,
-        };
         let mut openers: Vec<Opener<'_>> = Vec::new();
-        for (driver, index) in self.named(device)? {
-            openers.push(Box::new(move || driver.open(index, on, threads)));
+        for devices in self.candidates(on, notice)? {
+            openers.push(Box::new(move || {
+                // `--memory` bounds GPUs, or the CPU without any.
+                let beside = RunOnArgs { memory: None, ..on.clone() };
+                let is_beside = |driver: &dyn Driver| driver.kind() == Kind::Cpu && devices.len() > 1;
+                let open = |&(driver, index): &(&dyn Driver, usize)| {
+                    driver.open(index, if is_beside(driver) { &beside } else { on }, threads)
+                };
+                let opened = devices.iter().map(open).collect::<Outcome<_>>()?;
+                Ok(Chosen { opened, gpu_layers: on.gpu_layers, split: on.split.clone() })
+            }));
         }
         first_of(&openers, notice, start)
+    }
+
+    /// Returns the sets of devices that flags name, in the order in which they are tried. Each has the order of stages.
+    fn candidates(&self, on: &RunOnArgs, notice: &dyn Fn(&str)) -> Outcome<Vec<Vec<(&dyn Driver, usize)>>> {
+        let cpu = (self.driver(Kind::Cpu)?, 0);
+        let gpu = |index| Ok::<_, Failure>((self.driver(Kind::Gpu)?, index));
+        let is_divided = on.gpu_layers.is_some_and(|layers| layers > 0) || on.split.is_some();
+        let without_gpus = |problem: &str| Err(Failure::usage(problem.to_owned()).hint(NAME_A_GPU));
+        match on.device.all() {
+            _ if on.gpu_layers == Some(0) => Ok(vec![vec![cpu]]),
+            [Device::Auto] if on.isa.is_some() => Ok(vec![vec![cpu]]),
+            [Device::Auto] => {
+                if let Some(split) = &on.split {
+                    let gpus = (0..split.shares().len()).map(gpu).collect::<Outcome<Vec<_>>>()?;
+                    let cpu = on.gpu_layers.map(|_| cpu);
+                    return Ok(vec![cpu.into_iter().chain(gpus).collect()]);
+                }
+                let automatic: Vec<_> = self.automatic().collect();
+                if is_divided && automatic.len() < 2 {
+                    notice("--gpu-layers has no effect: there is no GPU that --device auto would choose");
+                }
+                // The CPU runs the layers that do not fit the GPU.
+                let with_cpu = automatic.into_iter().map(|(driver, index)| match driver.kind() {
+                    Kind::Gpu => vec![cpu, (driver, index)],
+                    Kind::Cpu => vec![cpu],
+                });
+                Ok(with_cpu.collect())
+            }
+            [Device::Cpu] if is_divided => without_gpus("the layers of a model are divided only with a GPU"),
+            devices => {
+                let indices = devices.iter().filter_map(|device| match device {
+                    Device::Gpu(index) => Some(*index),
+                    Device::Auto | Device::Cpu => None,
+                });
+                let gpus = indices.map(gpu).collect::<Outcome<Vec<_>>>()?;
+                if on.split.as_ref().is_some_and(|split| split.shares().len() != gpus.len()) {
+                    let problem =
+                        format!("--split has shares of other GPUs than the {} of --device", gpus.len());
+                    return Err(Failure::usage(problem).hint("it has a number for each GPU of the list"));
+                }
+                let has_cpu = devices.contains(&Device::Cpu) || on.gpu_layers.is_some();
+                Ok(vec![has_cpu.then_some(cpu).into_iter().chain(gpus).collect()])
+            }
+        }
     }
 
     /// Opens the device of the flags.
@@ -207,29 +313,37 @@ impl Devices {
 
     /// Opens the CPU, which adds the squares of all inputs of matrices to `squares`.
     pub fn cpu_with_squares(&self, threads: Option<usize>, squares: Arc<InputSquares>) -> Chosen {
-        cpu::with_squares(threads, squares)
+        cpu::with_squares(threads, squares).into()
     }
 
-    /// Measures the read bandwidth of the device with this name, in bytes per second.
+    /// Measures the bandwidth at which devices read their stages of a model, one after the other, in bytes per second.
     ///
     /// # Errors
     /// The probe cannot allocate memory or start threads.
-    pub fn read_bandwidth(&self, on: &RunOnArgs, device: &str, threads: Option<usize>) -> Outcome<f64> {
-        let named = if device == "cpu" { Device::Cpu } else { on.device };
-        match self.named(named)?.first() {
-            Some((driver, index)) => driver.read_bandwidth(*index, on, threads),
-            None => Err(Failure::new("there is no device")),
+    pub fn read_bandwidth(
+        &self,
+        on: &RunOnArgs,
+        stages: &[(Device, u64)],
+        threads: Option<usize>,
+    ) -> Outcome<f64> {
+        let (mut bytes, mut time) = (0.0, 0.0);
+        for &(device, own) in stages {
+            let own = own.max(1) as f64;
+            let bandwidth = match self.named(device)?.first() {
+                Some((driver, index)) => driver.read_bandwidth(*index, on, threads)?,
+                None => return Err(Failure::new("there is no device")),
+            };
+            (bytes, time) = (bytes + own, time + own / bandwidth);
         }
+        Ok(bytes / time)
     }
 
-    /// Measures the bandwidth at which the device with this name reads the host's memory, in bytes per second; `None` where it is the
-    /// device's own.
+    /// Measures the bandwidth at which a device reads the host's memory, in bytes per second; `None` where it is the device's own.
     ///
     /// # Errors
     /// The probe cannot allocate memory.
-    pub fn link(&self, on: &RunOnArgs, device: &str) -> Outcome<Option<f64>> {
-        let named = if device == "cpu" { Device::Cpu } else { on.device };
-        match self.named(named)?.first() {
+    pub fn link(&self, device: Device) -> Outcome<Option<f64>> {
+        match self.named(device)?.first() {
             Some((driver, index)) => driver.link(*index),
             None => Err(Failure::new("there is no device")),
         }
@@ -248,20 +362,22 @@ impl Devices {
     pub fn devices(&self, args: &DevicesArgs, terminal: Terminal) -> Outcome<()> {
         let mut out = Output::new();
         if args.test {
-            let named = self.named(args.device.unwrap_or(Device::Auto))?;
+            let device = args.device.as_ref().map_or(Device::Auto, |list| list.all()[0]);
             // The suite is a test of GPUs' drivers; the CPU is tested if it is named.
-            let tested = named
-                .into_iter()
-                .find(|(driver, _)| driver.kind() == Kind::Gpu || args.device == Some(Device::Cpu));
+            let is_tested =
+                |(driver, _): &(&dyn Driver, usize)| driver.kind() == Kind::Gpu || device == Device::Cpu;
+            let tested = self.named(device)?.into_iter().find(is_tested);
             let (driver, index) = tested.ok_or_else(|| self.no_gpu(args.numerics))?;
             return driver.test(index, args, &mut out, terminal);
         }
         let mut all = Vec::new();
-        match args.device {
-            Some(device) => {
-                let (driver, index) =
-                    *self.named(device)?.first().ok_or_else(|| Failure::new("there is no device"))?;
-                all.extend(driver.list(Some(index), args.numerics)?);
+        match &args.device {
+            Some(list) => {
+                for &device in list.all() {
+                    let (driver, index) =
+                        *self.named(device)?.first().ok_or_else(|| Failure::new("there is no device"))?;
+                    all.extend(driver.list(Some(index), args.numerics)?);
+                }
             }
             None => {
                 for driver in self.drivers.iter().rev() {
@@ -328,9 +444,10 @@ impl Listed {
 
 /// Returns the notice for `--numerics fast` on a device with exact numerics.
 fn not_fast(numerics: Option<Numerics>, chosen: &Chosen) -> Option<String> {
-    let wants = numerics == Some(Numerics::Fast) && !chosen.is_fast;
+    let main = chosen.main();
+    let wants = numerics == Some(Numerics::Fast) && !main.is_fast;
     wants.then(|| {
-        format!("--numerics fast has no effect: the {} has no matrix units: exact", chosen.backend.name())
+        format!("--numerics fast has no effect: the {} has no matrix units: exact", main.backend.name())
     })
 }
 
@@ -365,7 +482,8 @@ mod tests {
 
     fn opened(name: &str) -> Outcome<Chosen> {
         let backend = Box::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }));
-        Ok(Chosen { backend, threads: 1, numerics: name.to_owned(), is_fast: false })
+        let (device, numerics) = (Device::Cpu, name.to_owned());
+        Ok(Opened { device, backend, threads: 1, numerics, is_fast: false }.into())
     }
 
     #[test]
@@ -380,10 +498,11 @@ mod tests {
             let openers = [opener, Box::new(|| opened("cpu"))];
             let notices = RefCell::new(Vec::new());
             let notice = |line: &str| notices.borrow_mut().push(line.to_owned());
-            let started = first_of(&openers, &notice, |chosen| match fails_on.contains(&chosen.numerics) {
-                true => Err(Failure::new(format!("{} cannot load", chosen.numerics))),
-                false => Ok(chosen.numerics),
-            });
+            let started =
+                first_of(&openers, &notice, |chosen| match fails_on.contains(&chosen.main().numerics) {
+                    true => Err(Failure::new(format!("{} cannot load", chosen.main().numerics))),
+                    false => Ok(chosen.main().numerics.clone()),
+                });
             let notices = notices.into_inner();
             match reason {
                 Some(reason) => {

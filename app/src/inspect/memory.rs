@@ -46,7 +46,8 @@ impl Memory {
         (devices, on): (&Devices, &RunOnArgs),
     ) -> Outcome<Self> {
         let options = EngineOptions { max_sequences: 1, kv_dtype, ..EngineOptions::default() };
-        let backend = devices.open(on, None, &|_| ())?.backend;
+        let opened = devices.open(on, None, &|_| ())?;
+        let backend = &*opened.main().backend;
         let mut converted = BTreeMap::new();
         for matrix in &model.weights.matrices {
             if let Some(format) = backend.device_layout(matrix).converted_to {
@@ -57,7 +58,7 @@ impl Memory {
         let block_size = options.block_size;
         let options = EngineOptions { pages: PageBudget::Pages(pages as usize), ..options };
         let plan = Engine::plan(
-            backend.as_ref(),
+            backend,
             &model.program,
             &model.weights,
             model.vision.as_deref(),

@@ -26,7 +26,7 @@ use paguro_server::{
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
-    cli::{LogFormat, RunOnArgs, ServeArgs, ServeOptions, SharePrefixes},
+    cli::{Device, LogFormat, RunOnArgs, ServeArgs, ServeOptions, SharePrefixes},
     devices::Devices,
     failure::{Failure, Outcome},
     library, mcp,
@@ -121,7 +121,9 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
     let listening =
         runtime.block_on(Listening::bind(&places)).map_err(|error| not_bound(&error, &options))?;
     let on = RunOnArgs {
-        device: options.device.unwrap_or_default(),
+        device: options.device.clone().unwrap_or_default(),
+        gpu_layers: options.gpu_layers,
+        split: options.split.clone(),
         numerics: options.numerics,
         memory: None,
         expert_slots: options.expert_slots,
@@ -129,10 +131,10 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
         timed: false,
     };
     let device = devices.open(&on, options.threads, &|notice| tracing::warn!("{notice}"))?;
-    tracing::info!(device = device.backend.capacity().description, numerics = device.numerics, "running on");
-    let (shown_device, backend) = (shown::device(&device), device.backend);
-    let (free, on_gpu) = (backend.capacity().bytes_free, backend.name() != "cpu");
-    drop(backend);
+    let main = device.main();
+    tracing::info!(device = main.backend.capacity().description, numerics = main.numerics, "running on");
+    let (shown_device, free, on_gpu) = (shown::device(&device), device.free(), main.device != Device::Cpu);
+    drop(device);
     if let Some(bytes) = options.memory.filter(|bytes| bytes.0 < LEAST_MEMORY) {
         let message = format!("--memory is {}, in which no model fits", units::bytes(bytes.0));
         return Err(Failure::usage(message).hint("sizes have a unit: --memory 10GiB"));

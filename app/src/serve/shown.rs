@@ -10,8 +10,8 @@ use crate::{
 
 /// Describes a device in one line.
 pub fn device(device: &Chosen) -> String {
-    let free = units::bytes(device.backend.capacity().bytes_free);
-    let (name, threads, numerics) = (device.backend.name(), device.threads, &device.numerics);
+    let (main, free) = (device.main(), units::bytes(device.free()));
+    let (name, threads, numerics) = (main.backend.name(), main.threads, &main.numerics);
     format!("{name}, {threads} threads, {free} of memory free at the start; numerics {numerics}")
 }
 

@@ -352,6 +352,13 @@ mod gpu {
         }
     }
 
+    #[test]
+    fn towers_on_a_gpu_equal_those_of_transformers() {
+        if let Some(gpu) = gpu() {
+            towers::compare_on(&gpu, draw());
+        }
+    }
+
     /// Accumulated effect of attention in the residual stream, over 200 steps of one token each.
     #[test]
     fn two_hundred_steps_on_a_gpu_are_those_of_the_cpu() {

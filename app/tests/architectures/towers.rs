@@ -1,7 +1,11 @@
 //! Tiny random models that see, from folders of Hugging Face's classes: rows of their towers, and log-probabilities of prompts with a
 //! picture, as transformers computes them (`make_towers.py`).
 
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use paguro_backend::{
     AttentionMode, Backend, GivenRows, KvDtype, Limits, Output, OutputKind, OutputValue, PageId, Step,
@@ -30,35 +34,80 @@ struct Expected {
     text: Vec<f32>,
 }
 
-/// Compares all cases with transformers. `encodes` computes rows of a tower; `runs` computes text as well.
-pub fn compare(encodes: &[(&dyn Backend, f32)], runs: &dyn Backend) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/hf");
-    let read =
-        |name: &str| -> Value { serde_json::from_slice(&fs::read(folder.join(name)).unwrap()).unwrap() };
-    let (all, tokenizer) = (read("towers.json"), read("cases.json")["tokenizer"].clone());
-    let vocab = all["vocab"].as_u64().unwrap() as usize;
-    let mut failures = Vec::new();
-    for case in all["cases"].as_array().unwrap() {
+/// All cases, with the tokenizer that they have in common.
+struct Cases {
+    folder: PathBuf,
+    all: Value,
+    tokenizer: Value,
+}
+
+impl Cases {
+    fn read() -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/hf");
+        let read =
+            |name: &str| -> Value { serde_json::from_slice(&fs::read(folder.join(name)).unwrap()).unwrap() };
+        let (all, tokenizer) = (read("towers.json"), read("cases.json")["tokenizer"].clone());
+        Self { folder, all, tokenizer }
+    }
+
+    fn all(&self) -> &[Value] {
+        self.all["cases"].as_array().unwrap()
+    }
+
+    /// Writes a case as a folder of `suffix`, and opens it.
+    fn open(&self, case: &Value, suffix: &str) -> Result<(PathBuf, Model, Vec<Expected>), String> {
         let name = case["name"].as_str().unwrap();
+        let vocab = self.all["vocab"].as_u64().unwrap() as usize;
         // GGUF files name the image token in the vocabulary only.
-        let named = tokenizer.to_string().replace("<|extra_290|>", image_token(name));
-        let path = hf::write(&format!("{name}-tower"), case, &serde_json::from_str(&named).unwrap());
+        let named = self.tokenizer.to_string().replace("<|extra_290|>", image_token(name));
+        let path = hf::write(&format!("{name}-{suffix}"), case, &serde_json::from_str(&named).unwrap());
         let processor = json!({"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]});
         fs::write(path.join("preprocessor_config.json"), processor.to_string()).unwrap();
-        let model = match Model::open(&path, &LoadOptions { max_context: Some(256) }) {
-            Ok(model) => model,
-            Err(error) => {
-                failures.push(format!("{name}: {error}"));
+        let model = Model::open(&path, &LoadOptions { max_context: Some(256) });
+        let model = model.map_err(|error| format!("{name}: {error}"))?;
+        let no_tower = || format!("{name}: no tower: {:?}", model.vision_problem);
+        let vision = model.vision.as_ref().ok_or_else(no_tower)?;
+        let bytes = fs::read(self.folder.join(format!("{name}.rows"))).unwrap();
+        let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let pictures = expected(case, vocab, vision.processor.patch * vision.processor.merge, &numbers);
+        Ok((path, model, pictures))
+    }
+}
+
+/// Compares some cases with transformers on a GPU.
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+pub fn compare_on(gpu: &dyn Backend, draw: paguro_backend_conformance::Draw) {
+    let cases = Cases::read();
+    let names = |case: &Value| case["name"].as_str().unwrap().to_owned();
+    for case in draw.some("towers", cases.all(), 2) {
+        let (name, (_, model, pictures)) = (names(&case), cases.open(&case, "tower-gpu").unwrap());
+        let tower = &model.vision.as_ref().unwrap().tower;
+        assert!(gpu.runs_tower(&tower.program), "{name} is refused");
+        let picture = &pictures[0];
+        let error = distance(&rows(gpu, tower, &picture.pixels), &picture.rows);
+        assert!(error <= TWICE_HALF, "{name}: rows {error:.1e}");
+        let [next, text] = scores(gpu, &model, picture);
+        for (own, expected) in [(next, &picture.next), (text, &picture.text)] {
+            let error = distance(&own, expected);
+            assert!(error <= TWICE_HALF, "{name}: text {error:.1e}");
+        }
+    }
+}
+
+/// Compares all cases with transformers. `encodes` computes rows of a tower; `runs` computes text as well.
+pub fn compare(encodes: &[(&dyn Backend, f32)], runs: &dyn Backend) {
+    let mut failures = Vec::new();
+    let cases = Cases::read();
+    for case in cases.all() {
+        let name = case["name"].as_str().unwrap();
+        let (path, model, pictures) = match cases.open(case, "tower") {
+            Ok(opened) => opened,
+            Err(problem) => {
+                failures.push(problem);
                 continue;
             }
         };
-        let Some(vision) = model.vision.as_ref() else {
-            failures.push(format!("{name}: no tower: {:?}", model.vision_problem));
-            continue;
-        };
-        let bytes = fs::read(folder.join(format!("{name}.rows"))).unwrap();
-        let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
-        let pictures = expected(case, vocab, vision.processor.patch * vision.processor.merge, &numbers);
+        let vision = model.vision.as_ref().unwrap();
         for (number, picture) in pictures.iter().enumerate() {
             for &(backend, tolerance) in encodes {
                 let own = rows(backend, &vision.tower, &picture.pixels);

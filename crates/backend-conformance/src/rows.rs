@@ -122,10 +122,10 @@ pub(super) fn alone(
     texts.iter().map(whole).collect()
 }
 
-/// Passes if the check does, or if the backend may refuse this and does, at load or in a step.
+/// Passes if the check does, or if the backend may refuse this and does at load.
 pub(super) fn unless_refused(subject: &Subject, check: impl FnOnce() -> Verdict) -> Verdict {
     check().or_else(|problem| {
-        let refuses = problem.contains("does not support") || problem.contains("cannot run");
+        let refuses = problem.contains("cannot run");
         match refuses && subject.refused.iter().any(|name| problem.contains(name)) {
             true => Ok(()),
             false => Err(problem),

@@ -167,7 +167,7 @@ impl Backend for Cpu {
         Ok(Box::new(runner))
     }
 
-    fn runs_towers(&self) -> bool {
+    fn runs_tower(&self, _: &Program) -> bool {
         true
     }
 

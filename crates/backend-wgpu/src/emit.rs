@@ -15,7 +15,7 @@ mod vectors;
 
 pub use self::{
     bind::{buffer_bytes, emit, host_row_words},
-    launch::{Grid, Kernel, Launch, LayerPool, LayerState, Model, StateBuffer},
+    launch::{Grid, Head, Kernel, Launch, LayerPool, LayerState, Model, StateBuffer},
 };
 
 /// Files of WGSL.

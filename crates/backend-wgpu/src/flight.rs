@@ -1,18 +1,21 @@
 //! Steps on the device: the data for reading their results and for repeating them.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytemuck::cast_slice;
-use paguro_backend::{OutputValue, StepError};
+use paguro_backend::{OutputValue, Pace, StepError};
 
 use crate::{
     canary::Canaries,
     device::Device,
-    emit::Model,
+    emit::{Head, Model},
     kernel_statistics::KernelStatistics,
     plan::{Args, Plan},
     planned::{PATIENCE, Planned, encode},
 };
+
+/// Time of a group of launches that is followed by a larger one, in steps that may be paused.
+const PIECE: Duration = Duration::from_millis(2);
 
 /// A step that was submitted.
 pub struct Flight {
@@ -136,13 +139,38 @@ impl Encoding<'_> {
         }
     }
 
+    /// Submits launches in groups of a few milliseconds, before each of which another thread may pause. The returned commands are empty.
+    ///
+    /// # Errors
+    /// As [`Encoding::submit`]; the other thread has abandoned the step.
+    pub fn launch_paced(
+        &mut self,
+        launches: &[Planned<'_>],
+        pace: &Pace,
+    ) -> Result<wgpu::CommandEncoder, StepError> {
+        let (mut rest, mut size) = (launches, 1);
+        while !rest.is_empty() {
+            let (group, later) = rest.split_at(size.min(rest.len()));
+            let abandoned = || StepError::Device("the step was abandoned".to_owned());
+            let piece = pace.piece().ok_or_else(abandoned)?;
+            let began = Instant::now();
+            let mut commands = self.device.encoder();
+            encode(&mut commands, group, self.kernel_statistics, PATIENCE);
+            if let Some(submission) = self.submit(commands)? {
+                self.device.wait_for(submission)?;
+            }
+            drop(piece);
+            size = if began.elapsed() < PIECE { 2 * size } else { (size / 2).max(1) };
+            rest = later;
+        }
+        Ok(self.device.encoder())
+    }
+
     /// Adds commands that sample.
     pub fn sample(&mut self, commands: &mut wgpu::CommandEncoder, plan: &Plan, slice: &Slice) {
         let Slice { samples, edits, masks, .. } = slice;
-        if samples.is_empty() {
-            return;
-        }
-        let Model { io, adjust, argmax: [argmax, merge], sample, .. } = self.model;
+        let Some(head) = self.model.head.as_ref().filter(|_| !samples.is_empty()) else { return };
+        let Head { io, adjust, argmax: [argmax, merge], sample, .. } = head;
         for (buffer, bytes) in [
             (&io.masks, cast_slice::<u32, u8>(masks)),
             (&io.edits, cast_slice(edits)),

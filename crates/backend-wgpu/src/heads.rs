@@ -1,7 +1,7 @@
 //! Arrangement of K and V with the query heads of their layers. Programs without kernels are refused by name.
 
 use paguro_backend::{
-    Exit, FeedForward, Input, Layer, LoadError, Mixer, Norm, NormKind, Program, QkNorm, Residual,
+    Attention, FeedForward, Layer, LoadError, Mixer, Norm, NormKind, Program, QkNorm, Residual,
 };
 
 /// Experts of a mixture, at most: a workgroup has the scores of all of them.
@@ -70,8 +70,15 @@ impl KvLayout {
             refusal.require(known == heads, "query heads whose number differs between layers of a group")?;
             refusal.require(was_latent == is_latent, "latent and other attention with heads of one size")?;
         }
-        let groups = program.kv.groups.iter().zip(found).map(|(group, found)| {
-            let (heads, is_latent) = found.unwrap_or((group.kv_heads, false));
+        // Stages of a model may have no layer of a group.
+        let of_same_shape = |group: &paguro_backend::KvGroup| {
+            let shape = |group: &paguro_backend::KvGroup| (group.kv_heads, group.head_dim);
+            let mut others = program.kv.groups.iter().zip(&found);
+            others.find_map(|(other, found)| found.filter(|_| shape(other) == shape(group)))
+        };
+        let groups = program.kv.groups.iter().zip(&found).map(|(group, found)| {
+            let known = found.or_else(|| of_same_shape(group));
+            let (heads, is_latent) = known.unwrap_or((group.kv_heads, false));
             let divides = group.kv_heads > 0 && heads.is_multiple_of(group.kv_heads);
             refusal.require(divides, "query heads that do not share K/V heads evenly")?;
             let head_dim = if is_latent { group.head_dim.next_multiple_of(8) } else { group.head_dim };
@@ -96,17 +103,14 @@ struct Refusal<'a> {
 
 impl Refusal<'_> {
     fn program(&self, program: &Program) -> Result<(), LoadError> {
-        self.require(!program.has_bounds(), "bounds of matrices (of towers)")?;
-        let Input::Tokens(embed) = &program.input else {
-            return self.refuse("programs that begin with rows");
-        };
-        let Exit::Logits(_) = &program.exit else {
-            return self.refuse("programs that end with rows");
-        };
-        self.require(embed.joined.is_none(), "heads for multi-token prediction")?;
-        let has_plain_norm = embed.layers.as_ref().is_none_or(|embeds| is_plain(&embeds.norm));
+        self.require(program.joined().is_none(), "heads for multi-token prediction")?;
+        let has_own = |op: &Attention| op.k.is_some() && op.v.is_some() && op.gate.is_none();
+        let is_tower = !program.has_bounds() || program.attentions().all(has_own);
+        self.require(is_tower, "bounds in layers without K and V of their own")?;
+        let has_plain_norm = program.layer_embeds().is_none_or(|embeds| is_plain(&embeds.norm));
         self.require(has_plain_norm, "LayerNorm of embeddings for layers")?;
-        if program.layers.is_empty() {
+        // A tower may consist of its ends.
+        if program.layers.is_empty() && program.merged().is_none() {
             return Err(LoadError::BadProgram("there are no layers".into()));
         }
         program.layers.iter().try_for_each(|layer| self.layer(layer))

@@ -61,8 +61,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Adaptable, Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, PacedRunner, Program,
-    Runner, Weights,
+    Adaptable, Backend, Capacity, DeviceLayout, KvDtype, Limits, LoadError, Matrix, Pace, PacedRunner,
+    Program, Runner, Weights,
 };
 
 use self::{
@@ -335,15 +335,19 @@ impl Backend for Gpu {
         Ok(Box::new(runner))
     }
 
-    fn runs_towers(&self) -> bool {
-        false
+    fn runs_tower(&self, tower: &Program) -> bool {
+        let kv = KvLayout::of(tower, &self.device.target.name);
+        kv.is_ok_and(|kv| kv.groups.iter().all(|group| group.head_dim.is_multiple_of(8)))
     }
 
-    fn load_tower(&self, _: &Program, _: Weights, _: Limits) -> Result<PacedRunner, LoadError> {
-        Err(LoadError::Unsupported {
-            device: self.device.target.name.clone(),
-            what: "towers for images".into(),
-            supported: "--device cpu does".into(),
-        })
+    fn load_tower(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<PacedRunner, LoadError> {
+        let pace = Arc::new(Pace::default());
+        let runner = GpuRunner::load(self.device.clone(), program, weights, limits, self.options.clone())?;
+        Ok(PacedRunner { runner: Box::new(runner.paced(pace.clone())), pace })
     }
 }

@@ -15,7 +15,10 @@
 //! | operation | kernel | one row | few rows | many rows |
 //! |-|-|-|-|-|
 //! | embedding | `embed.wgsl` | 1 | 1 | 1 |
+//! | given rows without embeddings | `add_given.wgsl` | 1 | 1 | 1 |
 //! | later parts of given rows | `add_given.wgsl` | 0 | 0 or 1 | 0 or 1 |
+//! | operations of towers on rows | `norm.wgsl`, a matmul, `map_rows.wgsl` | 1 each | the same | the same |
+//! | a matmul with bounds | `map_rows.wgsl`, `norm.wgsl`, a matmul, `map_rows.wgsl`; behind attention, `unpack.wgsl` | 4 or 5 | the same | the same |
 //! | norm | `norm.wgsl` | → `norm_in_matmul` | 1 | 1 |
 //! | matmul | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` | 1 for each layout of its matrices | the same | the same |
 //! | rotation, K and V into pages | `rope_store.wgsl` | → `rope_in_matmul`, or 1 | 1 | 1 |
@@ -71,7 +74,7 @@ pub struct List {
     pub class: RowClass,
     /// Nodes of all rows.
     pub body: Vec<Node>,
-    /// Nodes of the rows with outputs: their norm, and logits.
+    /// Nodes of the rows with outputs: their norm, and logits. None of a program that ends with rows.
     pub head: Vec<Node>,
     /// Logits of a step of one row without its own norm, if the last layer computes it.
     pub direct: Option<Node>,

@@ -2,13 +2,13 @@
 //!
 //! Steps of several rows have tables of given rows, of coordinates, and of the tokens that each row sees, beside those
 //! of all steps. Only kernels of programs with such rows read them. A step of one row that is given runs the launches of
-//! more rows. Rows that see later ones are in one pass of a [paced](crate::pace) step.
+//! more rows, unless all rows of the program are given. Rows that see later ones are in one pass of a [paced](crate::pace) step.
 
 use std::{cmp::Reverse, ops::Range};
 
 use paguro_backend::{
-    AXES, AttentionMode, Limits, OutputKind, OutputRows, Program, Sampled, StateUse, Step, StepSequence,
-    visible,
+    AXES, AttentionMode, Input, Limits, OutputKind, OutputRows, Program, Sampled, StateUse, Step,
+    StepSequence, visible,
 };
 
 use crate::{heads::KvLayout, low_rank::Table, lower::LOGIT_ROWS};
@@ -177,6 +177,8 @@ pub struct Tables {
     pub states: bool,
     /// True if rows may be given.
     pub given: bool,
+    /// True if launches of one row know given rows, of which layers add no parts.
+    pub given_alone: bool,
     /// True if rows see all rows of their sequence.
     pub bidirectional: bool,
     /// Axes of the pairs of all rotations by coordinates.
@@ -189,6 +191,7 @@ impl Tables {
         Self {
             states: !program.state.is_empty(),
             given: program.given_parts > 0,
+            given_alone: !matches!(program.input, Input::Tokens(_)) && program.given_parts == 1,
             bidirectional: program.bidirectional,
             axes: program.ropes.iter().flat_map(|rope| &rope.axes).map(|&axis| axis.into()).collect(),
         }
@@ -298,9 +301,9 @@ impl Plan {
         self.tables
     }
 
-    /// Number of rows whose class has the launches of the step. Launches of one row know no given rows.
+    /// Number of rows whose class has the launches of the step. Launches of one row know no given rows in most programs.
     pub fn class_rows(&self) -> usize {
-        (self.args.rows as usize).max(1 + usize::from(self.has_given()))
+        (self.args.rows as usize).max(1 + usize::from(self.has_given() && !self.extra.given_alone))
     }
 
     /// Returns true if rows are given.

@@ -128,6 +128,7 @@ pub fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -
         let body = model.body.iter().find(|(class, _)| class.holds(plan.class_rows()));
         launches.extend(body.into_iter().flat_map(|(_, body)| body).map(|launch| {
             let mut args = plan.args(launch.kv_group);
+            args.rows /= launch.merged;
             match launch.grid {
                 Grid::Pages => (args.tokens, args.rows) = plan.tables(),
                 Grid::Attention(tile, _) => args.items = plan.first_item(launch.kv_group, tile),
@@ -136,16 +137,16 @@ pub fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -
             Planned::new(launch, plan, args)
         }));
     }
-    if count > 0 {
-        let (all, is_one_row) = (plan.outputs.logit_rows, plan.class_rows() == 1);
+    let all = plan.outputs.logit_rows;
+    if let Some(head) = model.head.as_ref().filter(|_| count > 0 && (first < all || plan.embeds)) {
         let args = Args { first: first as u32, rows: count as u32, ..plan.args(0) };
-        let is_normed = is_one_row && !plan.embeds && !model.one_row_head.is_empty();
+        let is_normed = plan.class_rows() == 1 && !plan.embeds && !head.one_row.is_empty();
         if !is_normed {
-            launches.push(Planned::new(&model.head_norm, plan, args));
+            launches.push(Planned::new(&head.norm, plan, args));
         }
         if first < all {
-            let head = if is_normed { &model.one_row_head } else { &model.head };
-            launches.extend(head.iter().map(|launch| Planned::of(launch, plan, args, all)));
+            let logits = if is_normed { &head.one_row } else { &head.logits };
+            launches.extend(logits.iter().map(|launch| Planned::of(launch, plan, args, all)));
         }
     }
     launches.retain(|planned| planned.workgroups.iter().all(|&count| count > 0));

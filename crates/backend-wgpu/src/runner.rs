@@ -56,6 +56,8 @@ pub struct GpuRunner {
     canaries: Canaries,
     /// Times of launches, where submissions have to be short.
     pace: Pace,
+    /// Pauses steps, of a tower.
+    pauses: Option<Arc<paguro_backend::Pace>>,
     /// Readback of rows of logits or embeddings.
     rows: wgpu::Buffer,
     /// A page of one layer on its way: buffers are not copied onto themselves.
@@ -128,6 +130,7 @@ impl GpuRunner {
         let page_bytes = 8 * page_words * model.pages.len();
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
+            pauses: None,
             canaries: Canaries::new(
                 &device,
                 1 + limits.max_outputs.max(1),
@@ -164,6 +167,11 @@ impl GpuRunner {
         })
     }
 
+    /// Returns the runner with steps that another thread can pause.
+    pub fn paced(self, pace: Arc<paguro_backend::Pace>) -> Self {
+        Self { pauses: Some(pace), ..self }
+    }
+
     /// Index of the flight of the step that was submitted last.
     fn flight_index(&self) -> usize {
         flight_index(self.submitted)
@@ -178,7 +186,6 @@ fn flight_index(step: u64) -> usize {
 impl Runner for GpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
-        step.has_no_residuals("the GPU")?;
         step.has_adapters(|id| self.adapted.has(id))?;
         let end = self.limits.max_context.next_multiple_of(256) as u32;
         if let Some(at) = step.coordinates.iter().flatten().find(|&&at| at >= end) {
@@ -373,7 +380,8 @@ fn most_submissions(model: &Model, limits: &Limits) -> usize {
     let slices = passes + limits.max_outputs.div_ceil(LOGIT_ROWS);
     let launches = model.body.iter().map(|(_, launches)| launches.len()).max().unwrap_or(0);
     // With adapters, each matmul has another launch before it.
-    2 * passes * launches + 2 * slices * (model.head.len() + model.one_row_head.len() + 8)
+    let of_head = model.head.as_ref().map_or(0, |head| head.logits.len() + head.one_row.len());
+    2 * passes * launches + 2 * slices * (of_head + 8)
 }
 
 /// Fills all pages and states with large finite noise, so that reads of unwritten data are detected: half-precision

@@ -25,6 +25,7 @@ pub mod reference;
 pub mod runner;
 pub mod sampling;
 pub mod squares;
+pub mod stages;
 pub mod step;
 mod validate;
 pub mod weights;
@@ -56,6 +57,7 @@ pub use runner::{
 };
 pub use sampling::{InvalidParam, SamplingParams};
 pub use squares::{InputSquares, MatrixSquares};
+pub use stages::{Stage, legal_cuts, obstacle, split, stage_program};
 pub use step::{
     AXES, Carried, Coordinates, GivenRows, Output, OutputKind, OutputValue, PageId, SampleRequest, Sampled,
     Score, Step, StepOutput, StepSequence, TokenMask,

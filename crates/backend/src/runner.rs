@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// A device that can load programs. Stays alive to load more than one model.
-pub trait Backend: Send {
+pub trait Backend: Send + Sync {
     /// Returns the short name for `--device`: `cpu`.
     fn name(&self) -> &str;
 
@@ -37,8 +37,8 @@ pub trait Backend: Send {
     fn load(&self, program: &Program, weights: Weights, limits: Limits)
     -> Result<Box<dyn Runner>, LoadError>;
 
-    /// Returns true if the device runs towers for images, and text models with given rows, coordinates and spans.
-    fn runs_towers(&self) -> bool;
+    /// Returns true if the device runs this tower for images, and text models with given rows, coordinates and spans.
+    fn runs_tower(&self, tower: &Program) -> bool;
 
     /// Loads a tower for images like [`Backend::load`]: a program whose steps take long and pause for others.
     ///

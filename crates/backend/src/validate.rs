@@ -194,16 +194,6 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Refuses rows of the residual stream as outputs, for runners that have none.
-    ///
-    /// # Errors
-    /// [`StepError::Invalid`], by name.
-    pub fn has_no_residuals(&self, device: &str) -> Result<(), StepError> {
-        let residual = self.outputs.iter().any(|output| matches!(output.kind, OutputKind::Residual));
-        rule!(!residual, "{device} does not support rows of the residual stream; --device cpu does");
-        Ok(())
-    }
-
     /// Checks one sequence's block tables: complete, inside of the arena, scratch only where no row attends.
     fn validate_tables(
         &self,

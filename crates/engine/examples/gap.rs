@@ -183,7 +183,7 @@ impl Backend for Clock {
         }))
     }
 
-    fn runs_towers(&self) -> bool {
+    fn runs_tower(&self, _: &Program) -> bool {
         false
     }
 

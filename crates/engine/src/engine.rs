@@ -91,7 +91,7 @@ impl Engine {
         max_context: usize,
         options: &EngineOptions,
     ) -> Result<EnginePlan, EngineError> {
-        let vision = vision.filter(|_| backend.runs_towers());
+        let vision = vision.filter(|vision| backend.runs_tower(&vision.tower.program));
         let program = &for_device(program.clone(), vision);
         let resolved = options.resolve(backend, program, weights, vision, max_context)?;
         let (model, layout) = (resolved.limits, resolved.layout.clone());
@@ -117,7 +117,7 @@ impl Engine {
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
         let ModelParts { program, weights, tokenizer, stop_tokens, max_context, vision } = model.into();
-        let tower = vision.as_ref().filter(|_| backend.runs_towers());
+        let tower = vision.as_ref().filter(|vision| backend.runs_tower(&vision.tower.program));
         let program = for_device(program, tower.map(Arc::as_ref));
         let resolved = options.resolve(backend, &program, &weights, tower.map(Arc::as_ref), max_context)?;
         let Resolved { limits, layout } = resolved;

@@ -22,6 +22,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("paguro-vision", &[]),
     ("paguro-quantize", &["paguro-model", "paguro-backend"]),
     ("paguro-backend-conformance", &["paguro-backend"]),
+    // Its tests divide models among devices of its own.
+    ("paguro-backend-wgpu", &["paguro-backend", "paguro-backend-conformance", "paguro-backend-stages"]),
     ("paguro-backend-*", &["paguro-backend", "paguro-backend-conformance"]),
     ("paguro-backend", &["paguro-backend-conformance"]),
     ("xtask", &[]),

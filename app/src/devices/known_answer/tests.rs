@@ -1,7 +1,7 @@
 use paguro_backend::{
     AdapterId, Attention, AttentionMode, Capacity, DeviceLayout, ExpertCount, FeedForward, KernelCount,
     KvDtype, LoadError, LowRank, Matrix, MatrixId, Mixer, OutputKind, PacedRunner, PageContent, PageFormat,
-    PageId, PageMove, StepError, Ticket, WeightFormat, excerpt, reference::Reference,
+    PageId, PageMove, StepError, Ticket, WeightFormat, excerpt, reference::Reference, split,
 };
 use paguro_backend_conformance::ModelShape;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -82,7 +82,7 @@ impl Backend for Broken {
         Ok(Box::new(BrokenRunner(runner, self.0, Vec::new())))
     }
 
-    fn runs_towers(&self) -> bool {
+    fn runs_tower(&self, _: &Program) -> bool {
         false
     }
 
@@ -202,6 +202,19 @@ fn defects_are_found() {
     // A missing operation is not a wrong result.
     let lacking = check_with(Defect::Lacks);
     assert!(matches!(lacking, Err(Problem::Load(LoadError::Unsupported { .. }))), "{lacking:?}");
+}
+
+/// Stages of a model begin or end with rows.
+#[test]
+fn stages_are_checked() {
+    let model = ModelShape::of_format(WeightFormat::Q8_0).build(1);
+    for stage in split(&model.program, &model.weights, &[1]) {
+        let (program, weights) = excerpt(&stage.program, &stage.weights);
+        let check = |defect| check(&Broken(defect), &Reference::default(), (&program, &weights), LIMITS);
+        check(Defect::None).unwrap();
+        let problem = device(check(Defect::Operation("feed-forward")));
+        assert!(problem.contains("are off"), "{problem}");
+    }
 }
 
 /// Returns the message of a device's problem.

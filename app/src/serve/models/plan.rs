@@ -11,7 +11,12 @@ use paguro_model::{LoadOptions, ModelFile, ModelShape};
 use paguro_server::{Details, LoadError, LoadPlan};
 
 use super::{ServedModels, failed, unusable};
-use crate::{load, models::Source, placement::Placing, presets::Preset};
+use crate::{
+    load,
+    models::Source,
+    placement::{Placement, Placing},
+    presets::Preset,
+};
 
 /// Default maximum of tokens with pages, and of the tokens of one sequence.
 const MOST_TOKENS: usize = load::DEFAULT_CONTEXT;
@@ -64,15 +69,15 @@ impl ServedModels {
         self.draft.as_ref().filter(|_| first.path().is_some_and(is_of_first))
     }
 
-    /// Returns the memory and limits of an engine for sequences of `context` tokens. The slots for experts depend on the context
-    /// alone, so that a load has those of its plan.
+    /// Returns the memory and limits of an engine for sequences of `context` tokens, and the placement of the model. The placement and
+    /// the slots for experts depend on the context alone, so that a load has those of its plan.
     pub(super) fn engine_plan(
         &self,
         file: &ModelFile,
         preset: &Preset,
         context: usize,
         pages: PageBudget,
-    ) -> Result<EnginePlan, LoadError> {
+    ) -> Result<(EnginePlan, Placement), LoadError> {
         let shape = file.shape(&LoadOptions { max_context: Some(context) });
         let ModelShape { program, weights, mtp, vision, .. } = shape.map_err(|error| unusable(&error))?;
         let draft = match self.drafts_for(file) {
@@ -86,25 +91,32 @@ impl ServedModels {
             none => none.insert(self.devices.open(&self.on, self.threads, &|_| ()).map_err(failed)?),
         };
         let placing = Placing {
-            backend: device.backend.as_ref(),
+            devices: device,
             name: "the model",
             program: &program,
             weights: &weights,
             vision: vision.as_deref(),
             context,
-            memory: self.memory,
+            memory: Some(self.memory),
         };
         let has_experts = program.experts().next().is_some();
         let slots = self.on.expert_slots.filter(|_| has_experts).unwrap_or_default();
         let one = EngineOptions { pages: PageBudget::Tokens(context), ..options.clone() };
-        let expert_slots = placing.with_slots(slots, one, true).map_err(failed)?.expert_slots;
-        placing.plan(&EngineOptions { expert_slots, ..options }).map_err(failed)
+        let (placement, placed) = match placing.place(slots, &one, true) {
+            // The numbers of a model that exceeds the memory are those of the whole.
+            Err(_) if !device.is_divided() => {
+                (placing.whole(), placing.with_slots(slots, one, true).map_err(failed)?)
+            }
+            placed => placed.map_err(failed)?,
+        };
+        let options = EngineOptions { expert_slots: placed.expert_slots, ..options };
+        Ok((placing.plan_on_gpus(&placement, &options).map_err(failed)?, placement))
     }
 
     /// Returns true if models are planned for the CPU.
     pub(super) fn plans_for_cpu(&self) -> bool {
         let planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
-        planner.as_ref().is_none_or(|device| device.backend.name() == "cpu")
+        planner.as_ref().is_none_or(|device| device.gpus().next().is_none())
     }
 
     /// Returns the memory of a load whose sequences have `requested` tokens, or the context of the settings.
@@ -122,7 +134,7 @@ impl ServedModels {
             context = trained;
         }
         let tokens = context.saturating_mul(self.parallel).min(MOST_TOKENS.max(context));
-        let plan = self.engine_plan(file, preset, context, PageBudget::Tokens(tokens))?;
+        let (plan, _) = self.engine_plan(file, preset, context, PageBudget::Tokens(tokens))?;
         // Exactly the bytes of the settings, if given.
         let given = self.kv_bytes.map(|bytes| bytes.saturating_add(plan.page_bytes));
         let enough = plan.kv_for(context);
@@ -173,6 +185,6 @@ impl ServedModels {
             return plan.context;
         }
         let engine = self.engine_plan(file, preset, plan.context, PageBudget::Bytes(kv));
-        engine.map_or(plan.context, |engine| engine.max_context)
+        engine.map_or(plan.context, |(engine, _)| engine.max_context)
     }
 }

@@ -1,7 +1,7 @@
 //! The server's view of the models.
 
 use paguro_backend::Weights;
-use paguro_engine::{DiskCache, Engine, EngineOptions, PageBudget};
+use paguro_engine::{DiskCache, Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, ModelFile};
 use paguro_server::{
     Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,
@@ -13,6 +13,7 @@ use crate::{
     failure::Failure,
     load,
     models::{EMBEDDED_FILE, Source},
+    placement::Placing,
     presets::Preset,
     serve::disk,
     units,
@@ -73,7 +74,8 @@ impl ModelSource for ServedModels {
         }
         let pages = PageBudget::Bytes(grant.kv);
         // The number of pages limits the context, which determines windows and RoPE.
-        let plan = self.engine_plan(&file, &preset, grant.context, pages)?;
+        let (plan, placement) = self.engine_plan(&file, &preset, grant.context, pages)?;
+        let pages = if placement.stages.len() > 1 { PageBudget::Pages(plan.pages) } else { pages };
         let (context, expert_slots) = (plan.max_context, plan.expert_slots);
         if context < grant.context {
             let (model, wanted) = (&wanted.name, grant.context);
@@ -98,28 +100,29 @@ impl ModelSource for ServedModels {
         let block_size = options.block_size;
         let notice = |line: &str| tracing::warn!(model = wanted.name, "{line}");
         let start = |device: Chosen| {
-            let backend = device.backend.as_ref();
-            let plan = Engine::plan(
-                backend,
-                &model.program,
-                &model.weights,
-                model.vision.as_deref(),
-                context,
-                &options,
-            );
-            let memory = plan.map_err(|error| Failure::from_error(&error))?.memory;
-            let (needed, free) = (memory.total(), backend.capacity().bytes_free);
-            // The memory limit was computed at the start, and other programs use the device's memory.
-            if needed > free && !self.plans_for_cpu() {
-                let [needed, free] = [needed, free].map(units::bytes);
-                let device = backend.name();
-                return Err(Failure::new(format!(
-                    "the model needs {needed}, but the {device} has {free} free"
-                )));
+            let placing = Placing::of(&device, &model);
+            let placement = placing.on_these(&placement);
+            let EnginePlan { memory, pages, .. } = placing.plan_on_gpus(&placement, &options)?;
+            let parts = placing.parts(&placement, &options, pages)?;
+            for (part, (stage, _)) in parts.iter().zip(&placement.stages) {
+                let backend = &*device.find(*stage).unwrap_or(device.main()).backend;
+                let (needed, free) = (part.memory.total(), backend.capacity().bytes_free);
+                // The memory limit was computed at the start, and other programs use the device's memory.
+                if needed > free && !self.plans_for_cpu() {
+                    let [needed, free] = [needed, free].map(units::bytes);
+                    let device = backend.name();
+                    return Err(Failure::new(format!(
+                        "the model needs {needed}, but the {device} has {free} free"
+                    )));
+                }
             }
-            let engine = Engine::start(backend, &model, options.clone());
+            if let Some(line) = placement.describe() {
+                tracing::info!(model = wanted.name, "{line}");
+            }
+            let placed = placement.on(&device);
+            let engine = Engine::start(placed.backend(), &model, options.clone());
             let engine = engine.map_err(|error| Failure::from_error(&error))?;
-            Ok((engine, memory, backend.name().to_owned()))
+            Ok((engine, memory, placed.backend().name().to_owned()))
         };
         let started = self.devices.with(&self.on, self.threads, &notice, start);
         let (engine, memory, device) = started.map_err(failed)?;

@@ -69,7 +69,7 @@ impl Backend for Defective {
         Ok(Box::new(DefectiveRunner { inner: Box::new(inner), program, defect: self.defect, now }))
     }
 
-    fn runs_towers(&self) -> bool {
+    fn runs_tower(&self, _: &Program) -> bool {
         true
     }
 

@@ -228,7 +228,7 @@ impl Coder<'_> {
         let (part, hazards) = self.hand_over(part, node);
         let grid = Grid::Attention(op.tile, workgroups as u32);
         let kernels = vec![Code { name, counter: None, part, hazards }];
-        Coded { kernels, grid, kv_group: op.kv.group }
+        Coded { kernels, grid, kv_group: op.kv.group, merged: 1 }
     }
 
     /// Adds the handoff of attention or of its merge.
@@ -381,7 +381,7 @@ impl Coder<'_> {
         let (part, hazards) = self.hand_over(part, node);
         let grid = Grid::Merge(group.heads.div_ceil(heads) as u32);
         let kernels = vec![Code { name, counter: None, part, hazards }];
-        Coded { kernels, grid, kv_group: op.kv.group }
+        Coded { kernels, grid, kv_group: op.kv.group, merged: 1 }
     }
 
     /// Returns the suffix of kernels that access pages of this kind.

@@ -10,7 +10,7 @@ use paguro_backend::{Experts, Limits, Linear, LoadError, Mixer, Program, Rope, W
 use super::{
     code::{Biases, Code, Coded, Coder, Joined, Part, Slots},
     experts::PLACE_EXPERTS,
-    launch::{Grid, HandoffPartials, Io, Kernel, Launch, LayerPool, LayerState, Model},
+    launch::{Grid, HandoffPartials, Head, HeadIo, Io, Kernel, Launch, LayerPool, LayerState, Model},
     wgsl,
 };
 use crate::{
@@ -49,11 +49,13 @@ pub fn buffer_bytes(facts: &Facts<'_>) -> u64 {
     sizes.bytes() + 4 * (rotations + page_kernels + rows) as u64
 }
 
-/// Returns the words of the largest slice of outputs for the host: logits, or rows of the residual stream, or both.
+/// Returns the words of the largest slice of outputs for the host: logits, normed rows, and rows of the residual stream.
 pub fn host_row_words(program: &Program, limits: &Limits) -> usize {
-    let outputs = limits.max_outputs.max(1);
-    let logits = outputs.min(LOGIT_ROWS) * (program.vocab + program.hidden);
-    logits.max(outputs * program.hidden)
+    let (outputs, hidden) = (limits.max_outputs.max(1), program.hidden);
+    match program.head() {
+        Some(_) => (outputs.min(LOGIT_ROWS) * (program.vocab + 2 * hidden)).max(2 * outputs * hidden),
+        None => outputs * program.residual_width(),
+    }
 }
 
 /// Returns the index of a mixer's rotation.
@@ -108,12 +110,15 @@ pub fn emit(
     let mut known: HashMap<String, Vec<Arc<Launch>>> = HashMap::new();
     let mut launches = |node: &Node, class: RowClass, coder: &mut Coder<'_>, binder: &mut Binder<'_>| {
         // Classes share the launches that they have in common. Parts of programs can be compared as text only.
-        let coded = coder.code(node, class);
+        let coded = coder.code(node, if node.merged > 1 { ALL_ROWS } else { class });
         let key = format!("{node:?} {:?}", Vec::from_iter(coded.iter().map(|launch| &launch.grid)));
         Ok::<_, LoadError>(match known.entry(key) {
             Entry::Occupied(known) => known.get().clone(),
             Entry::Vacant(place) => {
-                let launches = coded.into_iter().map(|launch| binder.launch(launch, coder).map(Arc::new));
+                let launches = coded.into_iter().map(|launch| {
+                    let launch = Coded { merged: node.merged, ..launch };
+                    binder.launch(launch, coder).map(Arc::new)
+                });
                 place.insert(launches.collect::<Result<_, _>>()?).clone()
             }
         })
@@ -133,11 +138,11 @@ pub fn emit(
     for node in &lists[0].head {
         head.extend(launches(node, ALL_ROWS, &mut coder, &mut binder)?);
     }
-    let head_norm = head.remove(0);
     for (name, part) in &coder.shown {
         device.show(name, &part.files, &part.constants);
     }
-    binder.model(body, (head_norm, head, one_row_head), &mut coder)
+    let head = binder.head((head, one_row_head), &mut coder)?;
+    binder.model(body, head, &mut coder)
 }
 
 impl<'a> Binder<'a> {
@@ -170,7 +175,7 @@ impl<'a> Binder<'a> {
 
     /// Returns a launch with its pipelines and buffers.
     fn launch(&mut self, coded: Coded, coder: &mut Coder<'_>) -> Result<Launch, LoadError> {
-        let Coded { kernels, grid, kv_group } = coded;
+        let Coded { kernels, grid, kv_group, merged } = coded;
         for joined in &coder.matrices[self.bound.matrices.len()..] {
             let sources: Vec<_> = joined.matrices.iter().map(|&id| self.weights.matrix(id)).collect();
             self.bound.matrices.push(DeviceMatrix::upload(
@@ -193,7 +198,7 @@ impl<'a> Binder<'a> {
             self.timed_with = None;
         }
         let runs_once = matches!(grid, Grid::Copies { .. }) || kernels[0].pipeline.name == PLACE_EXPERTS;
-        Ok(Launch { kernels, grid, kv_group, timed_with, runs_once })
+        Ok(Launch { kernels, grid, kv_group, merged: merged as u32, timed_with, runs_once })
     }
 
     fn kernel(&mut self, code: &Code, coder: &Coder<'_>) -> Result<Kernel, LoadError> {
@@ -237,6 +242,10 @@ impl<'a> Binder<'a> {
             }
             Slot::State(layer, part) => self.bound.states[layer].part(part).clone(),
             Slot::Vector(id) => device.upload(self.weights.vector(id), "a vector")?,
+            Slot::Bounds(bits) => {
+                let finite = |bits| f32::from_bits(bits).clamp(f32::MIN, f32::MAX);
+                device.upload(&bits.map(finite), "bounds")?
+            }
             Slot::Bias(index) => device.upload(&coder.biases[index].values, "biases")?,
             Slot::Plane { matrix, part, plane } => {
                 let plane = &self.bound.matrices[matrix].parts[part][plane];
@@ -295,13 +304,16 @@ impl<'a> Binder<'a> {
         self.facts.program.experts().filter_map(pool).collect()
     }
 
-    /// Adds sampling, and returns the model.
-    fn model(
-        mut self,
-        body: Vec<(RowClass, Vec<Arc<Launch>>)>,
-        (head_norm, head, one_row_head): (Arc<Launch>, Vec<Arc<Launch>>, Vec<Arc<Launch>>),
+    /// Adds sampling to the launches of a head, which begin with its norm. Returns nothing for those of no head.
+    fn head(
+        &mut self,
+        (mut logits, one_row): (Vec<Arc<Launch>>, Vec<Arc<Launch>>),
         coder: &mut Coder<'_>,
-    ) -> Result<Model, LoadError> {
+    ) -> Result<Option<Head>, LoadError> {
+        if logits.is_empty() {
+            return Ok(None);
+        }
+        let norm = logits.remove(0);
         let vocab = self.facts.program.vocab;
         let chunks = vocab.div_ceil(sampler::CHUNK) as u32;
         let constants = vec![("VOCAB", U(vocab as u32)), ("CHUNKS", U(chunks))];
@@ -327,18 +339,29 @@ impl<'a> Binder<'a> {
             launch("argmax_merge", files, merge, Grid::Rows)?,
         ];
         let sample = launch("sample", wgsl!("args", "sample"), draw, Grid::Rows)?;
-        let pools = self.pools();
-        let handoff_partials = self.bound.buffers.get(&Slot::HandoffPartials).cloned();
         let mut io = |slot| self.buffer(slot, coder);
-        let io = Io {
-            step: io(Slot::Step)?,
+        let io = HeadIo {
             logits: io(Slot::Logits)?,
             normed: io(Slot::Embeddings)?,
             samples: io(Slot::Samples)?,
             masks: io(Slot::Masks)?,
-            tokens: io(Slot::Tokens)?,
             edits: io(Slot::Edits)?,
         };
+        Ok(Some(Head { norm, logits, one_row, adjust, argmax, sample, io }))
+    }
+
+    /// Returns the model.
+    fn model(
+        mut self,
+        body: Vec<(RowClass, Vec<Arc<Launch>>)>,
+        head: Option<Head>,
+        coder: &mut Coder<'_>,
+    ) -> Result<Model, LoadError> {
+        let pools = self.pools();
+        let handoff_partials = self.bound.buffers.get(&Slot::HandoffPartials).cloned();
+        let residual = if self.facts.program.merged().is_some() { Slot::Merged } else { Slot::Stream };
+        let mut io = |slot| self.buffer(slot, coder);
+        let io = Io { step: io(Slot::Step)?, tokens: io(Slot::Tokens)?, residual: io(residual)? };
         let bound = &mut self.bound;
         (bound.joined, bound.biases) =
             (std::mem::take(&mut coder.matrices), std::mem::take(&mut coder.biases));
@@ -346,12 +369,7 @@ impl<'a> Binder<'a> {
             [false, true].map(|of_outputs| bound.buffers.get(&Slot::Adapted { of_outputs }).cloned());
         Ok(Model {
             body,
-            head_norm,
             head,
-            one_row_head,
-            adjust,
-            argmax,
-            sample,
             states: bound.states.clone(),
             pages: bound.pages.clone(),
             pools,

@@ -52,6 +52,8 @@ pub struct Coded {
     pub grid: Grid,
     /// Its K/V group, if it has one.
     pub kv_group: usize,
+    /// Rows of the step for each of its rows.
+    pub merged: usize,
 }
 
 /// Matrices of one layout that are joined to one.
@@ -125,7 +127,7 @@ impl Coded {
     /// A launch of one kernel with barriers.
     pub fn new(name: impl Into<String>, part: Part, grid: Grid) -> Self {
         let code = Code { name: name.into(), counter: None, part, hazards: &Hazards::DECLARED };
-        Self { kernels: vec![code], grid, kv_group: 0 }
+        Self { kernels: vec![code], grid, kv_group: 0, merged: 1 }
     }
 
     /// Sets the K/V group.
@@ -146,12 +148,15 @@ impl<'a> Coder<'a> {
             Kernel::Embed { table, scale, is_of_positions, types, parts } => {
                 self.embed(*table, *scale, (*is_of_positions, *types), *parts)
             }
-            Kernel::AddGiven(part) => vec![self.add_given(*part)],
+            Kernel::SetGiven => vec![self.given(0, true)],
+            Kernel::AddGiven(part) => vec![self.given(*part, false)],
             Kernel::Matmul(op) => self.matmul(op, node, class),
             Kernel::Shrink(op) => vec![self.shrink(op, node, class)],
             Kernel::ExpertMatmul(op) => self.expert_matmul(op, node.emits),
             Kernel::LayerEmbeds(op) => vec![self.layer_embeds(op)],
             Kernel::Norm(op) => vec![self.norm(op, node.emits)],
+            Kernel::MapRows { from, to, width, map } => vec![self.map_rows(*from, *to, *width, *map)],
+            Kernel::Unpack { acts, to, width } => vec![self.unpack(*acts, *to, *width)],
             Kernel::AddBranch(op) => vec![self.add_branch(op)],
             Kernel::RopeStore(op) => vec![self.rope_store(op)],
             Kernel::StoreLatent(op) => vec![self.store_latent(op)],

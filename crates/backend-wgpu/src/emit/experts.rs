@@ -250,7 +250,7 @@ impl Coder<'_> {
             let (name, part) = code(&kernel);
             let counter = Some(format!("{name}[{outputs}x{}]", weights.cols));
             let kernels = vec![Code { name, counter, part, hazards: &Hazards::DECLARED }];
-            launches.push(Coded { kernels, grid, kv_group: 0 });
+            launches.push(Coded { kernels, grid, kv_group: 0, merged: 1 });
         }
         launches
     }
@@ -289,7 +289,7 @@ impl Coder<'_> {
         let name = format!("{}_experts_add", kernel.name(layout));
         let counter = Some(format!("{name}[{outputs}x{}]", weights.cols));
         let kernels = vec![Code { name, counter, part, hazards: &Hazards::DECLARED }];
-        Coded { kernels, grid: Grid::Matmul(outputs, 1, [kernel].into()), kv_group: 0 }
+        Coded { kernels, grid: Grid::Matmul(outputs, 1, [kernel].into()), kv_group: 0, merged: 1 }
     }
 
     /// Returns the launch that adds results of experts, or of the matmul that follows their sum, to the shared expert's.

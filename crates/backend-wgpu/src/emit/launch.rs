@@ -126,6 +126,8 @@ pub struct Launch {
     pub grid: Grid,
     /// Its K/V group, if it has one.
     pub kv_group: usize,
+    /// Rows of the step for each of its rows.
+    pub merged: u32,
     /// The counter of a launch that this one waits for, and is timed together with.
     pub timed_with: Option<usize>,
     /// True if the launch cannot run once more to be timed, because it changes places of experts.
@@ -136,18 +138,8 @@ pub struct Launch {
 pub struct Model {
     /// Launches for all rows, in order, by the number of rows of a step.
     pub body: Vec<(RowClass, Vec<Arc<Launch>>)>,
-    /// Norm of the rows with outputs.
-    pub head_norm: Arc<Launch>,
-    /// Their matmuls with the head.
-    pub head: Vec<Arc<Launch>>,
-    /// Launches of the head in a step of one row without its own norm, if the last layer computes it.
-    pub one_row_head: Vec<Arc<Launch>>,
-    /// Bias and penalties.
-    pub adjust: Launch,
-    /// The best tokens.
-    pub argmax: [Launch; 2],
-    /// Sampling, for outputs with a temperature.
-    pub sample: Launch,
+    /// The end of a model that has logits.
+    pub head: Option<Head>,
     /// States of sequences, by layer.
     pub states: Vec<LayerState>,
     /// Pages, one buffer for K and one for V of each layer slot.
@@ -172,10 +164,26 @@ pub struct Model {
     pub bound: Bound,
 }
 
-/// Buffers between host and device.
-pub struct Io {
-    /// Words of a step.
-    pub step: wgpu::Buffer,
+/// Launches for rows with outputs, and their buffers.
+pub struct Head {
+    /// Norm of the rows.
+    pub norm: Arc<Launch>,
+    /// Their matmuls.
+    pub logits: Vec<Arc<Launch>>,
+    /// The same in a step of one row without its own norm, if the last layer computes it.
+    pub one_row: Vec<Arc<Launch>>,
+    /// Bias and penalties.
+    pub adjust: Launch,
+    /// The best tokens.
+    pub argmax: [Launch; 2],
+    /// Sampling, for outputs with a temperature.
+    pub sample: Launch,
+    /// Buffers that the host writes or reads.
+    pub io: HeadIo,
+}
+
+/// Buffers between a head and the host.
+pub struct HeadIo {
     /// `[LOGIT_ROWS, vocab]`
     pub logits: wgpu::Buffer,
     /// `[outputs, hidden]`
@@ -184,10 +192,18 @@ pub struct Io {
     pub samples: wgpu::Buffer,
     /// See `sample.wgsl`.
     pub masks: wgpu::Buffer,
-    /// See `sample.wgsl`.
-    pub tokens: wgpu::Buffer,
     /// See `adjust.wgsl`.
     pub edits: wgpu::Buffer,
+}
+
+/// Buffers between host and device.
+pub struct Io {
+    /// Words of a step.
+    pub step: wgpu::Buffer,
+    /// See `sample.wgsl`.
+    pub tokens: wgpu::Buffer,
+    /// The residual stream, `[rows, hidden]`, or merged rows, `[merged rows, taps, width]`.
+    pub residual: wgpu::Buffer,
 }
 
 /// Words that are set to EMPTY with one copy.

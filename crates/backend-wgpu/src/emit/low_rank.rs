@@ -83,7 +83,12 @@ impl Coder<'_> {
         }
         let kernels = matmuls.iter().map(|kernel| code(self, kernel)).collect();
         let of_outputs = is_of_outputs(op);
-        Coded { kernels, grid: Grid::LowRank { matrices, of_outputs, kernels: matmuls.into() }, kv_group: 0 }
+        Coded {
+            kernels,
+            grid: Grid::LowRank { matrices, of_outputs, kernels: matmuls.into() },
+            kv_group: 0,
+            merged: 1,
+        }
     }
 
     /// Returns the part of a matmul whose first output is output `first` of its site: with `is_tall`, it adds products with B

@@ -100,7 +100,7 @@ impl Coder<'_> {
             }
             let kernels = matmuls.iter().map(|matmul| code(self, matmul)).collect();
             let grid = Grid::Matmul(outputs as u32, numbers, matmuls.into());
-            launches.push(Coded { kernels, grid, kv_group: 0 });
+            launches.push(Coded { kernels, grid, kv_group: 0, merged: 1 });
         }
         launches
     }
@@ -156,7 +156,7 @@ impl Coder<'_> {
         self.show_for_few(&name, &part);
         let counter = Some(format!("{name}[{}x{}]", rows.len(), weights.cols));
         let kernels = vec![Code { name, counter, part, hazards }];
-        Coded { kernels, grid: Grid::Matmul(rows.len() as u32, 1, [matmul].into()), kv_group: 0 }
+        Coded { kernels, grid: Grid::Matmul(rows.len() as u32, 1, [matmul].into()), kv_group: 0, merged: 1 }
     }
 
     /// Returns the end of a matmul of one row.

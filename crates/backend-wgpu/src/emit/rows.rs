@@ -12,7 +12,9 @@ use super::{
 use crate::{
     heads::is_plain,
     layout::BLOCK,
-    lower::{Activate, Acts, AddBranch, Facts, Formats, NormRows, Places, Slot, kernels::FEW_ROWS},
+    lower::{
+        Activate, Acts, AddBranch, Facts, Formats, NormRows, Places, RowMap, Slot, Span, kernels::FEW_ROWS,
+    },
     matrix::Order,
     template::{
         Constants,
@@ -64,17 +66,19 @@ impl Coder<'_> {
         (0..weights.parts.len()).map(part).collect()
     }
 
-    /// Returns the launch that adds a part of given rows.
-    pub fn add_given(&self, part: usize) -> Coded {
+    /// Returns the launch that adds a part of given rows to the residual stream, or sets the stream to it.
+    pub fn given(&self, part: usize, sets: bool) -> Coded {
         let Facts { program, .. } = self.facts;
         let constants = vec![
             ("WIDTH", U(program.hidden as u32)),
             ("PARTS", U(program.given_parts as u32)),
             ("PART", U(part as u32)),
+            ("SETS", U(u32::from(sets))),
         ];
         let slots = vec![("step", Slot::Step), ("x", Slot::Stream), ("given", Slot::Given)];
         let grid = Grid::Given(program.hidden.div_ceil(256) as u32);
-        Coded::new("add_given", Part::new(wgsl!("args", "add_given"), constants, slots), grid)
+        let name = if sets { "set_given" } else { "add_given" };
+        Coded::new(name, Part::new(wgsl!("args", "add_given"), constants, slots), grid)
     }
 
     /// Returns the launch of embeddings for layers.
@@ -95,7 +99,7 @@ impl Coder<'_> {
     pub fn norm(&self, op: &NormRows, formats: Formats) -> Coded {
         // Matmuls apply a factor to activations unless they are complete.
         let is_complete = op.acts == Acts::Plain;
-        let width = op.rows.stride;
+        let width = op.width;
         let slices = width.next_multiple_of(BLOCK).div_ceil(256);
         // The staging memory of a round fits into half of every device's workgroup memory.
         let rounds = slices.div_ceil(16);
@@ -120,11 +124,18 @@ impl Coder<'_> {
         if op.is_of_outputs {
             constants.push(("GATHER", U(1)));
         }
+        if op.is_of_outputs || op.to.is_some() {
+            constants.push(("STORES", U(1)));
+        }
+        if op.rows.stride != width || op.rows.first > 0 {
+            let [stride, first] = [op.rows.stride, op.rows.first].map(|x| U(x as u32));
+            constants.extend([("STRIDED", U(1)), ("IN_STRIDE", stride), ("IN_FIRST", first)]);
+        }
         constants.extend(self.emit_for(formats, width));
         // A slice of outputs may have few of many rows, whose number decides.
         constants.extend(self.halves(if op.is_of_outputs { 0 } else { FEW_ROWS + 1 }));
         slots.extend([("x", op.rows.slot), ("factors", Slot::Factors)]);
-        slots.extend([("step", Slot::Step), ("normed", Slot::Embeddings)]);
+        slots.extend([("step", Slot::Step), ("normed", op.to.unwrap_or(Slot::Embeddings))]);
         slots.extend(written_acts(op.acts));
         if let Some((norm, scale)) = op.adds {
             constants.extend([("POST", U(1)), ("REDUCES", U(1)), ("POST_EPS", F(norm.eps))]);
@@ -141,6 +152,52 @@ impl Coder<'_> {
             Acts::Normed => "norm",
         };
         Coded::new(name, part, Grid::Rows)
+    }
+
+    /// Returns the launch of an operation on elements of rows.
+    pub fn map_rows(&self, from: Span, to: Span, width: usize, map: RowMap) -> Coded {
+        let mut constants = vec![
+            ("WIDTH", U(width as u32)),
+            ("IN_STRIDE", U(from.stride as u32)),
+            ("IN_FIRST", U(from.first as u32)),
+            ("OUT_STRIDE", U(to.stride as u32)),
+            ("OUT_FIRST", U(to.first as u32)),
+        ];
+        let mut slots = vec![("x", from.slot), ("out", to.slot)];
+        match map {
+            RowMap::Copy => {}
+            RowMap::Add => constants.push(("ADDS", U(1))),
+            RowMap::Mean { rows, scale } => {
+                constants.extend([("MEAN", U(1)), ("JOINED", U(rows as u32)), ("SCALE", F(scale))]);
+            }
+            RowMap::Affine { scale, bias } => {
+                constants.push(("AFFINE", U(1)));
+                slots.extend([("scales", Slot::Vector(scale)), ("biases", Slot::Vector(bias))]);
+            }
+            RowMap::Activation(activation) => {
+                constants.push(("ACTIVATES", U(1)));
+                constants.extend(activation_constants(activation));
+            }
+            RowMap::Gated(activation, gate) => {
+                constants.extend([("GATED", U(1)), ("GATE_STRIDE", U(gate.stride as u32))]);
+                constants.extend(activation_constants(activation));
+                slots.push(("gate", gate.slot));
+            }
+            RowMap::Clamp { min, max } => {
+                constants.push(("CLAMPS", U(1)));
+                slots.push(("bounds", Slot::Bounds([min.to_bits(), max.to_bits()])));
+            }
+        }
+        let part = Part::new(wgsl!("args", "activation", "map_rows"), constants, slots);
+        Coded::new("map_rows", part, Grid::Each(width.div_ceil(256) as u32))
+    }
+
+    /// Returns the launch that copies activations to rows.
+    pub fn unpack(&self, acts: Acts, to: Span, width: usize) -> Coded {
+        let constants = vec![("WIDTH", U(width as u32)), ("ACT_BLOCKS", U(width.div_ceil(BLOCK) as u32))];
+        let slots = vec![("x_floats", Slot::Floats(acts)), ("out", to.slot)];
+        let part = Part::new(wgsl!("args", "unpack"), constants, slots);
+        Coded::new("unpack", part, Grid::Each(width.div_ceil(256) as u32))
     }
 
     /// Returns the launch that adds a branch.

@@ -2,12 +2,13 @@
 //! only in that results of matrices of one layout are computed by one matmul. The walk also finds the sizes of all slots.
 
 mod attention;
+mod ends;
 mod experts;
 mod recurrent;
 
 use paguro_backend::{
-    Dense, Embed, FeedForward, Input, Layer, LayerEmbeds, LayerInput, Linear, LoadError, Mixer, Norm,
-    Residual,
+    Dense, Embed, Exit, FeedForward, Head, Input, Layer, LayerEmbeds, LayerInput, Linear, LoadError, Mixer,
+    Norm, Residual,
 };
 
 use super::{
@@ -59,17 +60,28 @@ impl<'a> Builder<'a> {
         let rows = facts.limits.max_rows.min(class.to - 1);
         let mut builder = Self { facts, class, rows, nodes: Vec::new(), sizes };
         let program = facts.program;
-        let Input::Tokens(embed) = &program.input else { unreachable!("other programs were refused") };
         builder.step();
-        builder.embed(embed);
+        match &program.input {
+            Input::Tokens(embed) => builder.embed(embed),
+            Input::Rows => builder.begin_with_rows(),
+            Input::Patches(patches) => builder.patches(patches),
+        }
+        if let Exit::Merged(merged) = &program.exit {
+            builder.taps(merged, 0);
+        }
         for (index, layer) in program.layers.iter().enumerate() {
             builder.layer(index, layer)?;
             if index + 1 < builder.given_parts() {
                 builder.push(Kernel::AddGiven(index + 1));
             }
+            if let Exit::Merged(merged) = &program.exit {
+                builder.taps(merged, index + 1);
+            }
         }
         let body = std::mem::take(&mut builder.nodes);
-        builder.head();
+        if let Exit::Logits(head) = &program.exit {
+            builder.head(head);
+        }
         Ok(List { class, body, head: builder.nodes, direct: None })
     }
 
@@ -104,9 +116,16 @@ impl<'a> Builder<'a> {
         self.need(Slot::Branch, program.hidden);
     }
 
-    /// Returns the parts of given rows. Steps of one row know none, so that each layer continues the one before.
+    /// Returns the parts of given rows that layers add. Steps of one row know none, so that each layer continues the one before.
     fn given_parts(&self) -> usize {
         if self.class.is_one() { 0 } else { self.facts.program.given_parts }
+    }
+
+    /// Begins with the first part of given rows.
+    fn begin_with_rows(&mut self) {
+        let Facts { program, .. } = self.facts;
+        self.need(Slot::Given, program.given_parts * program.hidden);
+        self.push(Kernel::SetGiven);
     }
 
     fn embed(&mut self, embed: &Embed) {
@@ -201,7 +220,11 @@ impl<'a> Builder<'a> {
         self.need_acts(self.rows, width);
         let add = Add { post_norm, scale, waits };
         let slot = if waits { Slot::Waiting } else { Slot::Branch };
-        self.matmul(out, self.facts.program.hidden, Acts::Plain, slot);
+        let hidden = self.facts.program.hidden;
+        match out.bounds {
+            None => self.matmul(out, hidden, Acts::Plain, slot),
+            Some(_) => self.bounded_out(out, width, slot),
+        }
         self.add(add);
         Some(add)
     }
@@ -311,6 +334,9 @@ impl<'a> Builder<'a> {
 
     /// Adds a dense network, from its norm to its result.
     fn dense(&mut self, dense: &Dense, to: Slot) {
+        if self.facts.program.has_bounds() {
+            return self.bounded_dense(dense, to);
+        }
         let Dense { norm, width, gate, up, activation, down, post_norm: _ } = dense;
         self.norm(*norm);
         let (gate, up) = self.gate_and_up(gate.as_ref(), up, *width);
@@ -367,10 +393,9 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds the outputs: the last norm, and logits.
-    fn head(&mut self) {
+    fn head(&mut self, head: &Head) {
         let Facts { program, limits, .. } = self.facts;
         let (hidden, vocab) = (program.hidden, program.vocab);
-        let head = program.head().expect("other programs were refused");
         let (rows, outputs) = (limits.max_outputs.clamp(1, LOGIT_ROWS), limits.max_outputs.max(1));
         let sizes = &mut *self.sizes;
         sizes.need(Slot::Logits, rows * vocab);
@@ -392,8 +417,9 @@ impl<'a> Builder<'a> {
 
 impl NormRows {
     /// Creates a norm of rows.
-    fn new(norm: Option<Norm>, rows: Span, acts: Acts) -> Self {
-        Self { norm, rows, acts, adds: None, sums: None, is_of_outputs: false, replaces: false }
+    pub fn new(norm: Option<Norm>, rows: Span, acts: Acts) -> Self {
+        let (width, to) = (rows.stride, None);
+        Self { norm, rows, width, to, acts, adds: None, sums: None, is_of_outputs: false, replaces: false }
     }
 }
 

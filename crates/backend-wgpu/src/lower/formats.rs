@@ -3,7 +3,7 @@
 use super::{
     List,
     facts::Facts,
-    node::{Formats, Node},
+    node::{Formats, Kernel, Node},
 };
 
 /// Enters the formats of all activations that nodes write.
@@ -26,7 +26,7 @@ fn of(facts: &Facts<'_>, nodes: &[Node], index: usize) -> Formats {
             is_read = true;
             let is_quantized = linear.is_some_and(|linear| facts.is_quantized(linear));
             formats.q8 |= is_quantized;
-            formats.f32 |= linear.is_some() && !is_quantized;
+            formats.f32 |= linear.is_some() && !is_quantized || matches!(node.kernel, Kernel::Unpack { .. });
         }
         if is_read && node.writes_acts() == Some(acts) {
             break;

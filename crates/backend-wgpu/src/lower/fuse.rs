@@ -9,7 +9,7 @@ use super::{
     kernels,
     node::{
         Activate, Acts, AddBranch, Epilogue, ExpertMatmul, Input, Kernel, Matmul, Node, NormRows, Places,
-        RopeStore, RowClass,
+        RopeStore, RowClass, Span,
     },
     slot::Slot,
 };
@@ -126,7 +126,11 @@ fn norm_sum(_: &Facts<'_>, _: RowClass, nodes: &[Node]) -> Option<(usize, Vec<No
 
 /// Returns true for a norm of the stream to which nothing is added, and which stays as it is.
 fn is_fresh(norm: &NormRows) -> bool {
-    norm.rows.slot == Slot::Stream && norm.adds.is_none() && norm.sums.is_none() && !norm.replaces
+    norm.rows.slot == Slot::Stream
+        && norm.acts == Acts::Normed
+        && norm.adds.is_none()
+        && norm.sums.is_none()
+        && !norm.replaces
 }
 
 /// The sum of experts, and the norm of the stream: the norm adds it.
@@ -386,15 +390,16 @@ fn applies(node: &Node, eps: f32) -> Node {
     node
 }
 
-/// The end of the body: a pending branch is added, and in steps of one row the last matmul writes the activations of the head.
+/// The end of the body: a pending branch is added as by the norm of another layer, so that the rows of a part of a program have the
+/// bits of the whole one. In steps of one row, the last matmul writes the activations of the head.
 fn end(facts: &Facts<'_>, list: &mut List) {
-    let [Node { kernel: Kernel::Norm(norm), .. }, logits] = &list.head[..] else { return };
     let Some(last) = list.body.last_mut() else { return };
     if let Some(adds) = pending(last) {
-        // The norm itself is unused here, but its sum is the input of outputs.
-        let norm = NormRows { adds: Some(adds), is_of_outputs: false, ..norm.clone() };
+        let rows = Span { slot: Slot::Stream, stride: facts.program.hidden, first: 0 };
+        let norm = NormRows { adds: Some(adds), ..NormRows::new(None, rows, Acts::Normed) };
         *last = Node::new(Kernel::Norm(norm));
     }
+    let [Node { kernel: Kernel::Norm(norm), .. }, logits] = &list.head[..] else { return };
     let (Some(norm), Some(head)) = (norm.norm, matmul(logits)) else { return };
     let is_adapted = facts.site(&head.linears, head.order).is_some();
     if can_emit(facts, list.class, last, &norm) && facts.is_whole(&head.linears) && !is_adapted {

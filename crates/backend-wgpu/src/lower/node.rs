@@ -41,6 +41,8 @@ pub struct Node {
     pub emits: Formats,
     /// Synchronization with the nodes before and after it.
     pub sync: Sync,
+    /// Rows of the step for each of its rows.
+    pub merged: usize,
 }
 
 /// Activations of matmuls, by their source.
@@ -78,12 +80,18 @@ pub enum Kernel {
     /// Rows of a table of embeddings, with those of token types, or of one of positions, which are added. Rows that a step gives
     /// have this many parts.
     Embed { table: MatrixId, scale: f32, is_of_positions: bool, types: Option<VectorId>, parts: usize },
+    /// The first part of given rows as the residual stream, of a program without tokens.
+    SetGiven,
     /// Addition of a part of given rows to the residual stream.
     AddGiven(usize),
     /// Embeddings for all layers.
     LayerEmbeds(Box<LayerEmbeds>),
     /// A norm of rows, as activations.
     Norm(NormRows),
+    /// An operation on each of `width` elements of rows.
+    MapRows { from: Span, to: Span, width: usize, map: RowMap },
+    /// Activations in floats, as rows of `width` elements.
+    Unpack { acts: Acts, to: Span, width: usize },
     /// Addition of a branch to rows of the residual stream or of another branch.
     AddBranch(AddBranch),
     /// A matmul of activations.
@@ -145,6 +153,10 @@ pub struct NormRows {
     pub norm: Option<Norm>,
     /// The rows.
     pub rows: Span,
+    /// Elements of a row.
+    pub width: usize,
+    /// Slot of normed rows, which are no activations then.
+    pub to: Option<Slot>,
     /// The activations. Those of the residual stream have a factor, which matmuls apply.
     pub acts: Acts,
     /// A branch that is first normed and added to the stream; the sum is scaled.
@@ -155,6 +167,25 @@ pub struct NormRows {
     pub is_of_outputs: bool,
     /// True if the normed rows replace those of the residual stream.
     pub replaces: bool,
+}
+
+/// An operation on elements of rows.
+#[derive(Clone, Copy, Debug)]
+pub enum RowMap {
+    /// The elements themselves.
+    Copy,
+    /// Adds them.
+    Add,
+    /// The mean of consecutive rows, scaled.
+    Mean { rows: usize, scale: f32 },
+    /// `x * scale + bias`
+    Affine { scale: VectorId, bias: VectorId },
+    /// An activation function.
+    Activation(Activation),
+    /// An activation function of gates, times the elements.
+    Gated(Activation, Span),
+    /// The nearest number between two.
+    Clamp { min: f32, max: f32 },
 }
 
 /// `to = (to + scale * post_norm(from)) * out_scale`
@@ -443,7 +474,7 @@ pub enum Link {
 impl Node {
     /// Creates a node with barriers.
     pub fn new(kernel: Kernel) -> Self {
-        Self { kernel, emits: Formats::default(), sync: Sync::Barriers }
+        Self { kernel, emits: Formats::default(), sync: Sync::Barriers, merged: 1 }
     }
 
     /// Returns the activations that it reads, and the matrix that it multiplies.
@@ -451,7 +482,7 @@ impl Node {
         match &self.kernel {
             Kernel::Matmul(op) | Kernel::Shrink(op) => Some((op.acts, op.linears.first())),
             Kernel::ExpertMatmul(op) => Some((op.acts, op.linears.first())),
-            Kernel::GatherHalves { acts, .. } => Some((*acts, None)),
+            Kernel::GatherHalves { acts, .. } | Kernel::Unpack { acts, .. } => Some((*acts, None)),
             _ => None,
         }
     }
@@ -459,7 +490,7 @@ impl Node {
     /// Returns the activations that it writes.
     pub fn writes_acts(&self) -> Option<Acts> {
         match &self.kernel {
-            Kernel::Norm(op) => Some(op.acts),
+            Kernel::Norm(op) => op.to.is_none().then_some(op.acts),
             Kernel::Matmul(Matmul { epilogue, .. }) | Kernel::ExpertMatmul(ExpertMatmul { epilogue, .. }) => {
                 match epilogue {
                     Epilogue::AddNorm(_) => Some(Acts::Normed),

@@ -17,6 +17,10 @@ pub enum Slot {
     Given,
     /// The residual stream, `[rows, hidden]`.
     Stream,
+    /// Rows between two operations at an end of a tower.
+    Rows(usize),
+    /// Rows that are made of several ones, `[rows, taps, width]`.
+    Merged,
     /// A branch that is normed before it is added.
     Branch,
     /// The branch that waits until another one has read the residual stream.
@@ -113,6 +117,8 @@ pub enum Slot {
     State(usize, StatePart),
     /// A vector of the weights.
     Vector(VectorId),
+    /// Two numbers between which others are, as bits.
+    Bounds([u32; 2]),
     /// Joined biases, by their index in the emitted program.
     Bias(usize),
     /// A plane of a part of a matrix, by their indices in the emitted program.

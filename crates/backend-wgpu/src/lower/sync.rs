@@ -47,7 +47,8 @@ fn hand_words(facts: &Facts<'_>, list: &mut List, links: &[Option<(usize, Link)>
 
 /// Returns the place of each node of the body in its layer, if all layers have the launches of handoff.
 fn words(facts: &Facts<'_>, list: &List) -> Option<Vec<Option<(usize, Link)>>> {
-    let is_normed = list.head.first().is_some_and(|node| match &node.kernel {
+    // A program that ends with rows has no head.
+    let is_normed = list.head.first().is_none_or(|node| match &node.kernel {
         Kernel::Norm(op) => op.norm.as_ref().is_some_and(is_plain),
         _ => false,
     });
@@ -56,7 +57,7 @@ fn words(facts: &Facts<'_>, list: &List) -> Option<Vec<Option<(usize, Link)>>> {
     }
     let mut links = Vec::new();
     let mut nodes = list.body.iter().peekable();
-    while nodes.next_if(|node| matches!(node.kernel, Kernel::Embed { .. })).is_some() {
+    while nodes.next_if(|node| matches!(node.kernel, Kernel::Embed { .. } | Kernel::SetGiven)).is_some() {
         links.push(None);
     }
     nodes.next_if(|node| matches!(node.kernel, Kernel::Norm(_)))?;
@@ -115,7 +116,8 @@ fn words(facts: &Facts<'_>, list: &List) -> Option<Vec<Option<(usize, Link)>>> {
         link(Link::Down(nodes.peek().is_none()));
         // Words of all layers have the same places.
         let own = [facts.program.hidden, group.q_width(), facts.cols(&down.linears[0])];
-        let fits = own.iter().all(|width| width.is_multiple_of(4 * BLOCK));
+        let fits = own.iter().all(|width| width.is_multiple_of(4 * BLOCK))
+            && group.q_width() == facts.kv.groups[0].q_width();
         if !fits || *widths.get_or_insert(own) != own {
             return None;
         }

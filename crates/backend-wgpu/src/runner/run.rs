@@ -6,6 +6,7 @@ use paguro_backend::{OutputKind, OutputValue, Sampled, Step, StepError, sampling
 
 use super::{GpuRunner, flight_index};
 use crate::{
+    emit::Head,
     flight::{Encoding, Flight, Slice},
     pace::Pass,
     planned::{PATIENCE, Planned, encode_all, launches},
@@ -83,19 +84,23 @@ impl GpuRunner {
         // A step that carries tokens is encoded while the one before runs.
         let mut next = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
         let step_rows = step.tokens.len();
-        *timed = match (first, timed.is_none(), self.submitted - self.collected) {
+        *timed = match (first, timed.is_none() && self.pauses.is_none(), self.submitted - self.collected) {
             (0, true, 1) => Some((Instant::now(), step_rows, launches.len())),
             _ => None,
         };
         *is_apart = device.in_doubt.load(Ordering::Relaxed);
-        let mut commands = encoding.launch(&launches, || {
-            // Submissions run in order, independent of wgpu's knowledge of their buffers.
-            let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
-            next = next.saturating_mul(2);
-            size
-        })?;
+        let mut commands = match &self.pauses {
+            Some(pauses) => encoding.launch_paced(&launches, pauses)?,
+            None => encoding.launch(&launches, || {
+                // Submissions run in order, independent of wgpu's knowledge of their buffers.
+                let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
+                next = next.saturating_mul(2);
+                size
+            })?,
+        };
         let vocab = self.program.vocab;
-        let mut sampler = Sampler::new(vocab, (model.io.edits.size() / 16) as usize);
+        let edits_room = model.head.as_ref().map_or(0, |head| head.io.edits.size() / 16);
+        let mut sampler = Sampler::new(vocab, edits_room as usize);
         let mut for_host = Vec::new();
         for row in 0..count {
             let outputs = plan.outputs.outputs_of(first + row);
@@ -122,16 +127,32 @@ impl GpuRunner {
         }
         slices.push(Slice { first, count, samples, edits, masks: words });
         encoding.sample(&mut commands, plan, &slices[slices.len() - 1]);
-        let (logits, normed) = (vocab * 4, self.program.hidden * 4);
-        let logits_end = if first < plan.outputs.logit_rows { count * logits } else { 0 };
-        let bytes = logits_end + count * normed;
+        let (logits, hidden) = (vocab * 4, self.program.hidden * 4);
+        let (residual, merged) =
+            (self.program.residual_width() * 4, self.program.merged().map_or(1, |merged| merged.rows));
+        let is_residual = |index: usize| matches!(step.outputs[index].kind, OutputKind::Residual);
+        let rows = for_host.iter().filter(|&&(index, _)| is_residual(index)).map(|&(_, row)| row);
+        let mut residuals: Vec<usize> = rows.collect();
+        residuals.dedup();
+        let has_logits = first < plan.outputs.logit_rows;
+        let logits_end = if has_logits { count * logits } else { 0 };
+        let normed_end = logits_end + if plan.embeds { count * hidden } else { 0 };
+        let bytes = normed_end + if residuals.is_empty() { 0 } else { count * residual };
         if !for_host.is_empty() {
-            let io = &model.io;
-            if logits_end > 0 {
-                commands.copy_buffer_to_buffer(&io.logits, 0, &self.rows, 0, logits_end as u64);
+            let host = &self.rows;
+            if let Some(Head { io, .. }) = model.head.as_ref().filter(|_| has_logits) {
+                commands.copy_buffer_to_buffer(&io.logits, 0, host, 0, logits_end as u64);
             }
-            let (at, size) = (logits_end as u64, (count * normed) as u64);
-            commands.copy_buffer_to_buffer(&io.normed, 0, &self.rows, at, size);
+            if let Some(Head { io, .. }) = model.head.as_ref().filter(|_| plan.embeds) {
+                let (at, size) = (logits_end as u64, (count * hidden) as u64);
+                commands.copy_buffer_to_buffer(&io.normed, 0, host, at, size);
+            }
+            let source = |row: usize| plan.outputs.rows[first + row] / merged;
+            for run in residuals.chunk_by(|&row, &next| next == row + 1 && source(next) == source(row) + 1) {
+                let (from, at) = (source(run[0]) * residual, normed_end + run[0] * residual);
+                let bytes = (run.len() * residual) as u64;
+                commands.copy_buffer_to_buffer(&model.io.residual, from as u64, host, at as u64, bytes);
+            }
             if device.target.handoff {
                 encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
             }
@@ -153,7 +174,8 @@ impl GpuRunner {
             for &(index, place) in &for_host {
                 let kind = &step.outputs[index].kind;
                 answers[place_of(index)] = match kind {
-                    OutputKind::Embedding => Some(OutputValue::Embedding(row(logits_end, normed, place))),
+                    OutputKind::Embedding => Some(OutputValue::Embedding(row(logits_end, hidden, place))),
+                    OutputKind::Residual => Some(OutputValue::Residual(row(normed_end, residual, place))),
                     OutputKind::Logits => Some(OutputValue::Logits(row(0, logits, place))),
                     kind => sampling::answer(&row(0, logits, place), kind, scratch),
                 };

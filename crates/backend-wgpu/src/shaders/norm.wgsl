@@ -1,7 +1,9 @@
 // Normalizes the residual stream, [rows, WIDTH], and writes activations of the next matmul. One workgroup has one row.
 // - With POST, a matmul's result is normalized and added to the stream first, and the sum is multiplied by OUT_SCALE.
 // - With SUMS, the sum of a row's experts is added to the stream first.
-// - With GATHER, the rows are those of outputs, and the normalized rows are also stored.
+// - With GATHER, the rows are those of outputs.
+// - With STORES, the normalized rows are also stored.
+// - With STRIDED, rows are IN_STRIDE elements apart, from IN_FIRST on.
 // - With REPLACES, the normalized rows replace those of the stream.
 // - For a plain RMS norm, the following matmuls apply the factor. With FULL (LayerNorm, biases, a stream without norm),
 //   activations are complete and the factor is one.
@@ -30,6 +32,8 @@
 //% end
 //% if GATHER
 @group(0) @binding(4) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
+//% end
+//% if STORES
 @group(0) @binding(5) var<storage, read_write> normed: array<f32>; // [rows, WIDTH]
 //% end
 
@@ -63,7 +67,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% else
   let row = wid.x;
 //% end
+//% if STRIDED
+  let base = row * IN_STRIDE + IN_FIRST;
+//% else
   let base = row * WIDTH;
+//% end
   // A thread has one element of each of ROUNDS times SLICES slices of 256. All are loaded before the first is used,
   // because with a single workgroup no other work hides the latency of memory.
 //% for c in 0..ROUNDS
@@ -165,7 +173,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% else
   let n_${c}_${s} = x_${c}_${s};
 //% end
-//% if GATHER
+//% if STORES
   if (i_${c}_${s} < WIDTH) { normed[wid.x * WIDTH + i_${c}_${s}] = n_${c}_${s} * scale; }
 //% end
 //% if REPLACES

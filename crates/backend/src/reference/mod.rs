@@ -91,7 +91,7 @@ impl Backend for Reference {
         )?))
     }
 
-    fn runs_towers(&self) -> bool {
+    fn runs_tower(&self, _: &Program) -> bool {
         true
     }
 

@@ -212,7 +212,7 @@ impl Backend for FakeBackend {
         Ok(Box::new(FakeRunner::new(program, limits, self.control.clone())))
     }
 
-    fn runs_towers(&self) -> bool {
+    fn runs_tower(&self, _: &Program) -> bool {
         false
     }
 

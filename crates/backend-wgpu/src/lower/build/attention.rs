@@ -21,9 +21,13 @@ impl Builder<'_> {
     pub(super) fn attention(&mut self, op: &Attention) {
         let group = *self.facts.group(op.kv);
         let (q_width, kv_width) = (group.q_width(), group.kv_heads * group.head_dim);
-        self.norm(op.norm);
+        let is_bounded = self.facts.program.has_bounds();
+        if !is_bounded {
+            self.norm(op.norm);
+        }
         let q = (&op.q, q_width);
         let spans = match (&op.k, &op.v) {
+            (Some(k), Some(v)) if is_bounded => self.bounded(op.norm, [q, (k, kv_width), (v, kv_width)]),
             (Some(k), Some(v)) => self.matmuls([q, (k, kv_width), (v, kv_width)], None),
             (Some(k), None) => {
                 let [q, k] = self.matmuls([q, (k, kv_width)], None);

@@ -1,7 +1,7 @@
 //! Each rule by itself, and the launches of whole layers, without a GPU.
 
-use paguro_backend::{AttentionMode, KvDtype, Limits, NormKind, QkNormKind, WeightFormat};
-use paguro_backend_conformance::{ExpertsShape, ModelShape};
+use paguro_backend::{AttentionMode, Exit, KvDtype, Limits, NormKind, QkNormKind, WeightFormat};
+use paguro_backend_conformance::{ExpertsShape, ModelShape, RandomModel};
 
 use super::*;
 use crate::{
@@ -73,7 +73,11 @@ fn with_nodes(target: Target, shape: &ModelShape, class: RowClass, look: impl Fn
 
 /// Calls `look` with the lists of all classes of a model.
 fn with_lists(target: Target, shape: &ModelShape, look: impl FnOnce(&[List])) {
-    let model = shape.build(1);
+    with_model(target, &shape.build(1), look);
+}
+
+/// Calls `look` with the lists of all classes of a model.
+fn with_model(target: Target, model: &RandomModel, look: impl FnOnce(&[List])) {
     let kv = KvLayout::of(&model.program, &target.name).unwrap();
     let facts = Facts::new(target, &model.program, &kv, Some(&model.weights), &LIMITS).unwrap();
     look(&lower(&facts).unwrap().0);
@@ -321,6 +325,44 @@ fn handoff_has_one_barrier_for_each_layer() {
             assert!(lists[0].body.iter().all(|node| !matches!(node.sync, Sync::Words(..))));
         });
     }
+}
+
+/// Parts of a model that begin or end with rows have the launches of the whole one.
+#[test]
+fn programs_of_rows_have_the_launches_of_their_layers() {
+    let part = |shape: &ModelShape, is_first: bool| {
+        let mut model = shape.build(1);
+        match is_first {
+            true => {
+                model.program.layers.truncate(2);
+                model.program.exit = Exit::Rows;
+            }
+            false => {
+                model.program.layers.drain(..2);
+                (model.program.input, model.program.given_parts) = (paguro_backend::Input::Rows, 1);
+            }
+        }
+        model
+    };
+    let with = Target { handoff: true, ..target() };
+    with_model(with.clone(), &part(&dense(), true), |lists| {
+        let body = &lists[0].body;
+        assert_eq!((body.len(), lists[0].head.len()), (1 + 1 + 2 * 6, 0));
+        assert_eq!(body[body.len() - 1].sync, Sync::Words(1, Link::Down(true)));
+        assert!(matches!(matmul(&body[body.len() - 1]).unwrap().epilogue, Epilogue::Add(1.0)));
+    });
+    with_model(with, &part(&dense(), false), |lists| {
+        let body = &lists[0].body;
+        assert!(matches!(body[0].kernel, Kernel::SetGiven) && body.len() == 1 + 1 + 6);
+        assert_eq!(lists[0].direct.as_ref().map(|node| node.sync), Some(Sync::Words(1, Link::Head)));
+    });
+    // A branch with a norm is added by a norm, as in the whole model.
+    let normed = ModelShape { post_norms: true, ..dense() };
+    with_model(target(), &part(&normed, true), |lists| {
+        let is_sum =
+            |node: &Node| matches!(&node.kernel, Kernel::Norm(op) if op.adds.is_some() && op.norm.is_none());
+        assert!(lists.iter().all(|list| is_sum(&list.body[list.body.len() - 1])));
+    });
 }
 
 #[test]
