@@ -316,9 +316,9 @@ fn half_pages(name: &str) -> f32 {
     if AMPLIFIED.contains(&name) { HALF_PAGES_AMPLIFIED } else { HALF_PAGES }
 }
 
-/// True for programs that GPUs refuse by name: some encoders, and heads for multi-token prediction.
+/// True for models that GPUs refuse by name: encoders.
 fn gpus_may_refuse(program: &Program) -> bool {
-    program.bidirectional || program.joined().is_some()
+    program.bidirectional
 }
 
 /// Root of the mean square error, as a part of the spread of `expected`.

@@ -14,7 +14,7 @@ mod rows;
 mod vectors;
 
 pub use self::{
-    bind::{buffer_bytes, emit, host_row_words},
+    bind::{Bound, buffer_bytes, emit, host_row_words},
     launch::{Grid, Head, Kernel, Launch, LayerPool, LayerState, Model, StateBuffer},
 };
 

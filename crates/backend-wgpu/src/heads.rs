@@ -103,7 +103,6 @@ struct Refusal<'a> {
 
 impl Refusal<'_> {
     fn program(&self, program: &Program) -> Result<(), LoadError> {
-        self.require(program.joined().is_none(), "heads for multi-token prediction")?;
         let has_own = |op: &Attention| op.k.is_some() && op.v.is_some() && op.gate.is_none();
         let is_tower = !program.has_bounds() || program.attentions().all(has_own);
         self.require(is_tower, "bounds in layers without K and V of their own")?;

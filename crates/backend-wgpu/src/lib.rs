@@ -67,6 +67,7 @@ use paguro_backend::{
 
 use self::{
     device::Device,
+    emit::Bound,
     heads::KvLayout,
     layout::{BLOCK, Layout},
     lower::Facts,
@@ -270,11 +271,11 @@ impl Gpu {
         let target = self.device.now();
         let kv = KvLayout::of(program, &target.name)?;
         let mut facts = Facts::new(target, program, &kv, Some(weights), limits)?;
-        let model = emit::emit(&self.device, &facts, weights, None)?;
+        let model = emit::emit(&self.device, &facts, weights, Bound::default())?;
         let sites = lower::sites(&facts, &Adaptable::of(program, weights))?;
         let adapted = lower::Adapted { sites, ..lower::Adapted::default() };
         facts.adapted = Some(&adapted);
-        emit::emit(&self.device, &facts, weights, Some(model.bound)).map(|_| ())
+        emit::emit(&self.device, &facts, weights, model.bound).map(|_| ())
     }
 
     /// Name and source of every kernel that was compiled for the models loaded so far.
@@ -331,7 +332,7 @@ impl Backend for Gpu {
         weights: Weights,
         limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        let runner = GpuRunner::load(self.device.clone(), program, weights, limits, self.options.clone())?;
+        let runner = GpuRunner::load(self.device.clone(), program, weights, limits, Bound::default(), &self.options)?;
         Ok(Box::new(runner))
     }
 
@@ -347,7 +348,7 @@ impl Backend for Gpu {
         limits: Limits,
     ) -> Result<PacedRunner, LoadError> {
         let pace = Arc::new(Pace::default());
-        let runner = GpuRunner::load(self.device.clone(), program, weights, limits, self.options.clone())?;
+        let runner = GpuRunner::load(self.device.clone(), program, weights, limits, Bound::default(), &self.options)?;
         Ok(PacedRunner { runner: Box::new(runner.paced(pace.clone())), pace })
     }
 }

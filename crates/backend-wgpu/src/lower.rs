@@ -15,6 +15,7 @@
 //! | operation | kernel | one row | few rows | many rows |
 //! |-|-|-|-|-|
 //! | embedding | `embed.wgsl` | 1 | 1 | 1 |
+//! | embeddings joined with given rows | `embed.wgsl`, `add_given.wgsl`, `norm.wgsl` and `map_rows.wgsl` for both, `norm.wgsl`, a matmul | 8 | 8 | 8 |
 //! | given rows without embeddings | `add_given.wgsl` | 1 | 1 | 1 |
 //! | later parts of given rows | `add_given.wgsl` | 0 | 0 or 1 | 0 or 1 |
 //! | operations of towers on rows | `norm.wgsl`, a matmul, `map_rows.wgsl` | 1 each | the same | the same |

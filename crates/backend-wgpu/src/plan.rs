@@ -191,7 +191,8 @@ impl Tables {
         Self {
             states: !program.state.is_empty(),
             given: program.given_parts > 0,
-            given_alone: !matches!(program.input, Input::Tokens(_)) && program.given_parts == 1,
+            given_alone: program.given_parts == 1
+                && (program.joined().is_some() || !matches!(program.input, Input::Tokens(_))),
             bidirectional: program.bidirectional,
             axes: program.ropes.iter().flat_map(|rope| &rope.axes).map(|&axis| axis.into()).collect(),
         }

@@ -21,7 +21,7 @@ use crate::{
     GpuOptions,
     canary::Canaries,
     device::Device,
-    emit::{LayerPool, LayerState, Model, StateBuffer, emit, host_row_words},
+    emit::{Bound, LayerPool, LayerState, Model, StateBuffer, emit, host_row_words},
     flight::Flight,
     heads::KvLayout,
     kernel_statistics::KernelStatistics,
@@ -58,6 +58,7 @@ pub struct GpuRunner {
     pace: Pace,
     /// Pauses steps, of a tower.
     pauses: Option<Arc<paguro_backend::Pace>>,
+    options: GpuOptions,
     /// Readback of rows of logits or embeddings.
     rows: wgpu::Buffer,
     /// A page of one layer on its way: buffers are not copied onto themselves.
@@ -96,7 +97,7 @@ pub struct GpuRunner {
 }
 
 impl GpuRunner {
-    /// Uploads the weights and allocates all buffers for `limits`.
+    /// Uploads the weights that are not bound yet, and allocates all buffers for `limits`.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -105,14 +106,15 @@ impl GpuRunner {
         program: &Program,
         weights: Weights,
         limits: Limits,
-        options: GpuOptions,
+        bound: Bound,
+        options: &GpuOptions,
     ) -> Result<Self, LoadError> {
         program.check(&weights)?;
         device.check().map_err(|error| LoadError::Device(error.to_string()))?;
         let target = device.now();
         let kv = KvLayout::of(program, &target.name)?;
         let facts = Facts::new(target, program, &kv, Some(&weights), &limits)?;
-        let model = emit(&device, &facts, &weights, None)?;
+        let model = emit(&device, &facts, &weights, bound)?;
         let page_words = page_words(&kv, limits.block_size, limits.kv_dtype);
         let page_kernels = pages::have_kinds(program, &kv, limits.kv_dtype)
             .then(|| PageKernels::new(&device, &model, program.state.bytes(), page_words, &limits));
@@ -131,6 +133,7 @@ impl GpuRunner {
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
             pauses: None,
+            options: options.clone(),
             canaries: Canaries::new(
                 &device,
                 1 + limits.max_outputs.max(1),
@@ -265,12 +268,14 @@ impl Runner for GpuRunner {
 
     fn load_head(
         &mut self,
-        _: &Program,
-        _: Weights,
-        _: &[(MatrixId, MatrixId)],
-        _: Limits,
+        program: &Program,
+        weights: Weights,
+        shared: &[(MatrixId, MatrixId)],
+        limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        Err(LoadError::no_heads("the GPU"))
+        let bound = self.model.bound.shared(shared);
+        let head = Self::load(self.device.clone(), program, weights, limits, bound, &self.options)?;
+        Ok(Box::new(head))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

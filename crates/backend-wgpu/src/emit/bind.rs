@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use paguro_backend::{Experts, Limits, Linear, LoadError, Mixer, Program, Rope, Weights};
+use paguro_backend::{Experts, Limits, Linear, LoadError, MatrixId, Mixer, Program, Rope, Weights};
 
 use super::{
     code::{Biases, Code, Coded, Coder, Joined, Part, Slots},
@@ -18,7 +18,7 @@ use crate::{
     hidden::second_name,
     layout::{BLOCK, Layout},
     lower::{Facts, LOGIT_ROWS, List, Node, RowClass, Sizes, Slot, lower},
-    matrix::DeviceMatrix,
+    matrix::{DeviceMatrix, Order},
     pages::{self, page_bytes, page_words},
     runner::page_kernel_words,
     sampler,
@@ -93,6 +93,19 @@ struct Binder<'a> {
     timed_with: Option<usize>,
 }
 
+impl Bound {
+    /// Returns the matrices that a program has in common with the one of these buffers. `shared` lists their numbers in both.
+    pub fn shared(&self, shared: &[(MatrixId, MatrixId)]) -> Self {
+        let whole = |id: MatrixId| Joined { matrices: vec![id], order: Order::Joined, slots: None };
+        let of = |&(own, id): &(MatrixId, MatrixId)| {
+            let index = self.joined.iter().position(|joined| *joined == whole(id))?;
+            Some((whole(own), self.matrices[index].clone()))
+        };
+        let (joined, matrices) = shared.iter().filter_map(of).unzip();
+        Self { joined, matrices, ..Self::default() }
+    }
+}
+
 /// Emits a program: uploads its weights and allocates its buffers, except those that are bound already, and lists its launches.
 ///
 /// # Errors
@@ -101,7 +114,7 @@ pub fn emit(
     device: &Device,
     facts: &Facts<'_>,
     weights: &Weights,
-    bound: Option<Bound>,
+    bound: Bound,
 ) -> Result<Model, LoadError> {
     let (lists, sizes) = lower(facts)?;
     let mut coder = Coder::new(facts, &sizes);
@@ -151,18 +164,16 @@ impl<'a> Binder<'a> {
         facts: &'a Facts<'a>,
         weights: &'a Weights,
         sizes: &Sizes,
-        bound: Option<Bound>,
+        mut bound: Bound,
     ) -> Result<Self, LoadError> {
         let Facts { program, kv, limits, .. } = facts;
         let Limits { block_size, kv_dtype, .. } = **limits;
         let page_words = page_words(kv, block_size, kv_dtype);
         let half = |what: &str| device.buffer(limits.pages * page_words, what);
-        let is_new = bound.is_none();
-        let mut bound = bound.unwrap_or_default();
-        for _ in (0..pages::buffers(kv, block_size, kv_dtype)).filter(|_| is_new) {
+        for _ in bound.pages.len()..pages::buffers(kv, block_size, kv_dtype) {
             bound.pages.push([half("pages of K")?, half("pages of V")?]);
         }
-        for shape in program.state.layers.iter().filter(|_| is_new) {
+        for shape in program.state.layers.iter().skip(bound.states.len()) {
             bound.states.push(LayerState::new(device, shape, limits.states)?);
         }
         for (&slot, &words) in &sizes.words {

@@ -129,8 +129,9 @@ impl<'a> Builder<'a> {
     }
 
     fn embed(&mut self, embed: &Embed) {
-        let Embed { table, scale, positions, types, norm, layers, joined: _ } = embed;
-        let parts = self.given_parts();
+        let Embed { table, scale, positions, types, norm, layers, joined } = embed;
+        // Joined rows have their embeddings beside the given rows.
+        let parts = if joined.is_some() { 0 } else { self.given_parts() };
         if parts > 0 {
             self.need(Slot::Given, parts * self.facts.program.hidden);
         }
@@ -139,6 +140,9 @@ impl<'a> Builder<'a> {
         if let Some(positions) = positions {
             let (table, scale) = (positions.table, 1.0);
             self.push(Kernel::Embed { table, scale, is_of_positions: true, types: None, parts });
+        }
+        if let Some(joined) = joined {
+            self.joined(joined);
         }
         self.replace(*norm);
         let Some(embeds) = layers else { return };

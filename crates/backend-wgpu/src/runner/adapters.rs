@@ -130,7 +130,7 @@ impl GpuRunner {
         let target = self.device.now();
         let mut facts = Facts::new(target, &self.program, &self.kv, Some(&self.weights), &self.limits)?;
         facts.adapted = Some(&*adapted);
-        let model = emit(&self.device, &facts, &self.weights, Some(bound))?;
+        let model = emit(&self.device, &facts, &self.weights, bound)?;
         self.device.compile_all()?;
         self.kernel_statistics.extend(&self.device, &model.counters)?;
         Ok(model)

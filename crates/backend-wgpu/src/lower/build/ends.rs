@@ -1,7 +1,7 @@
-//! Towers: operations on patches before the first layer, and on rows of the stream that become fewer; and matmuls with bounds. Rows
-//! that become one are consecutive, so joining them moves nothing.
+//! Heads for multi-token prediction: embeddings joined with given rows. Towers: operations on patches before the first layer, and on
+//! rows of the stream that become fewer; and matmuls with bounds. Rows that become one are consecutive, so joining them moves nothing.
 
-use paguro_backend::{Bounds, Dense, Linear, Merged, Norm, Patches, RowOp};
+use paguro_backend::{Bounds, Dense, Joined, Linear, Merged, Norm, Patches, RowOp};
 
 use super::Builder;
 use crate::lower::{
@@ -28,6 +28,27 @@ impl Builder<'_> {
         let span = Span { slot: Slot::Given, stride, first: 0 };
         let to = Span { slot: Slot::Stream, stride: hidden, first: 0 };
         self.row_ops(&op.ops, Rows { span, width: op.width, merged: 1 }, to, op.width);
+    }
+
+    /// Makes rows of the stream of embeddings and given rows.
+    pub fn joined(&mut self, op: &Joined) {
+        let hidden = self.facts.program.hidden;
+        let (normed, both) = (Slot::Rows(0), Slot::Rows(1));
+        self.need(Slot::Given, hidden);
+        self.need(normed, hidden);
+        self.need(both, 2 * hidden);
+        let rows = Span { slot: Slot::Stream, stride: hidden, first: 0 };
+        for (norm, first) in [(op.token_norm, 0), (op.given_norm, hidden)] {
+            if first > 0 {
+                self.push(Kernel::SetGiven);
+            }
+            let norm = NormRows { to: Some(normed), ..NormRows::new(Some(norm), rows, Acts::Plain) };
+            self.push(Kernel::Norm(norm));
+            let (from, to) = (Span { slot: normed, ..rows }, Span { slot: both, stride: 2 * hidden, first });
+            self.push(Kernel::MapRows { from, to, width: hidden, map: RowMap::Copy });
+        }
+        self.activations(both, 2 * hidden, None);
+        self.matmul(&op.linear, hidden, Acts::Plain, Slot::Stream);
     }
 
     /// Makes the parts of outputs of the stream after this number of layers.
