@@ -281,8 +281,8 @@ fn run_program(
             }
         }
         let state = program.state.in_place(StateId(0));
-        let values = given.get(start * program.hidden..end * program.hidden).unwrap_or_default();
-        let joined = [GivenRows { rows: 0..rows, values }];
+        let rows_given = given.get(start * program.hidden..end * program.hidden).unwrap_or_default();
+        let joined = [GivenRows { rows: 0..rows, values: rows_given }];
         let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
         let outputs: Vec<_> = positions
             .iter()
