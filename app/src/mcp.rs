@@ -5,7 +5,8 @@ use std::{
     ffi::OsString,
 };
 
-use paguro_server::{McpServer, McpTransport, Scope, Trust};
+use paguro_mcp::{McpServer, McpTransport, Trust};
+use paguro_server::{McpSetting, Scope};
 use serde::Deserialize;
 
 use crate::{
@@ -88,7 +89,7 @@ pub fn inherited(environment: impl Iterator<Item = (OsString, OsString)>) -> Vec
 ///
 /// # Errors
 /// A table has invalid settings, or the name of an earlier table. The message names it and the reason.
-pub fn servers(options: &[McpOptions], environment: &[(OsString, OsString)]) -> Outcome<Vec<McpServer>> {
+pub fn servers(options: &[McpOptions], environment: &[(OsString, OsString)]) -> Outcome<Vec<McpSetting>> {
     let mut names = BTreeSet::new();
     let server = |options: &McpOptions| {
         let server = options.server(environment).and_then(|server| server.check().map(|()| server));
@@ -97,7 +98,7 @@ pub fn servers(options: &[McpOptions], environment: &[(OsString, OsString)]) -> 
         if !names.insert(server.name.clone()) {
             return Err(Failure::usage(format!("two tool servers have the name {:?}", server.name)));
         }
-        Ok(server)
+        Ok(McpSetting { server, scope: options.scope.unwrap_or(Scope::Admin) })
     };
     options.iter().map(server).collect()
 }
@@ -139,7 +140,6 @@ impl McpOptions {
         Ok(McpServer {
             name: self.name.clone(),
             transport,
-            scope: self.scope.unwrap_or(Scope::Admin),
             trust,
             timeout: self.timeout.map_or(McpServer::TIMEOUT, |time| time.0),
         })
@@ -150,7 +150,7 @@ impl McpOptions {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Vec<McpServer>, String> {
+    fn read(text: &str) -> Result<Vec<McpSetting>, String> {
         #[derive(Deserialize)]
         struct File {
             mcp: Vec<McpOptions>,
@@ -181,14 +181,15 @@ mod tests {
             "#,
         )
         .unwrap();
-        let McpTransport::Program { program, arguments, environment } = &servers[0].transport else {
+        let [files, search] = &servers[..] else { panic!("{servers:?}") };
+        let McpTransport::Program { program, arguments, environment } = &files.server.transport else {
             panic!()
         };
         assert_eq!((program.as_str(), arguments.join(" ").as_str()), ("npx", "-y server-filesystem /notes"));
         assert_eq!(environment, &[("PATH".into(), "/bin".into()), ("LEVEL".into(), "2".into())]);
-        assert_eq!((servers[0].scope, servers[1].scope), (Scope::Admin, Scope::Inference));
-        assert!(servers[0].trust.covers("read_file") && !servers[0].trust.covers("write_file"));
-        assert!(servers[1].trust.covers("anything") && servers[1].timeout.as_secs() == 5);
+        assert_eq!((files.scope, search.scope), (Scope::Admin, Scope::Inference));
+        assert!(files.server.trust.covers("read_file") && !files.server.trust.covers("write_file"));
+        assert!(search.server.trust.covers("anything") && search.server.timeout.as_secs() == 5);
         assert!(!format!("{servers:?}").contains("secret"));
     }
 

@@ -14,7 +14,9 @@ use crate::{
     table::Outcome,
 };
 
-const PACKAGE: &str = "paguro-backend-cpu";
+/// The kernels, and the backend that runs them.
+const KERNELS: &str = "paguro-cpu-kernels";
+const BACKEND: &str = "paguro-backend-cpu";
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
@@ -23,7 +25,7 @@ struct Processor {
     name: &'static str,
     /// The instruction set that detection must choose on it.
     isa: &'static str,
-    /// Prefixes of the backend's own tests.
+    /// Prefixes of the kernels' own tests.
     kernels: &'static [&'static str],
     /// Prefixes of the conformance suite's tests.
     conformance: &'static [&'static str],
@@ -54,14 +56,14 @@ const RANDOM_INPUTS: &str = "12";
 /// Returns prefixes of names that no test has.
 pub fn missing(listing: &Listing) -> Vec<String> {
     let lacks = |id: &str, prefix: &str| !listing.tests(id).any(|test| test.starts_with(prefix));
-    let suite = format!("{PACKAGE}::conformance");
+    let suite = format!("{BACKEND}::conformance");
     let of = |id: &str, prefixes: &[&str]| {
         let missing = prefixes.iter().filter(|prefix| lacks(id, prefix));
         missing.map(|prefix| format!("{id}: `{prefix}`")).collect::<Vec<_>>()
     };
     PROCESSORS
         .iter()
-        .flat_map(|processor| [of(PACKAGE, processor.kernels), of(&suite, processor.conformance)].concat())
+        .flat_map(|processor| [of(KERNELS, processor.kernels), of(&suite, processor.conformance)].concat())
         .collect()
 }
 
@@ -78,7 +80,9 @@ pub fn run(root: &Path, sample: &Sample) -> Result<Outcome> {
     if !(there() || install(&EMULATOR) && there()) {
         return Ok(Outcome::Skipped(format!("no tools for it: apt-get install {}", EMULATOR.join(" "))));
     }
-    if let failed @ Outcome::Failed(_) = succeed(backend(root, "clippy").args(["--", "-D", "warnings"]))? {
+    if let failed @ Outcome::Failed(_) =
+        succeed(cpu(root, "clippy", &[KERNELS, BACKEND]).args(["--", "-D", "warnings"]))?
+    {
         return Ok(failed);
     }
     if *sample != Sample::All {
@@ -86,9 +90,10 @@ pub fn run(root: &Path, sample: &Sample) -> Result<Outcome> {
     }
     for Processor { name, isa, kernels, conformance } in &PROCESSORS {
         println!("--- aarch64: {isa}, on QEMU's {name}");
-        let targets = [(&["--lib"][..], kernels), (&["--test", "conformance"], conformance)];
-        for (target, cases) in &targets {
-            let mut test = backend(root, "test");
+        let targets =
+            [(KERNELS, &["--lib"][..], kernels), (BACKEND, &["--test", "conformance"], conformance)];
+        for (package, target, cases) in &targets {
+            let mut test = cpu(root, "test", &[package]);
             test.args(*target).arg("--").args(**cases);
             test.env("QEMU_CPU", name).env("PAGURO_EXPECT_ISA", isa).env("PROPTEST_CASES", RANDOM_INPUTS);
             if let Outcome::Failed(how) = succeed(&mut test)? {
@@ -99,10 +104,11 @@ pub fn run(root: &Path, sample: &Sample) -> Result<Outcome> {
     Ok(Outcome::Passed("emulated".to_owned()))
 }
 
-/// `cargo {subcommand}` on the CPU backend, for the target, with the emulator.
-fn backend(root: &Path, subcommand: &str) -> Command {
+/// `cargo {subcommand}` on packages of the CPU, for the target, with the emulator.
+fn cpu(root: &Path, subcommand: &str, packages: &[&str]) -> Command {
     let mut command = cargo(root);
-    command.args([subcommand, "--locked", "--package", PACKAGE, "--target", TARGET]);
+    command.args([subcommand, "--locked", "--target", TARGET]);
+    packages.iter().for_each(|package| drop(command.args(["--package", package])));
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64 -L /usr/aarch64-linux-gnu");
     command

@@ -3,8 +3,7 @@
 use std::str::FromStr;
 
 use clap::Args;
-use paguro_engine::Dry;
-use paguro_model::tokenizer::SEQUENCE_BREAKERS;
+use paguro_model::SamplingOverrides;
 
 use super::choices;
 
@@ -119,23 +118,28 @@ impl SamplingArgs {
         self.max_tokens.and_then(|limit| limit.0)
     }
 
-    /// Returns the DRY sampler without the tokens of its sequence breakers.
-    pub fn dry(&self) -> Dry {
-        let default = Dry::default();
-        Dry {
-            multiplier: self.dry_multiplier.unwrap_or(default.multiplier),
-            base: self.dry_base.unwrap_or(default.base),
-            allowed_length: self.dry_allowed_length.unwrap_or(default.allowed_length),
-            window: self.dry_penalty_last_n.map_or(default.window, |limit| limit.0),
-            breakers: default.breakers,
-        }
-    }
-
-    /// Returns the texts that end a repetition.
-    pub fn dry_breakers(&self) -> Vec<&str> {
-        match self.dry_sequence_breaker.as_slice() {
-            [] => SEQUENCE_BREAKERS.to_vec(),
-            texts => texts.iter().map(String::as_str).filter(|text| *text != "none").collect(),
+    /// Returns the sampling values of the flags.
+    pub fn overrides(&self) -> SamplingOverrides {
+        let breakers = || self.dry_sequence_breaker.iter().filter(|text| *text != "none").cloned().collect();
+        SamplingOverrides {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            top_n_sigma: self.top_n_sigma,
+            xtc_probability: self.xtc_probability,
+            xtc_threshold: self.xtc_threshold,
+            dry_multiplier: self.dry_multiplier,
+            dry_base: self.dry_base,
+            dry_allowed_length: self.dry_allowed_length,
+            dry_window: self.dry_penalty_last_n.map(|limit| limit.0),
+            dry_breakers: (!self.dry_sequence_breaker.is_empty()).then(breakers),
+            repetition_penalty: self.repeat_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            penalty_window: self.penalty_window.map(|limit| limit.0),
+            logit_bias: Some(self.logit_bias.clone()),
+            seed: self.seed(),
         }
     }
 

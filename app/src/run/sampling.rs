@@ -12,31 +12,16 @@ use crate::cli::SamplingArgs;
 ///
 /// A random seed has 32 bits, so that JSON numbers can represent it.
 pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams {
-    let default = model.sampling();
-    SamplingParams {
-        temperature: args.temperature.unwrap_or(default.temperature),
-        top_k: args.top_k.unwrap_or(default.top_k),
-        top_p: args.top_p.unwrap_or(default.top_p),
-        min_p: args.min_p.unwrap_or(default.min_p),
-        top_n_sigma: args.top_n_sigma.unwrap_or(default.top_n_sigma),
-        xtc_probability: args.xtc_probability.unwrap_or(default.xtc_probability),
-        xtc_threshold: args.xtc_threshold.unwrap_or(default.xtc_threshold),
-        dry: args.dry(),
-        repetition_penalty: args.repeat_penalty.unwrap_or(default.repetition_penalty),
-        frequency_penalty: args.frequency_penalty.unwrap_or(default.frequency_penalty),
-        presence_penalty: args.presence_penalty.unwrap_or(default.presence_penalty),
-        penalty_window: args.penalty_window.map_or(default.penalty_window, |limit| limit.0),
-        logit_bias: args.logit_bias.clone(),
-        seed: args.seed().unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)),
-    }
+    let mut params = model.sampling();
+    params.seed = RandomState::new().hash_one(0) & u64::from(u32::MAX);
+    args.overrides().apply(&mut params);
+    params
 }
 
 /// Creates a request with these values and the flags for its end.
 pub fn request(prompt: Vec<u32>, args: &SamplingArgs, model: &Model) -> Request {
     let mut sampling = decide(args, &model.defaults);
-    if sampling.dry.is_on() {
-        sampling.dry.breakers = model.tokenizer.sequence_breakers(&args.dry_breakers()).into();
-    }
+    args.overrides().find_breakers(&mut sampling, &model.tokenizer);
     Request {
         prompt,
         max_tokens: args.max_tokens(),
@@ -54,7 +39,7 @@ pub fn values(args: &SamplingArgs, model: &GenerationDefaults) -> Vec<(String, S
     let list = |items: Vec<String>| if items.is_empty() { "(none)".to_owned() } else { items.join(", ") };
     let bias = params.logit_bias.iter().map(|(id, value)| format!("{id}={value}")).collect();
     let stop = args.stop.iter().map(|text| format!("{text:?}")).collect();
-    let breakers = args.dry_breakers().iter().map(|text| format!("{text:?}")).collect();
+    let breakers = args.overrides().breaker_texts().iter().map(|text| format!("{text:?}")).collect();
     let values = [
         ("temperature", params.temperature.to_string()),
         ("top-k", params.top_k.to_string()),
@@ -83,6 +68,8 @@ pub fn values(args: &SamplingArgs, model: &GenerationDefaults) -> Vec<(String, S
 
 #[cfg(test)]
 mod tests {
+    use paguro_model::SamplingOverrides;
+
     use super::*;
     use crate::cli::Limit;
 
@@ -92,7 +79,9 @@ mod tests {
         let ours = decide(&nothing, &GenerationDefaults::default());
         assert_eq!((ours.temperature, ours.top_k, ours.top_p, ours.min_p), (0.8, 40, 0.95, 0.05));
 
-        let model = GenerationDefaults { temperature: Some(0.6), top_p: Some(0.9), ..Default::default() };
+        let recommended =
+            SamplingOverrides { temperature: Some(0.6), top_p: Some(0.9), ..SamplingOverrides::default() };
+        let model = GenerationDefaults { recommended, max_tokens: None };
         let recommended = decide(&nothing, &model);
         assert_eq!(
             (recommended.temperature, recommended.top_k, recommended.top_p, recommended.min_p),

@@ -85,9 +85,11 @@ pub fn settings(
         ("max-queue", number(options.max_queue, "1024"), |o| o.max_queue.is_some()),
         ("max-queue-tokens", number(options.max_queue_tokens, "no limit"), |o| o.max_queue_tokens.is_some()),
         ("threads", number(options.threads, "all"), |o| o.threads.is_some()),
-        ("mcp", list(&settings.mcp.iter().map(|server| server.name.clone()).collect::<Vec<_>>()), |o| {
-            !o.mcp.is_empty()
-        }),
+        (
+            "mcp",
+            list(&settings.mcp.iter().map(|setting| setting.server.name.clone()).collect::<Vec<_>>()),
+            |o| !o.mcp.is_empty(),
+        ),
         ("log", options.log.clone().unwrap_or_else(|| "info".to_owned()), |o| o.log.is_some()),
     ];
     let setting =

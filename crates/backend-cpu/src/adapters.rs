@@ -22,17 +22,13 @@ use std::{
 use paguro_backend::{
     Adaptable, AdapterId, AdapterUse, LoadError, LowRank, MatrixId, Program, Step, Weights,
 };
-
-use crate::{
-    buffers::MatmulInput,
-    counters::Kernel,
-    forward::Pass,
+use paguro_cpu_kernels::{
     matrix::{Activations, Destination, MatrixKernels, PackedMatrix, RowKind, Rows, Scratch},
     ops,
-    shared::Shared,
     simd::LANES,
-    thread_pool::Chunking,
 };
+
+use crate::shared::{MatmulInput, Shared};
 
 /// Matrices of one matmul phase, at most.
 const MATRICES: usize = 4;
@@ -107,7 +103,7 @@ impl AdaptedRows {
 }
 
 /// A pair and the rows that it changes.
-pub struct Change<'a> {
+struct Change<'a> {
     pair: &'a Pair,
     /// Index of the matmul's matrix.
     linear: usize,
@@ -157,8 +153,8 @@ impl Adapters {
         self.loaded.contains_key(&id)
     }
 
-    /// Returns the changes of a matmul, those that apply to the same rows one after the other.
-    fn changes(&self, step: &Step<'_>, adapted: &[AdaptedRows], ids: &[MatrixId]) -> Vec<Vec<Change<'_>>> {
+    /// Returns the changes of a matmul with these matrices, those that apply to the same rows one after the other.
+    pub fn changes(&self, step: &Step<'_>, adapted: &[AdaptedRows], ids: &[MatrixId]) -> Changes<'_> {
         let mut levels: Vec<Vec<Change<'_>>> = Vec::new();
         for rows in adapted {
             for (linear, id) in ids.iter().enumerate() {
@@ -177,18 +173,18 @@ impl Adapters {
                 }
             }
         }
-        levels
+        Changes { levels, low: &self.low }
     }
 }
 
 impl Change<'_> {
     /// Units of work of A: a group of ranks and a chunk of rows.
-    pub fn units(&self) -> usize {
+    fn units(&self) -> usize {
         self.pair.a.groups() * self.rows.chunks.len()
     }
 
     /// Multiplies rows with A and scales them, for some units.
-    pub fn down(
+    fn down(
         &self,
         kernels: &MatrixKernels,
         units: Range<usize>,
@@ -249,10 +245,15 @@ pub struct Changes<'a> {
     low: &'a Shared<f32>,
 }
 
-impl<'a> Changes<'a> {
-    /// Returns the units of work of the first level's A, which run beside the matmul.
-    pub fn units(&self) -> usize {
-        self.levels.first().map_or(0, |level| level.iter().map(Change::units).sum())
+impl Changes<'_> {
+    /// Returns the number of pairs that change the same rows one after the other.
+    pub fn levels(&self) -> usize {
+        self.levels.len()
+    }
+
+    /// Returns the units of work of a level's A. Those of the first one run beside the matmul.
+    pub fn units(&self, level: usize) -> usize {
+        self.levels.get(level).into_iter().flatten().map(Change::units).sum()
     }
 
     /// Runs some of these units.
@@ -271,34 +272,26 @@ impl<'a> Changes<'a> {
             change.down(kernels, units, input, self.low, scratch);
         }
     }
-}
 
-impl<'a> Pass<'a> {
-    /// Returns the changes of a matmul with these matrices.
-    pub fn changes(&self, adapted: &[AdaptedRows], ids: &[MatrixId]) -> Changes<'a> {
-        let adapters = self.adapters;
-        Changes { levels: adapters.changes(self.step, adapted, ids), low: &adapters.low }
+    /// Returns the groups of outputs of a level's B.
+    pub fn groups(&self, level: usize) -> usize {
+        self.levels[level].iter().map(|change| change.pair.b.groups()).sum()
     }
 
-    /// Phases: A, except that of the first level, and B.
-    pub fn apply(&mut self, changes: &Changes<'_>, input: &MatmulInput, outs: &[&Shared<f32>]) {
-        let (model, low) = (self.model, changes.low);
-        for (index, level) in changes.levels.iter().enumerate() {
-            if index > 0 {
-                let units = level.iter().map(Change::units).sum();
-                self.phase(Kernel::AdapterDown, units, Chunking::Guided(1), |worker, range| {
-                    changes.down(index, &range, &model.matmul, input, &mut worker.scratch.matmul);
-                });
-            }
-            let groups = level.iter().map(|change| change.pair.b.groups()).sum();
-            self.phase(Kernel::AdapterUp, groups, Chunking::Guided(4), |worker, range| {
-                let mut offset = 0;
-                for change in level {
-                    let groups = ops::part(&range, offset, change.pair.b.groups());
-                    offset += change.pair.b.groups();
-                    change.up(&model.matmul, groups, low, outs[change.linear], &mut worker.scratch.matmul);
-                }
-            });
+    /// Adds some of these groups to the outputs of the matmul's matrices.
+    pub fn up(
+        &self,
+        level: usize,
+        range: &Range<usize>,
+        kernels: &MatrixKernels,
+        outs: &[&Shared<f32>],
+        scratch: &mut Scratch,
+    ) {
+        let mut offset = 0;
+        for change in &self.levels[level] {
+            let groups = ops::part(range, offset, change.pair.b.groups());
+            offset += change.pair.b.groups();
+            change.up(kernels, groups, self.low, outs[change.linear], scratch);
         }
     }
 }

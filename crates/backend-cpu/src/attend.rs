@@ -2,187 +2,119 @@
 
 use std::ops::Range;
 
-use paguro_backend::{
-    Attention, AttentionMode, KvSlot, Linear, Norm, Program, QkNormKind, RopeStyle, VectorId, reference,
+use paguro_backend::{Attention, AttentionMode, Linear, Norm, QkNormKind, RopeStyle, VectorId, reference};
+use paguro_cpu_kernels::{
+    attention::{SplitJob, clear_partial, partial_len, sink_partial},
+    pages::{Half, Place},
 };
 
 use crate::{
-    attention::{SplitJob, clear_partial, partial_len, sink_partial},
+    bounds,
     counters::Kernel,
-    forward::{AllPending, Pass, Pending},
     gather,
     model::{Kinds, Model},
-    pages::{Half, Place},
-    plan::{Heads, Tile},
+    pass::Pass,
+    plan::{Attend, Heads, Tile},
     thread_pool::Chunking,
-    worker::Worker,
+    worker::{AllPending, Pending, Worker},
 };
 
-/// Queries over the pages of a layer.
-#[derive(Clone, Copy)]
-pub struct Attend {
-    pub heads: Heads,
-    pub kv: KvSlot,
-    pub scale: f32,
-    pub soft_cap: Option<f32>,
-    pub sinks: Option<VectorId>,
-    pub bias: Option<VectorId>,
-}
-
-impl Attend {
-    fn of(program: &Program, op: &Attention) -> Self {
-        let bias = op.distance_bias.map(|bias| bias.table);
-        Self {
-            heads: Heads::of(program, op),
-            kv: op.kv,
-            scale: op.scale,
-            soft_cap: op.soft_cap,
-            sinks: op.sinks,
-            bias,
-        }
+/// Attention. Returns its output, `[rows, hidden]`.
+pub fn attention(pass: &mut Pass<'_>, op: &Attention, pending: AllPending, output: usize) -> Pending {
+    let (model, buffers, rows) = (pass.model, pass.buffers, pass.rows());
+    let heads = Heads::of(&model.program, op);
+    let or_q = |linear: Option<Linear>| linear.unwrap_or(op.q);
+    let kinds = Kinds::of(model, &[op.q, or_q(op.k), or_q(op.v), or_q(op.gate)]);
+    pass.add_norm(op.norm, pending, kinds);
+    let is_bounded = [Some(op.q), op.k, op.v].iter().flatten().any(|linear| linear.bounds.is_some());
+    let q = (op.q.matrix, &buffers.q);
+    let [k, v, gate] = [(op.k, &buffers.k), (op.v, &buffers.v), (op.gate, &buffers.attention_gate)]
+        .map(|(linear, out)| linear.map(|linear| (linear.matrix, out)));
+    match (k, v, gate) {
+        _ if is_bounded => bounds::bounded_qkv(pass, op),
+        (Some(k), Some(v), Some(gate)) => pass.multiply(rows, [q, k, v, gate]),
+        (Some(k), Some(v), None) => pass.multiply(rows, [q, k, v]),
+        (Some(other), None, None) | (None, _, Some(other)) => pass.multiply(rows, [q, other]),
+        (Some(k), None, Some(gate)) => pass.multiply(rows, [q, k, gate]),
+        (None, _, None) => pass.multiply(rows, [q]),
     }
-}
-
-impl Pass<'_> {
-    /// Attention. Returns its output, `[rows, hidden]`.
-    pub fn attention(&mut self, op: &Attention, pending: AllPending, output: usize) -> Pending {
-        let (model, buffers, rows) = (self.model, self.buffers, self.rows());
-        let heads = Heads::of(&model.program, op);
-        let or_q = |linear: Option<Linear>| linear.unwrap_or(op.q);
-        let kinds = Kinds::of(model, &[op.q, or_q(op.k), or_q(op.v), or_q(op.gate)]);
-        self.add_norm(op.norm, pending, kinds);
-        let is_bounded = [Some(op.q), op.k, op.v].iter().flatten().any(|linear| linear.bounds.is_some());
-        let q = (op.q.matrix, &buffers.q);
-        let [k, v, gate] = [(op.k, &buffers.k), (op.v, &buffers.v), (op.gate, &buffers.attention_gate)]
-            .map(|(linear, out)| linear.map(|linear| (linear.matrix, out)));
-        match (k, v, gate) {
-            _ if is_bounded => self.bounded_qkv(op),
-            (Some(k), Some(v), Some(gate)) => self.multiply(rows, [q, k, v, gate]),
-            (Some(k), Some(v), None) => self.multiply(rows, [q, k, v]),
-            (Some(other), None, None) | (None, _, Some(other)) => self.multiply(rows, [q, other]),
-            (Some(k), None, Some(gate)) => self.multiply(rows, [q, k, gate]),
-            (None, _, None) => self.multiply(rows, [q]),
-        }
-        if let Some(norm) = op.qk_norm.filter(|norm| norm.kind == QkNormKind::Row) {
-            self.phase(Kernel::QkNorm, rows, Chunking::Guided(1), |worker, range| {
-                for row in range {
-                    // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
-                    worker.finish_row(
-                        unsafe { worker.write(&buffers.q, row, heads.q_width()) },
-                        op.q.bias,
-                        norm.q,
-                    );
-                    if let Some(k) = op.k {
-                        // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
-                        worker.finish_row(
-                            unsafe { worker.write(&buffers.k, row, heads.kv_width()) },
-                            k.bias,
-                            norm.k,
-                        );
-                    }
-                }
-            });
-        }
-        let kv_heads = heads.kv;
-        self.phase(Kernel::RopeStore, self.rows() * kv_heads, Chunking::Guided(8), |worker, range| {
-            for unit in range {
-                worker.rope_store(op, unit / kv_heads, unit % kv_heads);
-            }
-        });
-        self.attend(&Attend::of(&model.program, op));
-        let width = heads.q_width();
-        let kinds = Kinds::of(model, &[op.out]);
-        self.phase(Kernel::Quantize, self.rows(), Chunking::Guided(2), |worker, range| {
+    if let Some(norm) = op.qk_norm.filter(|norm| norm.kind == QkNormKind::Row) {
+        pass.phase(Kernel::QkNorm, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
                 // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
-                let attended = unsafe { worker.write(&buffers.attended, row, width) };
-                if let Some(gate) = op.gate {
+                worker.finish_row(
+                    unsafe { worker.write(&buffers.q, row, heads.q_width()) },
+                    op.q.bias,
+                    norm.q,
+                );
+                if let Some(k) = op.k {
                     // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
-                    let gates = unsafe { worker.write(&buffers.attention_gate, row, width) };
-                    if let Some(bias) = gate.bias {
-                        model.rows.add(gates, model.vector(bias));
-                    }
-                    model.delta.sigmoid_gate(attended, gates);
-                }
-                if let Some(bounds) = &op.out.bounds {
-                    bounds.clamp_input(attended);
-                }
-                worker.set_input(&buffers.input, row, 0, attended, kinds, true);
-            }
-        });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
-        self.clamp_output(op.out, &buffers.branch_outputs[output], model.program.hidden);
-        Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
-    }
-
-    /// Attention of queries over pages.
-    pub fn attend(&mut self, op: &Attend) {
-        if self.model.attention == AttentionMode::Gather {
-            return self.attend_gather(op);
-        }
-        let work = self.plan.attention(op.kv.group);
-        self.phase(Kernel::Attend, work.items.len(), Chunking::Single, |worker, range| {
-            for item in &work.items[range] {
-                let tile = &work.tiles[item.tile];
-                match tile.first_partial {
-                    Some(_) => item.splits.clone().for_each(|split| worker.attend_shared(op, tile, split)),
-                    None => worker.attend_tile(op, tile),
+                    worker.finish_row(
+                        unsafe { worker.write(&buffers.k, row, heads.kv_width()) },
+                        k.bias,
+                        norm.k,
+                    );
                 }
             }
         });
-        if !work.shared.is_empty() {
-            self.phase(Kernel::AttendMerge, work.shared.len(), Chunking::Guided(1), |worker, range| {
-                for &tile in &work.shared[range] {
-                    worker.merge_shared(op, &work.tiles[tile]);
-                }
-            });
-        }
     }
-
-    /// The reference path, for comparison: see [`gather`].
-    fn attend_gather(&mut self, op: &Attend) {
-        let model = self.model;
-        let (step, kv_heads) = (self.step, op.heads.kv);
-        self.phase(
-            Kernel::AttendGather,
-            step.sequences.len() * kv_heads,
-            Chunking::Single,
-            |worker, range| {
-                for unit in range {
-                    let (sequence, kv_head) = (&step.sequences[unit / kv_heads], unit % kv_heads);
-                    let head = gather::HeadAttention {
-                        program: &model.program,
-                        // SAFETY: nobody writes pages in the phase that attends.
-                        pages: unsafe { worker.arena.pages(op.kv.group) },
-                        step,
-                        sequence,
-                        op,
-                        kv_head,
-                        vectors: reference::HeadVectors {
-                            sinks: op.sinks.map(|sinks| model.vector(sinks)),
-                            biases: op.bias.map(|bias| model.vector(bias)),
-                        },
-                    };
-                    // SAFETY: queries are only read in this phase, and only this worker has these heads of these rows.
-                    unsafe { head.run(&worker.buffers.q, &worker.buffers.attended) };
+    let kv_heads = heads.kv;
+    pass.phase(Kernel::RopeStore, pass.rows() * kv_heads, Chunking::Guided(8), |worker, range| {
+        for unit in range {
+            worker.rope_store(op, unit / kv_heads, unit % kv_heads);
+        }
+    });
+    attend(pass, &Attend::of(&model.program, op));
+    let width = heads.q_width();
+    let kinds = Kinds::of(model, &[op.out]);
+    pass.phase(Kernel::Quantize, pass.rows(), Chunking::Guided(2), |worker, range| {
+        for row in range {
+            // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
+            let attended = unsafe { worker.write(&buffers.attended, row, width) };
+            if let Some(gate) = op.gate {
+                // SAFETY: the phase is shared by row, or by K/V head of a row; see the table in `forward.rs`.
+                let gates = unsafe { worker.write(&buffers.attention_gate, row, width) };
+                if let Some(bias) = gate.bias {
+                    model.rows.add(gates, model.vector(bias));
                 }
-            },
-        );
+                model.delta.sigmoid_gate(attended, gates);
+            }
+            if let Some(bounds) = &op.out.bounds {
+                bounds.clamp_input(attended);
+            }
+            worker.set_input(&buffers.input, row, 0, attended, kinds, true);
+        }
+    });
+    pass.multiply(pass.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
+    bounds::clamp_output(pass, op.out, &buffers.branch_outputs[output], model.program.hidden);
+    Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+}
+
+/// Attention of queries over pages.
+pub fn attend(pass: &mut Pass<'_>, op: &Attend) {
+    if pass.model.attention == AttentionMode::Gather {
+        return gather::attend(pass, op);
+    }
+    let work = pass.plan.attention(op.kv.group);
+    pass.phase(Kernel::Attend, work.items.len(), Chunking::Single, |worker, range| {
+        for item in &work.items[range] {
+            let tile = &work.tiles[item.tile];
+            match tile.first_partial {
+                Some(_) => item.splits.clone().for_each(|split| worker.attend_shared(op, tile, split)),
+                None => worker.attend_tile(op, tile),
+            }
+        }
+    });
+    if !work.shared.is_empty() {
+        pass.phase(Kernel::AttendMerge, work.shared.len(), Chunking::Guided(1), |worker, range| {
+            for &tile in &work.shared[range] {
+                worker.merge_shared(op, &work.tiles[tile]);
+            }
+        });
     }
 }
 
 impl Worker<'_> {
-    /// Bias and norm of a whole row, in place.
-    pub fn finish_row(&mut self, x: &mut [f32], bias: Option<VectorId>, norm: Norm) {
-        let model = self.model;
-        if let Some(bias) = bias {
-            model.rows.add(x, model.vector(bias));
-        }
-        let normed = &mut self.scratch.row[..x.len()];
-        model.norm(Some(norm), x, normed);
-        x.copy_from_slice(normed);
-    }
-
     /// Bias, head norm and rotation of one K/V head and its query heads in one row; K and V into the page, if the layer has
     /// its own.
     fn rope_store(&mut self, op: &Attention, row: usize, kv_head: usize) {

@@ -9,8 +9,7 @@ use std::{
 };
 
 use paguro_backend::{KernelCount, KvDtype, MatrixId};
-
-use crate::{isa::Isa, matrix::PackedMatrix};
+use paguro_cpu_kernels::{isa::Isa, matrix::PackedMatrix};
 
 /// A phase of the forward pass.
 #[derive(Clone, Copy, Debug)]

@@ -23,311 +23,236 @@
 //! Weights of experts that no row has chosen are not read. Stacked matrices are packed one by one, so no block of 16
 //! outputs spans two experts.
 
-mod by_expert;
 mod route;
 
-use paguro_backend::{
-    Activation, Beside, ExpertLatent, Experts, FeedForward, Linear, MatrixId, Program, Router,
-};
+use paguro_backend::{Activation, Beside, ExpertLatent, Experts, Linear, MatrixId, Router};
 
-pub use self::by_expert::RowsByExpert;
 use self::route::choose;
+use paguro_cpu_kernels::{matrix::Destination, ops, quantize::row_blocks};
+
 use crate::{
-    buffers::MatmulInput,
+    by_expert::RowsByExpert,
     counters::Kernel,
-    forward::{AllPending, Pass, Pending},
-    matrix::Destination,
+    dense::{self, ACTIVATE_SLICE},
     model::Kinds,
-    ops,
-    quantize::{BLOCK, row_blocks},
+    pass::Pass,
     shared::Shared,
     thread_pool::Chunking,
-    worker::Worker,
+    worker::{AllPending, Pending, Worker},
 };
 
-/// Outputs of a row that one worker activates at once.
-const ACTIVATE_SLICE: usize = 8 * BLOCK;
-
-/// Buffers between the phases of a mixture of experts; `slots` is rows times experts per row.
-pub struct ExpertBuffers {
-    /// Logits of the router, `[rows, experts]`.
-    pub logits: Shared<f32>,
-    /// Logits of the output gate of the shared expert, `[rows]`.
-    pub output_gate: Shared<f32>,
-    /// Chosen experts, ascending for each row, `[rows, used]`.
-    pub ids: Shared<u32>,
-    /// Their weights, `[rows, used]`.
-    pub weights: Shared<f32>,
-    /// Input of the experts, `[slots, hidden]`, and later of their last matmul, `[slots, width]`.
-    pub input: MatmulInput,
-    /// `[slots, width]`
-    pub gate: Shared<f32>,
-    /// `[slots, width]`
-    pub up: Shared<f32>,
-    /// Outputs of the experts, `[slots, hidden]`, or as wide as their rows.
-    pub out: Shared<f32>,
-    /// Rows of experts of their own width.
-    pub latent: Shared<f32>,
-    /// Sums of such experts, `[rows, hidden]`.
-    pub latent_out: Shared<f32>,
+/// Computes a mixture of experts. Returns its output, `[rows, hidden]`.
+pub fn experts(pass: &mut Pass<'_>, op: &Experts, mut pending: AllPending, output: usize) -> Pending {
+    let (model, buffers, rows) = (pass.model, pass.buffers, pass.rows());
+    if let Some(Beside { dense, sum_norm: _ }) = op.beside.as_deref() {
+        // The branch output keeps its result until `combine`, which adds bias and norm.
+        dense::dense(pass, dense, pending, output);
+        pending = AllPending::NONE;
+    }
+    let inputs = Kinds::of(model, &[op.gate.unwrap_or(op.up), op.up]);
+    let mut all = Kinds::of(model, &[op.router.linear]);
+    all = all.and(op.latent.map_or(inputs, |latent| Kinds::of(model, &[latent.down])));
+    if let Some(norm) = op.router.norm {
+        pass.add_norm(Some(norm), pending, Kinds::of(model, &[op.router.linear]));
+        route(pass, &op.router, op.count);
+        pending = AllPending::NONE;
+    }
+    if let Some(shared) = &op.shared {
+        let or_up = |linear: Option<Linear>| linear.unwrap_or(shared.up);
+        let linears = [or_up(shared.gate), shared.up, or_up(shared.output_gate)];
+        all = all.and(Kinds::of(model, &linears));
+    }
+    pass.add_norm(op.norm, pending, all);
+    if op.router.norm.is_none() {
+        route(pass, &op.router, op.count);
+    }
+    let by_expert = std::mem::take(pass.by_expert);
+    match op.latent {
+        None => sort_rows(pass, &by_expert, inputs),
+        Some(latent) => {
+            pass.multiply(rows, [(latent.down.matrix, &buffers.experts.latent)]);
+            pass.add_bias(latent.down, &buffers.experts.latent, latent.width);
+            sort_latent(pass, &by_expert, latent.width, inputs);
+        }
+    }
+    if let Some(shared) = &op.shared {
+        if let Some(gate) = shared.output_gate {
+            pass.multiply(rows, [(gate.matrix, &buffers.experts.output_gate)]);
+        }
+        dense::gated(pass, shared.gate, shared.up, shared.width, op.activation, shared.down, output);
+    }
+    let experts = &buffers.experts;
+    let up = (op.up.matrix, &experts.up);
+    match op.gate {
+        Some(gate) => multiply_experts(pass, &by_expert, [(gate.matrix, &experts.gate), up]),
+        None => multiply_experts(pass, &by_expert, [up]),
+    }
+    activate_experts(pass, op, op.activation, &by_expert);
+    multiply_experts(pass, &by_expert, [(op.down.matrix, &experts.out)]);
+    if let Some(latent) = op.latent {
+        combine_latent(pass, op, latent, &by_expert);
+    }
+    combine(pass, op, &by_expert, output);
+    *pass.by_expert = by_expert;
+    Pending { output, bias: None, post_norm: op.post_norm, scale: 1.0 }
 }
 
-/// Largest dimensions of the mixtures of experts in a program; zeros without any.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ExpertSizes {
-    /// Experts.
-    pub count: usize,
-    /// Experts of a row.
-    pub used: usize,
-    /// Width of an expert.
-    pub width: usize,
-    /// Width of a shared expert, or of a network beside experts.
-    pub shared: usize,
-    /// Elements of a sum of experts that is normed by itself.
-    pub sum: usize,
-    /// Elements of a row of experts of their own width.
-    pub latent: usize,
+/// Chooses the experts of each row, and sorts rows by them.
+fn route(pass: &mut Pass<'_>, router: &Router, count: usize) {
+    let (model, rows) = (pass.model, pass.rows());
+    let buffers = &pass.buffers.experts;
+    pass.multiply(rows, [(router.linear.matrix, &buffers.logits)]);
+    let used = router.used;
+    pass.phase(Kernel::Route, rows, Chunking::Guided(4), |worker, range| {
+        for row in range {
+            // SAFETY: the phase is shared by row; see the table at the head of this file.
+            let logits = unsafe { worker.write(&buffers.logits, row, count) };
+            if let Some(bias) = router.linear.bias {
+                model.rows.add(logits, model.vector(bias));
+            }
+            let at = row * used..(row + 1) * used;
+            // SAFETY: only this worker has this row in this phase.
+            let (ids, weights) = unsafe { (buffers.ids.get_mut(at.clone()), buffers.weights.get_mut(at)) };
+            let bias = router.selection_bias.map(|bias| model.vector(bias));
+            choose(logits, &mut worker.scratch.row, router, bias, ids, weights);
+            if let Some(scales) = router.expert_scale {
+                let scales = model.vector(scales);
+                ids.iter().zip(weights).for_each(|(&id, weight)| *weight *= scales[id as usize]);
+            }
+        }
+    });
+    // SAFETY: no phase is open.
+    let ids = unsafe { buffers.ids.get(0..rows * used) };
+    pass.by_expert.sort(ids, used, count);
 }
 
-impl ExpertSizes {
-    /// Returns the sizes of a program.
-    pub fn of(program: &Program) -> Self {
-        let mut sizes = Self::default();
-        for layer in &program.layers {
-            if let FeedForward::Experts(experts) = &layer.ffn {
-                let shared = experts.shared.as_ref().map_or(0, |shared| shared.width);
-                if let Some(beside) = &experts.beside {
-                    sizes.shared = sizes.shared.max(beside.dense.width);
-                    sizes.sum = program.hidden;
+/// Copies rows of the input into the order of their experts.
+fn sort_rows(pass: &mut Pass<'_>, by_expert: &RowsByExpert, kinds: Kinds) {
+    let hidden = pass.model.program.hidden;
+    let (from, to) = (&pass.buffers.input, &pass.buffers.experts.input);
+    pass.phase(Kernel::Sort, by_expert.rows.len(), Chunking::Guided(4), |_, range| {
+        for slot in range {
+            let row = by_expert.rows[slot];
+            if kinds.quantized {
+                let (from_start, to_start) = (row * from.quantized_stride, slot * to.quantized_stride);
+                let blocks = row_blocks(hidden);
+                // SAFETY: only this worker writes this slot, and nobody writes rows in this phase.
+                unsafe {
+                    to.quantized
+                        .get_mut(to_start..to_start + blocks)
+                        .copy_from_slice(from.quantized.get(from_start..from_start + blocks));
                 }
-                sizes.latent = sizes.latent.max(experts.latent.map_or(0, |latent| latent.width));
-                sizes.count = sizes.count.max(experts.count);
-                sizes.used = sizes.used.max(experts.router.used);
-                sizes.width = sizes.width.max(experts.width);
-                sizes.shared = sizes.shared.max(shared);
+            }
+            if kinds.float {
+                let (from_start, to_start) = (row * from.float_stride, slot * to.float_stride);
+                // SAFETY: as above.
+                unsafe {
+                    to.float
+                        .get_mut(to_start..to_start + hidden)
+                        .copy_from_slice(from.float.get(from_start..from_start + hidden));
+                }
             }
         }
-        sizes
-    }
+    });
 }
 
-impl Pass<'_> {
-    /// Computes a mixture of experts. Returns its output, `[rows, hidden]`.
-    pub fn experts(&mut self, op: &Experts, mut pending: AllPending, output: usize) -> Pending {
-        let (model, buffers, rows) = (self.model, self.buffers, self.rows());
-        if let Some(Beside { dense, sum_norm: _ }) = op.beside.as_deref() {
-            // The branch output keeps its result until `combine`, which adds bias and norm.
-            self.dense(dense, pending, output);
-            pending = AllPending::NONE;
+/// Copies rows of the experts' own width into the order of their experts.
+fn sort_latent(pass: &mut Pass<'_>, by_expert: &RowsByExpert, width: usize, kinds: Kinds) {
+    let buffers = &pass.buffers.experts;
+    pass.phase(Kernel::Sort, by_expert.rows.len(), Chunking::Guided(4), |worker, range| {
+        for slot in range {
+            // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+            let row = unsafe { worker.read(&buffers.latent, by_expert.rows[slot], width) };
+            worker.set_input(&buffers.input, slot, 0, row, kinds, true);
         }
-        let inputs = Kinds::of(model, &[op.gate.unwrap_or(op.up), op.up]);
-        let mut all = Kinds::of(model, &[op.router.linear]);
-        all = all.and(op.latent.map_or(inputs, |latent| Kinds::of(model, &[latent.down])));
-        if let Some(norm) = op.router.norm {
-            self.add_norm(Some(norm), pending, Kinds::of(model, &[op.router.linear]));
-            self.route(&op.router, op.count);
-            pending = AllPending::NONE;
-        }
-        if let Some(shared) = &op.shared {
-            let or_up = |linear: Option<Linear>| linear.unwrap_or(shared.up);
-            let linears = [or_up(shared.gate), shared.up, or_up(shared.output_gate)];
-            all = all.and(Kinds::of(model, &linears));
-        }
-        self.add_norm(op.norm, pending, all);
-        if op.router.norm.is_none() {
-            self.route(&op.router, op.count);
-        }
-        let by_expert = std::mem::take(self.by_expert);
-        match op.latent {
-            None => self.sort_rows(&by_expert, inputs),
-            Some(latent) => {
-                self.multiply(rows, [(latent.down.matrix, &buffers.experts.latent)]);
-                self.add_bias(latent.down, &buffers.experts.latent, latent.width);
-                self.sort_latent(&by_expert, latent.width, inputs);
-            }
-        }
-        if let Some(shared) = &op.shared {
-            if let Some(gate) = shared.output_gate {
-                self.multiply(rows, [(gate.matrix, &buffers.experts.output_gate)]);
-            }
-            self.gated(shared.gate, shared.up, shared.width, op.activation, shared.down, output);
-        }
-        let experts = &buffers.experts;
-        let up = (op.up.matrix, &experts.up);
-        match op.gate {
-            Some(gate) => self.multiply_experts(&by_expert, [(gate.matrix, &experts.gate), up]),
-            None => self.multiply_experts(&by_expert, [up]),
-        }
-        self.activate_experts(op, op.activation, &by_expert);
-        self.multiply_experts(&by_expert, [(op.down.matrix, &experts.out)]);
-        if let Some(latent) = op.latent {
-            self.combine_latent(op, latent, &by_expert);
-        }
-        self.combine(op, &by_expert, output);
-        *self.by_expert = by_expert;
-        Pending { output, bias: None, post_norm: op.post_norm, scale: 1.0 }
-    }
+    });
+}
 
-    /// Chooses the experts of each row, and sorts rows by them.
-    fn route(&mut self, router: &Router, count: usize) {
-        let (model, rows) = (self.model, self.rows());
-        let buffers = &self.buffers.experts;
-        self.multiply(rows, [(router.linear.matrix, &buffers.logits)]);
-        let used = router.used;
-        self.phase(Kernel::Route, rows, Chunking::Guided(4), |worker, range| {
-            for row in range {
-                // SAFETY: the phase is shared by row; see the table at the head of this file.
-                let logits = unsafe { worker.write(&buffers.logits, row, count) };
-                if let Some(bias) = router.linear.bias {
-                    model.rows.add(logits, model.vector(bias));
-                }
-                let at = row * used..(row + 1) * used;
-                // SAFETY: only this worker has this row in this phase.
-                let (ids, weights) =
-                    unsafe { (buffers.ids.get_mut(at.clone()), buffers.weights.get_mut(at)) };
-                let bias = router.selection_bias.map(|bias| model.vector(bias));
-                choose(logits, &mut worker.scratch.row, router, bias, ids, weights);
-                if let Some(scales) = router.expert_scale {
-                    let scales = model.vector(scales);
-                    ids.iter().zip(weights).for_each(|(&id, weight)| *weight *= scales[id as usize]);
-                }
-            }
-        });
-        // SAFETY: no phase is open.
-        let ids = unsafe { buffers.ids.get(0..rows * used) };
-        self.by_expert.sort(ids, used, count);
+/// Multiplies the rows of each expert with its matrices; groups of outputs of all experts are shared as one list.
+fn multiply_experts<const N: usize>(
+    pass: &mut Pass<'_>,
+    by_expert: &RowsByExpert,
+    linears: [(MatrixId, &Shared<f32>); N],
+) {
+    let model = pass.model;
+    let ids = linears.map(|(id, _)| id);
+    let per_expert: usize = ids.iter().map(|&id| model.matrix(id).groups()).sum();
+    let input = &pass.buffers.experts.input;
+    for &expert in &by_expert.experts {
+        pass.add_squares(&ids, expert, input, by_expert.slots_of(expert));
     }
-
-    /// Copies rows of the input into the order of their experts.
-    fn sort_rows(&mut self, by_expert: &RowsByExpert, kinds: Kinds) {
-        let hidden = self.model.program.hidden;
-        let (from, to) = (&self.buffers.input, &self.buffers.experts.input);
-        self.phase(Kernel::Sort, by_expert.rows.len(), Chunking::Guided(4), |_, range| {
-            for slot in range {
-                let row = by_expert.rows[slot];
-                if kinds.quantized {
-                    let (from_start, to_start) = (row * from.quantized_stride, slot * to.quantized_stride);
-                    let blocks = row_blocks(hidden);
-                    // SAFETY: only this worker writes this slot, and nobody writes rows in this phase.
-                    unsafe {
-                        to.quantized
-                            .get_mut(to_start..to_start + blocks)
-                            .copy_from_slice(from.quantized.get(from_start..from_start + blocks));
-                    }
-                }
-                if kinds.float {
-                    let (from_start, to_start) = (row * from.float_stride, slot * to.float_stride);
-                    // SAFETY: as above.
-                    unsafe {
-                        to.float
-                            .get_mut(to_start..to_start + hidden)
-                            .copy_from_slice(from.float.get(from_start..from_start + hidden));
-                    }
-                }
+    let count = per_expert * by_expert.experts.len();
+    pass.phase(Kernel::Matmul(&ids), count, Chunking::Guided(4), |worker, range| {
+        for index in range.start / per_expert..range.end.div_ceil(per_expert) {
+            let expert = by_expert.experts[index];
+            let slots = by_expert.slots_of(expert);
+            let groups = ops::part(&range, index * per_expert, per_expert);
+            let mut offset = 0;
+            for (id, out) in linears {
+                let matrix = model.matrix(id);
+                let part = ops::part(&groups, offset, matrix.groups());
+                offset += matrix.groups();
+                let width = matrix.rows();
+                let rows = slots.start * width..slots.end * width;
+                assert!(rows.end <= out.len());
+                // SAFETY: the range is inside, see above; it is written by group of outputs of an expert in this
+                // phase, and read by nobody.
+                let out = unsafe { Destination::from_raw(out.as_ptr().add(rows.start), rows.len(), width) };
+                // SAFETY: inputs are only read in this phase.
+                let input = unsafe { input.rows(matrix.row_kind(), slots.clone()) };
+                let scratch = &mut worker.scratch.matmul;
+                matrix.multiply(&model.matmul, expert, input, slots.len(), part, &out, scratch);
             }
-        });
-    }
-
-    /// Copies rows of the experts' own width into the order of their experts.
-    fn sort_latent(&mut self, by_expert: &RowsByExpert, width: usize, kinds: Kinds) {
-        let buffers = &self.buffers.experts;
-        self.phase(Kernel::Sort, by_expert.rows.len(), Chunking::Guided(4), |worker, range| {
-            for slot in range {
-                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
-                let row = unsafe { worker.read(&buffers.latent, by_expert.rows[slot], width) };
-                worker.set_input(&buffers.input, slot, 0, row, kinds, true);
-            }
-        });
-    }
-
-    /// Multiplies the rows of each expert with its matrices; groups of outputs of all experts are shared as one list.
-    fn multiply_experts<const N: usize>(
-        &mut self,
-        by_expert: &RowsByExpert,
-        linears: [(MatrixId, &Shared<f32>); N],
-    ) {
-        let model = self.model;
-        let ids = linears.map(|(id, _)| id);
-        let per_expert: usize = ids.iter().map(|&id| model.matrix(id).groups()).sum();
-        let input = &self.buffers.experts.input;
-        for &expert in &by_expert.experts {
-            self.add_squares(&ids, expert, input, by_expert.slots_of(expert));
         }
-        let count = per_expert * by_expert.experts.len();
-        self.phase(Kernel::Matmul(&ids), count, Chunking::Guided(4), |worker, range| {
-            for index in range.start / per_expert..range.end.div_ceil(per_expert) {
-                let expert = by_expert.experts[index];
-                let slots = by_expert.slots_of(expert);
-                let groups = ops::part(&range, index * per_expert, per_expert);
-                let mut offset = 0;
-                for (id, out) in linears {
-                    let matrix = model.matrix(id);
-                    let part = ops::part(&groups, offset, matrix.groups());
-                    offset += matrix.groups();
-                    let width = matrix.rows();
-                    let rows = slots.start * width..slots.end * width;
-                    assert!(rows.end <= out.len());
-                    // SAFETY: the range is inside, see above; it is written by group of outputs of an expert in this
-                    // phase, and read by nobody.
-                    let out =
-                        unsafe { Destination::from_raw(out.as_ptr().add(rows.start), rows.len(), width) };
-                    // SAFETY: inputs are only read in this phase.
-                    let input = unsafe { input.rows(matrix.row_kind(), slots.clone()) };
-                    let scratch = &mut worker.scratch.matmul;
-                    matrix.multiply(&model.matmul, expert, input, slots.len(), part, &out, scratch);
-                }
-            }
-        });
-    }
+    });
+}
 
-    fn activate_experts(&mut self, op: &Experts, activation: Activation, by_expert: &RowsByExpert) {
-        let (model, buffers, width) = (self.model, &self.buffers.experts, op.width);
-        let slices = width.div_ceil(ACTIVATE_SLICE);
-        let kinds = Kinds::of(model, &[op.down]);
-        let count = by_expert.rows.len() * slices;
-        self.phase(Kernel::Activate, count, Chunking::Guided(slices.div_ceil(4)), |worker, range| {
-            for unit in range {
-                let (slot, first) = (unit / slices, unit % slices * ACTIVATE_SLICE);
-                let end = width.min(first + ACTIVATE_SLICE);
-                let at = slot * width + first..slot * width + end;
-                let expert = by_expert.expert_of(slot);
-                let bias = |linear: Linear| {
-                    linear.bias.map(|bias| &model.vector(bias)[expert * width..][first..end])
-                };
-                // SAFETY: only this worker has this slice of this slot in this phase.
-                let (gate, up) = unsafe { (buffers.gate.get_mut(at.clone()), buffers.up.get_mut(at)) };
-                let gate = op.gate.map(|linear| (gate, bias(linear)));
-                let active = model.activate(gate, (up, bias(op.up)), activation);
-                worker.set_input(&buffers.input, slot, first, active, kinds, end == width);
-            }
-        });
-    }
+fn activate_experts(pass: &mut Pass<'_>, op: &Experts, activation: Activation, by_expert: &RowsByExpert) {
+    let (model, buffers, width) = (pass.model, &pass.buffers.experts, op.width);
+    let slices = width.div_ceil(ACTIVATE_SLICE);
+    let kinds = Kinds::of(model, &[op.down]);
+    let count = by_expert.rows.len() * slices;
+    pass.phase(Kernel::Activate, count, Chunking::Guided(slices.div_ceil(4)), |worker, range| {
+        for unit in range {
+            let (slot, first) = (unit / slices, unit % slices * ACTIVATE_SLICE);
+            let end = width.min(first + ACTIVATE_SLICE);
+            let at = slot * width + first..slot * width + end;
+            let expert = by_expert.expert_of(slot);
+            let bias =
+                |linear: Linear| linear.bias.map(|bias| &model.vector(bias)[expert * width..][first..end]);
+            // SAFETY: only this worker has this slice of this slot in this phase.
+            let (gate, up) = unsafe { (buffers.gate.get_mut(at.clone()), buffers.up.get_mut(at)) };
+            let gate = op.gate.map(|linear| (gate, bias(linear)));
+            let active = model.activate(gate, (up, bias(op.up)), activation);
+            worker.set_input(&buffers.input, slot, first, active, kinds, end == width);
+        }
+    });
+}
 
-    /// Adds up the experts of each row, of their own width, and multiplies the sums with their matrix.
-    fn combine_latent(&mut self, op: &Experts, latent: ExpertLatent, by_expert: &RowsByExpert) {
-        let (buffers, width) = (self.buffers, latent.width);
-        let kinds = Kinds::of(self.model, &[latent.up]);
-        self.phase(Kernel::CombineLatent, self.rows(), Chunking::Guided(1), |worker, range| {
-            for row in range {
-                // SAFETY: the phase is shared by row; see the table at the head of this file.
-                let sum = unsafe { worker.write(&buffers.experts.latent, row, width) };
-                sum.fill(0.0);
-                worker.add_experts(op, by_expert, row, sum);
-                worker.set_input(&buffers.input, row, 0, sum, kinds, true);
-            }
-        });
-        self.multiply(self.rows(), [(latent.up.matrix, &buffers.experts.latent_out)]);
-    }
+/// Adds up the experts of each row, of their own width, and multiplies the sums with their matrix.
+fn combine_latent(pass: &mut Pass<'_>, op: &Experts, latent: ExpertLatent, by_expert: &RowsByExpert) {
+    let (buffers, width) = (pass.buffers, latent.width);
+    let kinds = Kinds::of(pass.model, &[latent.up]);
+    pass.phase(Kernel::CombineLatent, pass.rows(), Chunking::Guided(1), |worker, range| {
+        for row in range {
+            // SAFETY: the phase is shared by row; see the table at the head of this file.
+            let sum = unsafe { worker.write(&buffers.experts.latent, row, width) };
+            sum.fill(0.0);
+            worker.add_experts(op, by_expert, row, sum);
+            worker.set_input(&buffers.input, row, 0, sum, kinds, true);
+        }
+    });
+    pass.multiply(pass.rows(), [(latent.up.matrix, &buffers.experts.latent_out)]);
+}
 
-    /// Adds up the experts of each row.
-    fn combine(&mut self, op: &Experts, by_expert: &RowsByExpert, output: usize) {
-        let hidden = self.model.program.hidden;
-        self.phase(Kernel::Combine, self.rows(), Chunking::Guided(1), |worker, range| {
-            for row in range {
-                worker.combine_row(op, by_expert, output, row, hidden);
-            }
-        });
-    }
+/// Adds up the experts of each row.
+fn combine(pass: &mut Pass<'_>, op: &Experts, by_expert: &RowsByExpert, output: usize) {
+    let hidden = pass.model.program.hidden;
+    pass.phase(Kernel::Combine, pass.rows(), Chunking::Guided(1), |worker, range| {
+        for row in range {
+            worker.combine_row(op, by_expert, output, row, hidden);
+        }
+    });
 }
 
 impl Worker<'_> {

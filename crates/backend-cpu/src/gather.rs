@@ -5,30 +5,52 @@ use paguro_backend::{
     Program, Step, StepSequence, hadamard,
     reference::{AttentionShape, HeadVectors, attention},
 };
+use paguro_cpu_kernels::pages::{Pages, Place};
 
 use crate::{
-    attend::Attend,
-    pages::{Pages, Place},
-    plan::Heads,
+    counters::Kernel,
+    pass::Pass,
+    plan::{Attend, Heads},
     shared::Shared,
+    thread_pool::Chunking,
 };
 
+/// Computes attention of queries over pages.
+pub fn attend(pass: &mut Pass<'_>, op: &Attend) {
+    let model = pass.model;
+    let (step, kv_heads) = (pass.step, op.heads.kv);
+    let heads = step.sequences.len() * kv_heads;
+    pass.phase(Kernel::AttendGather, heads, Chunking::Single, |worker, range| {
+        for unit in range {
+            let head = HeadAttention {
+                program: &model.program,
+                // SAFETY: nobody writes pages in the phase that attends.
+                pages: unsafe { worker.arena.pages(op.kv.group) },
+                step,
+                sequence: &step.sequences[unit / kv_heads],
+                op,
+                kv_head: unit % kv_heads,
+                vectors: HeadVectors {
+                    sinks: op.sinks.map(|sinks| model.vector(sinks)),
+                    biases: op.bias.map(|bias| model.vector(bias)),
+                },
+            };
+            // SAFETY: queries are only read in this phase, and only this worker has these heads of these rows.
+            unsafe { head.run(&worker.buffers.q, &worker.buffers.attended) };
+        }
+    });
+}
+
 /// One K/V head of one sequence.
-pub struct HeadAttention<'a> {
-    /// Shapes.
-    pub program: &'a Program,
-    /// The pages.
-    pub pages: Pages<'a>,
-    /// The step.
-    pub step: &'a Step<'a>,
-    /// A sequence of the step.
-    pub sequence: &'a StepSequence,
-    /// The operation.
-    pub op: &'a Attend,
-    /// The head.
-    pub kv_head: usize,
+struct HeadAttention<'a> {
+    program: &'a Program,
+    pages: Pages<'a>,
+    step: &'a Step<'a>,
+    sequence: &'a StepSequence,
+    op: &'a Attend,
+    kv_head: usize,
     /// Of all heads.
-    pub vectors: HeadVectors<'a>,
+    vectors: HeadVectors<'a>,
 }
 
 impl HeadAttention<'_> {
@@ -37,7 +59,7 @@ impl HeadAttention<'_> {
     /// # Safety
     /// Meanwhile no thread writes the sequence's queries, and no other thread uses the query heads of this K/V head in
     /// the sequence's rows of `attended`.
-    pub unsafe fn run(&self, q: &Shared<f32>, attended: &Shared<f32>) {
+    unsafe fn run(&self, q: &Shared<f32>, attended: &Shared<f32>) {
         let kv = &self.program.kv;
         let group = kv.groups[self.op.kv.group];
         let spans: Vec<_> = self.step.spans_of(self.sequence).collect();

@@ -8,31 +8,28 @@
 
 use paguro_backend::{Embed, Joined};
 
-use crate::{counters::Kernel, forward::Pass, model::Kinds, thread_pool::Chunking};
+use crate::{counters::Kernel, model::Kinds, pass::Pass, thread_pool::Chunking};
 
-impl Pass<'_> {
-    /// Writes the residual stream before the first layer. Returns false without writing if the embedding is joined with nothing.
-    pub fn joined(&mut self, embed: &Embed) -> bool {
-        let Some(Joined { token_norm, given_norm, linear }) = embed.joined else { return false };
-        let (model, buffers, rows, hidden) =
-            (self.model, self.buffers, self.rows(), self.model.program.hidden);
-        let kinds = Kinds::of(model, &[linear]);
-        self.phase(Kernel::Embed, rows, Chunking::Guided(1), |worker, range| {
-            for row in range {
-                // SAFETY: the phase is shared by row.
-                let x = unsafe { worker.write(&buffers.x, row, hidden) };
-                worker.embed(embed, row, x);
-                let mut both = std::mem::take(&mut worker.scratch.row);
-                let (token, given) = both[..2 * hidden].split_at_mut(hidden);
-                model.norm(Some(token_norm), x, token);
-                let row_of_step = worker.given(row, 0).expect("a valid step gives all rows");
-                model.norm(Some(given_norm), row_of_step, given);
-                worker.set_input(&buffers.input, row, 0, &both[..2 * hidden], kinds, true);
-                worker.scratch.row = both;
-            }
-        });
-        self.multiply(rows, [(linear.matrix, &buffers.x)]);
-        self.add_bias(linear, &buffers.x, hidden);
-        true
-    }
+/// Writes the residual stream before the first layer. Returns false without writing if the embedding is joined with nothing.
+pub fn joined(pass: &mut Pass<'_>, embed: &Embed) -> bool {
+    let Some(Joined { token_norm, given_norm, linear }) = embed.joined else { return false };
+    let (model, buffers, rows, hidden) = (pass.model, pass.buffers, pass.rows(), pass.model.program.hidden);
+    let kinds = Kinds::of(model, &[linear]);
+    pass.phase(Kernel::Embed, rows, Chunking::Guided(1), |worker, range| {
+        for row in range {
+            // SAFETY: the phase is shared by row.
+            let x = unsafe { worker.write(&buffers.x, row, hidden) };
+            worker.embed(embed, row, x);
+            let mut both = std::mem::take(&mut worker.scratch.row);
+            let (token, given) = both[..2 * hidden].split_at_mut(hidden);
+            model.norm(Some(token_norm), x, token);
+            let row_of_step = worker.given(row, 0).expect("a valid step gives all rows");
+            model.norm(Some(given_norm), row_of_step, given);
+            worker.set_input(&buffers.input, row, 0, &both[..2 * hidden], kinds, true);
+            worker.scratch.row = both;
+        }
+    });
+    pass.multiply(rows, [(linear.matrix, &buffers.x)]);
+    pass.add_bias(linear, &buffers.x, hidden);
+    true
 }

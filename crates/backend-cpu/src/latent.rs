@@ -20,206 +20,138 @@
 //! The matrices that would expand K and V multiply queries before attention (*absorb*) and its output after it
 //! (*value*), head by head.
 
-use paguro_backend::{Latent, LatentQuery, LatentShape, MatrixId, Mixer, Program, reference};
-
-use crate::{
-    attend::Attend,
-    buffers::MatmulInput,
-    counters::Kernel,
-    forward::{AllPending, Pass, Pending},
+use paguro_backend::{Latent, LatentQuery, LatentShape, MatrixId, reference};
+use paguro_cpu_kernels::{
     matrix::Destination,
-    model::Kinds,
     ops,
     pages::{Half, Place},
-    plan::Heads,
-    shared::Shared,
-    thread_pool::Chunking,
-    worker::Worker,
 };
 
-/// Buffers between the phases.
-pub struct LatentBuffers {
-    /// `[rows, rank]`
-    pub rank: Shared<f32>,
-    /// Queries before they are absorbed, `[rows, heads, plain + rotated]`.
-    pub query: Shared<f32>,
-    /// Inputs of the heads' matrices, `[heads, rows]`.
-    pub input: MatmulInput,
-    /// Outputs of the heads' matrices, `[heads, rows, latent or value]`.
-    pub heads: Shared<f32>,
-}
+use crate::{
+    attend,
+    counters::Kernel,
+    model::Kinds,
+    pass::Pass,
+    plan::{Attend, Heads},
+    thread_pool::Chunking,
+    worker::{AllPending, Pending, Worker},
+};
 
-/// Largest dimensions of latent attention in a program; zeros without any.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LatentSizes {
-    pub heads: usize,
-    pub rank: usize,
-    pub query: usize,
-    /// Inputs of a head's matrix.
-    pub input: usize,
-    /// Outputs of a head's matrix.
-    pub output: usize,
-    /// Elements of a row of the output's heads.
-    value: usize,
-}
-
-impl LatentSizes {
-    /// Returns the sizes of a program.
-    pub fn of(program: &Program) -> Self {
-        let mut sizes = Self::default();
-        for mixer in program.mixers() {
-            let Mixer::Latent(op) = mixer else { continue };
-            let shape = &op.shape;
-            let rank = match &op.query {
-                LatentQuery::Direct(_) => 0,
-                LatentQuery::Down { down: _, rank, norm: _, up: _ } => *rank,
-            };
-            sizes = Self {
-                heads: sizes.heads.max(shape.heads),
-                rank: sizes.rank.max(rank),
-                query: sizes.query.max(shape.query_width()),
-                input: sizes.input.max(shape.plain).max(shape.latent),
-                output: sizes.output.max(shape.value).max(shape.latent),
-                value: sizes.value.max(shape.value_width()),
-            };
-        }
-        sizes
-    }
-
-    /// Returns the number of elements of the widest row.
-    pub fn widest(&self) -> usize {
-        self.rank.max(self.value).max(self.output)
-    }
-
-    /// Floats of the buffers, for each row.
-    pub fn floats(&self) -> usize {
-        self.rank + self.query + self.heads * (self.input + self.output)
-    }
-}
-
-impl Pass<'_> {
-    /// Latent attention. Returns its output, `[rows, hidden]`.
-    pub fn latent(&mut self, op: &Latent, pending: AllPending, output: usize) -> Pending {
-        let (model, buffers, rows) = (self.model, self.buffers, self.rows());
-        let latent_buffers = &buffers.latent;
-        let LatentShape { heads, plain: _, rotated: _, latent, value } = op.shape;
-        let (first, query_bias) = match &op.query {
-            LatentQuery::Direct(linear) => ((*linear, &latent_buffers.query), linear.bias),
-            LatentQuery::Down { down, rank: _, norm: _, up } => ((*down, &latent_buffers.rank), up.bias),
-        };
-        self.add_norm(op.norm, pending, Kinds::of(model, &[first.0, op.down]));
-        self.multiply(rows, [(first.0.matrix, first.1), (op.down.matrix, &buffers.k)]);
-        if let LatentQuery::Down { down, rank, norm, up } = &op.query {
-            let kinds = Kinds::of(model, &[*up]);
-            self.phase(Kernel::QkNorm, rows, Chunking::Guided(1), |worker, range| {
-                for row in range {
-                    // SAFETY: the phase is shared by row; see the table at the head of this file.
-                    let x = unsafe { worker.write(&latent_buffers.rank, row, *rank) };
-                    worker.finish_row(x, down.bias, *norm);
-                    worker.set_input(&buffers.input, row, 0, x, kinds, true);
-                }
-            });
-            self.multiply(rows, [(up.matrix, &latent_buffers.query)]);
-        }
-        let query_head = op.shape.plain + op.shape.rotated;
-        let kinds = Kinds::of(model, &[op.absorb]);
-        self.phase(Kernel::LatentSplit, rows, Chunking::Guided(1), |worker, range| {
+/// Latent attention. Returns its output, `[rows, hidden]`.
+pub fn latent(pass: &mut Pass<'_>, op: &Latent, pending: AllPending, output: usize) -> Pending {
+    let (model, buffers, rows) = (pass.model, pass.buffers, pass.rows());
+    let latent_buffers = &buffers.latent;
+    let LatentShape { heads, plain: _, rotated: _, latent, value } = op.shape;
+    let (first, query_bias) = match &op.query {
+        LatentQuery::Direct(linear) => ((*linear, &latent_buffers.query), linear.bias),
+        LatentQuery::Down { down, rank: _, norm: _, up } => ((*down, &latent_buffers.rank), up.bias),
+    };
+    pass.add_norm(op.norm, pending, Kinds::of(model, &[first.0, op.down]));
+    pass.multiply(rows, [(first.0.matrix, first.1), (op.down.matrix, &buffers.k)]);
+    if let LatentQuery::Down { down, rank, norm, up } = &op.query {
+        let kinds = Kinds::of(model, &[*up]);
+        pass.phase(Kernel::QkNorm, rows, Chunking::Guided(1), |worker, range| {
             for row in range {
                 // SAFETY: the phase is shared by row; see the table at the head of this file.
-                let query = unsafe { worker.write(&latent_buffers.query, row, op.shape.query_width()) };
-                if let Some(bias) = query_bias {
-                    model.rows.add(query, model.vector(bias));
-                }
-                for (head, query) in query.chunks_exact(query_head).enumerate() {
-                    worker.set_input(
-                        &latent_buffers.input,
-                        head * rows + row,
-                        0,
-                        &query[..op.shape.plain],
-                        kinds,
-                        true,
-                    );
-                }
+                let x = unsafe { worker.write(&latent_buffers.rank, row, *rank) };
+                worker.finish_row(x, down.bias, *norm);
+                worker.set_input(&buffers.input, row, 0, x, kinds, true);
             }
         });
-        self.multiply_heads(op.absorb.matrix, heads);
-        self.phase(Kernel::LatentStore, rows, Chunking::Guided(1), |worker, range| {
-            for row in range {
-                worker.latent_store(op, row);
-            }
-        });
-        let dim = op.shape.key_dim();
-        let (kv, scale, soft_cap, sinks, bias) = (op.kv, op.scale, None, None, None);
-        self.attend(&Attend {
-            heads: Heads { queries: heads, kv: 1, dim },
-            kv,
-            scale,
-            soft_cap,
-            sinks,
-            bias,
-        });
-        let kinds = Kinds::of(model, &[op.value]);
-        self.phase(Kernel::LatentValues, rows, Chunking::Guided(1), |worker, range| {
-            for row in range {
-                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
-                let attended = unsafe { worker.read(&buffers.attended, row, heads * dim) };
-                for (head, attended) in attended.chunks_exact(dim).enumerate() {
-                    worker.set_input(
-                        &latent_buffers.input,
-                        head * rows + row,
-                        0,
-                        &attended[..latent],
-                        kinds,
-                        true,
-                    );
-                }
-            }
-        });
-        self.multiply_heads(op.value.matrix, heads);
-        let kinds = Kinds::of(model, &[op.out]);
-        self.phase(Kernel::LatentJoin, rows, Chunking::Guided(1), |worker, range| {
-            for row in range {
-                let mut joined = std::mem::take(&mut worker.scratch.row);
-                for (head, to) in joined[..heads * value].chunks_exact_mut(value).enumerate() {
-                    // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
-                    to.copy_from_slice(unsafe {
-                        worker.read(&latent_buffers.heads, head * rows + row, value)
-                    });
-                }
-                worker.set_input(&buffers.input, row, 0, &joined[..heads * value], kinds, true);
-                worker.scratch.row = joined;
-            }
-        });
-        self.multiply(rows, [(op.out.matrix, &buffers.branch_outputs[output])]);
-        Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+        pass.multiply(rows, [(up.matrix, &latent_buffers.query)]);
     }
-
-    /// Multiplies each head's rows with its matrix; groups of outputs of all heads are shared as one list.
-    fn multiply_heads(&mut self, id: MatrixId, heads: usize) {
-        let (model, rows) = (self.model, self.rows());
-        let latent_buffers = &self.buffers.latent;
-        let matrix = model.matrix(id);
-        let (groups, width) = (matrix.groups(), matrix.rows());
-        for head in 0..heads {
-            self.add_squares(&[id], head, &latent_buffers.input, head * rows..(head + 1) * rows);
+    let query_head = op.shape.plain + op.shape.rotated;
+    let kinds = Kinds::of(model, &[op.absorb]);
+    pass.phase(Kernel::LatentSplit, rows, Chunking::Guided(1), |worker, range| {
+        for row in range {
+            // SAFETY: the phase is shared by row; see the table at the head of this file.
+            let query = unsafe { worker.write(&latent_buffers.query, row, op.shape.query_width()) };
+            if let Some(bias) = query_bias {
+                model.rows.add(query, model.vector(bias));
+            }
+            for (head, query) in query.chunks_exact(query_head).enumerate() {
+                worker.set_input(
+                    &latent_buffers.input,
+                    head * rows + row,
+                    0,
+                    &query[..op.shape.plain],
+                    kinds,
+                    true,
+                );
+            }
         }
-        self.phase(Kernel::Matmul(&[id]), groups * heads, Chunking::Guided(4), |worker, range| {
-            for head in range.start / groups..range.end.div_ceil(groups) {
-                let part = ops::part(&range, head * groups, groups);
-                let at = head * rows * width..(head + 1) * rows * width;
-                assert!(at.end <= latent_buffers.heads.len());
-                // SAFETY: the range is inside, see above; it is written by group of outputs of a head in this phase, and
-                // read by nobody.
-                let out = unsafe {
-                    Destination::from_raw(latent_buffers.heads.as_ptr().add(at.start), at.len(), width)
-                };
-                // SAFETY: inputs are only read in this phase.
-                let input =
-                    unsafe { latent_buffers.input.rows(matrix.row_kind(), head * rows..(head + 1) * rows) };
-                matrix.multiply(&model.matmul, head, input, rows, part, &out, &mut worker.scratch.matmul);
+    });
+    multiply_heads(pass, op.absorb.matrix, heads);
+    pass.phase(Kernel::LatentStore, rows, Chunking::Guided(1), |worker, range| {
+        for row in range {
+            worker.latent_store(op, row);
+        }
+    });
+    let dim = op.shape.key_dim();
+    let (kv, scale, soft_cap, sinks, bias) = (op.kv, op.scale, None, None, None);
+    attend::attend(
+        pass,
+        &Attend { heads: Heads { queries: heads, kv: 1, dim }, kv, scale, soft_cap, sinks, bias },
+    );
+    let kinds = Kinds::of(model, &[op.value]);
+    pass.phase(Kernel::LatentValues, rows, Chunking::Guided(1), |worker, range| {
+        for row in range {
+            // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+            let attended = unsafe { worker.read(&buffers.attended, row, heads * dim) };
+            for (head, attended) in attended.chunks_exact(dim).enumerate() {
+                worker.set_input(
+                    &latent_buffers.input,
+                    head * rows + row,
+                    0,
+                    &attended[..latent],
+                    kinds,
+                    true,
+                );
             }
-        });
+        }
+    });
+    multiply_heads(pass, op.value.matrix, heads);
+    let kinds = Kinds::of(model, &[op.out]);
+    pass.phase(Kernel::LatentJoin, rows, Chunking::Guided(1), |worker, range| {
+        for row in range {
+            let mut joined = std::mem::take(&mut worker.scratch.row);
+            for (head, to) in joined[..heads * value].chunks_exact_mut(value).enumerate() {
+                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+                to.copy_from_slice(unsafe { worker.read(&latent_buffers.heads, head * rows + row, value) });
+            }
+            worker.set_input(&buffers.input, row, 0, &joined[..heads * value], kinds, true);
+            worker.scratch.row = joined;
+        }
+    });
+    pass.multiply(rows, [(op.out.matrix, &buffers.branch_outputs[output])]);
+    Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+}
+
+/// Multiplies each head's rows with its matrix; groups of outputs of all heads are shared as one list.
+fn multiply_heads(pass: &mut Pass<'_>, id: MatrixId, heads: usize) {
+    let (model, rows) = (pass.model, pass.rows());
+    let latent_buffers = &pass.buffers.latent;
+    let matrix = model.matrix(id);
+    let (groups, width) = (matrix.groups(), matrix.rows());
+    for head in 0..heads {
+        pass.add_squares(&[id], head, &latent_buffers.input, head * rows..(head + 1) * rows);
     }
+    pass.phase(Kernel::Matmul(&[id]), groups * heads, Chunking::Guided(4), |worker, range| {
+        for head in range.start / groups..range.end.div_ceil(groups) {
+            let part = ops::part(&range, head * groups, groups);
+            let at = head * rows * width..(head + 1) * rows * width;
+            assert!(at.end <= latent_buffers.heads.len());
+            // SAFETY: the range is inside, see above; it is written by group of outputs of a head in this phase, and
+            // read by nobody.
+            let out = unsafe {
+                Destination::from_raw(latent_buffers.heads.as_ptr().add(at.start), at.len(), width)
+            };
+            // SAFETY: inputs are only read in this phase.
+            let input =
+                unsafe { latent_buffers.input.rows(matrix.row_kind(), head * rows..(head + 1) * rows) };
+            matrix.multiply(&model.matmul, head, input, rows, part, &out, &mut worker.scratch.matmul);
+        }
+    });
 }
 
 impl Worker<'_> {

@@ -18,59 +18,57 @@ use paguro_backend::{LayerEmbeds, LayerInput, StepError};
 
 use crate::{
     counters::Kernel,
-    forward::{AllPending, Pass, Pending},
     model::Kinds,
+    pass::Pass,
     thread_pool::Chunking,
-    worker::{Worker, WorkerScratch},
+    worker::{AllPending, Pending, Worker, WorkerScratch},
 };
 
-impl Pass<'_> {
-    /// Computes the embeddings for all layers.
-    ///
-    /// # Errors
-    /// [`StepError::Device`] if the table cannot be read or has changed.
-    pub fn layer_embeds(&mut self, op: &LayerEmbeds) -> Result<(), StepError> {
-        let (model, buffers, rows) = (self.model, self.buffers, self.rows());
-        self.add_norm(None, AllPending::NONE, Kinds::of(model, &[op.projection]));
-        self.multiply(rows, [(op.projection.matrix, &buffers.layer_embeds)]);
-        let failed = Mutex::new(None);
-        self.phase(Kernel::LayerEmbed, rows, Chunking::Guided(1), |worker, range| {
-            for row in range {
-                if let Err(error) = worker.layer_embeds(op, row) {
-                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                    return;
-                }
+/// Computes the embeddings for all layers.
+///
+/// # Errors
+/// [`StepError::Device`] if the table cannot be read or has changed.
+pub fn layer_embeds(pass: &mut Pass<'_>, op: &LayerEmbeds) -> Result<(), StepError> {
+    let (model, buffers, rows) = (pass.model, pass.buffers, pass.rows());
+    pass.add_norm(None, AllPending::NONE, Kinds::of(model, &[op.projection]));
+    pass.multiply(rows, [(op.projection.matrix, &buffers.layer_embeds)]);
+    let failed = Mutex::new(None);
+    pass.phase(Kernel::LayerEmbed, rows, Chunking::Guided(1), |worker, range| {
+        for row in range {
+            if let Err(error) = worker.layer_embeds(op, row) {
+                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                return;
             }
-        });
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error),
-            None => model.tables[op.table.0 as usize].check_source(),
         }
+    });
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => model.tables[op.table.0 as usize].check_source(),
     }
+}
 
-    /// Applies an embedding for the layer. Returns the branch to add to the residual stream, `[rows, hidden]`.
-    pub fn layer_input(&mut self, op: &LayerInput, pending: AllPending) -> Pending {
-        let (model, buffers, rows) = (self.model, self.buffers, self.rows());
-        let (width, kinds) = (model.matrix(op.gate.matrix).rows(), Kinds::of(model, &[op.out]));
-        self.add_norm(None, pending, Kinds::of(model, &[op.gate]));
-        self.multiply(rows, [(op.gate.matrix, &buffers.gate)]);
-        let stride = model.program.layer_embeds().map_or(0, |embeds| embeds.count * embeds.width);
-        self.phase(Kernel::LayerInput, rows, Chunking::Guided(4), |worker, range| {
-            for row in range {
-                // SAFETY: the phase is shared by row.
-                let gate = unsafe { worker.write(&buffers.gate, row, width) };
-                if let Some(bias) = op.gate.bias {
-                    model.rows.add(gate, model.vector(bias));
-                }
-                // SAFETY: no other worker writes it in this phase.
-                let embeds = unsafe { worker.read(&buffers.layer_embeds, row, stride) };
-                model.rows.activate_gate(gate, &embeds[op.index * width..][..width], op.activation);
-                worker.set_input(&buffers.input, row, 0, gate, kinds, true);
+/// Applies an embedding for the layer. Returns the branch to add to the residual stream, `[rows, hidden]`.
+pub fn layer_input(pass: &mut Pass<'_>, op: &LayerInput, pending: AllPending) -> Pending {
+    let (model, buffers, rows) = (pass.model, pass.buffers, pass.rows());
+    let (width, kinds) = (model.matrix(op.gate.matrix).rows(), Kinds::of(model, &[op.out]));
+    pass.add_norm(None, pending, Kinds::of(model, &[op.gate]));
+    pass.multiply(rows, [(op.gate.matrix, &buffers.gate)]);
+    let stride = model.program.layer_embeds().map_or(0, |embeds| embeds.count * embeds.width);
+    pass.phase(Kernel::LayerInput, rows, Chunking::Guided(4), |worker, range| {
+        for row in range {
+            // SAFETY: the phase is shared by row.
+            let gate = unsafe { worker.write(&buffers.gate, row, width) };
+            if let Some(bias) = op.gate.bias {
+                model.rows.add(gate, model.vector(bias));
             }
-        });
-        self.multiply(rows, [(op.out.matrix, &buffers.branch_outputs[0])]);
-        Pending { output: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
-    }
+            // SAFETY: no other worker writes it in this phase.
+            let embeds = unsafe { worker.read(&buffers.layer_embeds, row, stride) };
+            model.rows.activate_gate(gate, &embeds[op.index * width..][..width], op.activation);
+            worker.set_input(&buffers.input, row, 0, gate, kinds, true);
+        }
+    });
+    pass.multiply(rows, [(op.out.matrix, &buffers.branch_outputs[0])]);
+    Pending { output: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
 }
 
 impl Worker<'_> {

@@ -1,20 +1,18 @@
-//! SIMD kernels and the thread pool: the backend that always works.
+//! The forward pass on the CPU: the backend that always works.
 //!
-//! [`Cpu`] loads a program: weights are packed for vectors of 16 outputs ([`matrix`]), pages are laid out for loads
-//! from front to back (`pages`), and one thread pool (`thread_pool`) then runs every step as a list of phases
-//! (`forward`). Kernels are written once, over the vectors of [`simd`], and chosen once by [`isa`].
+//! [`Cpu`] loads a program: weights are packed for vectors of 16 outputs, pages are laid out for loads from front to
+//! back, and one thread pool (`thread_pool`) then runs every step as a list of phases (`forward`). The kernels are those
+//! of `paguro_cpu_kernels`. Begin with `forward`.
 //!
 //! | module | subject | decision |
 //! |-|-|-|
-//! | `forward` | phases of a layer: what each reads and writes | |
+//! | `forward` | a step from the first row to the outputs, layer by layer; the table of phases | |
+//! | `pass`, `worker` | what all layers share: phases of the pool, matmuls; one thread in a phase | |
 //! | `thread_pool`, `plan` | phases by all threads; division of a step | |
-//! | `matrix` | packed weights and matmuls | 2, 7, 8 |
-//! | `quantize` | activations in eight bits | 2 |
-//! | `attention`, `pages` | attention over splits at fixed positions; arrangement of a page | 3, 5 |
+//! | `attend`, `dense` | phases of attention and of dense networks | |
 //! | `experts`, `latent`, `recurrent`, `ssd`, `layer_input`, `row_ops` | phases of layers and ends of other kinds | |
 //! | `adapters` | low-rank changes beside the base | 20 |
 //! | `gather` | the reference path of attention, which copies pages together first | |
-//! | `isa`, `simd` | instruction sets, and vectors of 16 lanes for each | |
 //! | `counters` | kernel statistics: every launch is counted by name | |
 //!
 //! Every sum has one order, attention is split at fixed positions, and no result depends on the thread that computes it.
@@ -23,32 +21,27 @@
 
 mod adapters;
 mod attend;
-mod attention;
 mod bounds;
 mod buffers;
+mod by_expert;
 mod counters;
-mod delta;
+mod dense;
 mod experts;
 mod forward;
 mod gather;
-pub mod isa;
 mod joined;
 mod latent;
 mod layer_input;
 mod machine;
-pub mod matrix;
 mod model;
-mod ops;
 mod page_format;
-mod pages;
+mod pass;
 mod plan;
 mod probe;
-pub mod quantize;
 mod recurrent;
 mod row_ops;
 mod runner;
 mod shared;
-pub mod simd;
 mod ssd;
 mod states;
 mod support;
@@ -62,14 +55,15 @@ use paguro_backend::{
     Program, Runner, Weights,
 };
 
-pub use self::{isa::Isa, probe::read_bandwidth};
-use self::{
+pub use machine::memory_available;
+pub use paguro_cpu_kernels::isa::Isa;
+use paguro_cpu_kernels::{
     matrix::{Activations, PackedMatrix},
     pages::PageShape,
-    runner::CpuRunner,
-    states::States,
 };
-pub use machine::memory_available;
+pub use probe::read_bandwidth;
+use runner::CpuRunner;
+use states::States;
 
 /// Version of the bits that this backend computes. It is a part of the format of pages that leave the process, so that pages
 /// of other kernels are not read. `tests/numerics.rs` fails if the bits change and it does not.

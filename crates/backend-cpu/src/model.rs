@@ -5,8 +5,7 @@ use std::sync::Arc;
 use paguro_backend::{
     Activation, AttentionMode, InputSquares, Linear, Matrix, MatrixId, Norm, NormKind, Program, VectorId,
 };
-
-use crate::{
+use paguro_cpu_kernels::{
     attention::AttentionKernels,
     delta::DeltaKernels,
     matrix::{MatrixKernels, PackedMatrix, RowKind},

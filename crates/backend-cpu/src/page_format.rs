@@ -1,8 +1,9 @@
 //! Name of a page's format: of all properties besides the model and the tokens that determine the bits of a page.
 
 use paguro_backend::{Digest, Limits, PageFormat, Visitor};
+use paguro_cpu_kernels::isa::Isa;
 
-use crate::{NUMERICS, isa::Isa};
+use crate::NUMERICS;
 
 /// Returns the format of a runner's pages. The number of threads is no part of it, since no result depends on it.
 pub fn of(isa: Isa, limits: &Limits, page_bytes: usize) -> PageFormat {

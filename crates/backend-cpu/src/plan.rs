@@ -2,12 +2,12 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{Attention, KvGroup, Limits, OutputRows, PageId, Program, Step, visible};
-
-use crate::{
-    adapters::AdaptedRows,
-    attention::{SPLIT, TILE},
+use paguro_backend::{
+    Attention, KvGroup, KvSlot, Limits, OutputRows, PageId, Program, Step, VectorId, visible,
 };
+use paguro_cpu_kernels::attention::{SPLIT, TILE};
+
+use crate::adapters::AdaptedRows;
 
 /// Items of attention that each thread should find: with fewer, splits are shared.
 const ITEMS_PER_THREAD: usize = 8;
@@ -56,6 +56,32 @@ impl Heads {
     /// Returns the number of elements of a row of keys, or of values.
     pub fn kv_width(&self) -> usize {
         self.kv * self.dim
+    }
+}
+
+/// Queries over the pages of a layer.
+#[derive(Clone, Copy)]
+pub struct Attend {
+    pub heads: Heads,
+    pub kv: KvSlot,
+    pub scale: f32,
+    pub soft_cap: Option<f32>,
+    pub sinks: Option<VectorId>,
+    pub bias: Option<VectorId>,
+}
+
+impl Attend {
+    /// Returns the queries of a layer.
+    pub fn of(program: &Program, op: &Attention) -> Self {
+        let bias = op.distance_bias.map(|bias| bias.table);
+        Self {
+            heads: Heads::of(program, op),
+            kv: op.kv,
+            scale: op.scale,
+            soft_cap: op.soft_cap,
+            sinks: op.sinks,
+            bias,
+        }
     }
 }
 

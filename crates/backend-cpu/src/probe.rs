@@ -3,25 +3,14 @@
 use std::{hint::black_box, io, time::Instant};
 
 use memmap2::MmapMut;
+use paguro_cpu_kernels::{isa::Isa, probe::ProbeKernels};
 
-use crate::{
-    isa::{Isa, simd_kernels},
-    simd::Simd,
-    thread_pool::{Chunking, ThreadPool},
-};
+use crate::thread_pool::{Chunking, ThreadPool};
 
 /// Bytes that one round of the probe reads: far more than any cache holds.
 const PROBE_BYTES: usize = 1 << 29;
 /// Bytes that a thread claims at a time.
 const CHUNK: usize = 1 << 20;
-
-simd_kernels! {
-    /// Reads, and does nothing else.
-    struct ProbeKernels {
-        /// Reads all of it, in whole 256 bytes.
-        fn read(bytes: &[u8]) -> u8 = read;
-    }
-}
 
 /// Measures the read bandwidth of this machine with `threads` threads, in bytes per second: the median of `rounds`
 /// rounds over 512 MiB in huge pages if the system provides them, like weights.
@@ -48,37 +37,9 @@ pub fn read_bandwidth(threads: usize, rounds: usize) -> io::Result<f64> {
     Ok(rates[rates.len() / 2])
 }
 
-/// See [`ProbeKernels::read`]. Four independent chains, so that only memory is waited for.
-#[inline(always)]
-fn read<S: Simd>(s: S, bytes: &[u8]) -> u8 {
-    let mut all = [s.splat_u8(0); 4];
-    for lines in bytes.as_chunks::<64>().0.as_chunks::<4>().0 {
-        for (all, line) in all.iter_mut().zip(lines) {
-            *all = s.or_u8(*all, s.load_u8(line));
-        }
-    }
-    let mut out = [0; 64];
-    s.store_u8(s.or_u8(s.or_u8(all[0], all[1]), s.or_u8(all[2], all[3])), &mut out);
-    out.iter().fold(0, |a, &b| a | b)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_byte_is_read() {
-        for isa in Isa::supported() {
-            let kernels = ProbeKernels::new(isa);
-            let mut bytes = vec![1; 2048];
-            assert_eq!(kernels.read(&bytes), 1);
-            for at in (0..2048).step_by(61) {
-                bytes[at] = 4;
-                assert_eq!(kernels.read(&bytes), 5);
-                bytes[at] = 1;
-            }
-        }
-    }
 
     #[test]
     fn bandwidth_is_a_number_of_bytes() {

@@ -17,26 +17,24 @@
 //! A thread computes the rows of its part in order. A head's matrix is read once for several rows, and the sums of each
 //! row have the same order as in a step of one row.
 
-mod buffers;
-
 use std::ops::Range;
 
 use paguro_backend::{
-    Activation, Convolution, DeltaRule, DeltaShape, Linear, STATE_CHUNK, ShortConv, Ssd, StateUse,
-    StepSequence, VectorId,
+    Activation, Convolution, DeltaRule, DeltaShape, STATE_CHUNK, ShortConv, Ssd, StateUse, StepSequence,
 };
 
-pub use self::buffers::{RecurrentBuffers, RecurrentSizes};
+use paguro_cpu_kernels::{
+    delta::{Piece, Tiles},
+    simd::LANES,
+};
+
 use crate::{
     counters::Kernel,
-    delta::{Piece, Tiles},
-    forward::{AllPending, Pass, Pending},
     model::Kinds,
-    shared::Shared,
-    simd::LANES,
+    pass::Pass,
     states::blocks,
     thread_pool::Chunking,
-    worker::Worker,
+    worker::{AllPending, Pending, Worker},
 };
 
 /// A convolution's input in `mixed`.
@@ -73,115 +71,101 @@ impl ValueHeads<'_> {
     }
 }
 
-impl Pass<'_> {
-    /// Computes a short convolution. Returns its output, `[rows, hidden]`.
-    pub fn short_conv(&mut self, op: &ShortConv, pending: AllPending, output: usize) -> Pending {
-        let (model, buffers) = (self.model, self.buffers);
-        let mixed = &buffers.recurrent.mixed;
-        let width = op.width;
-        self.add_norm(op.norm, pending, Kinds::of(model, &[op.input]));
-        self.multiply(self.rows(), [(op.input.matrix, mixed)]);
-        self.add_bias(op.input, mixed, 3 * width);
-        let kinds = Kinds::of(model, &[op.out]);
-        self.phase(Kernel::Convolve, self.rows(), Chunking::Guided(1), |worker, range| {
-            for row in range {
-                let mut out = std::mem::take(&mut worker.scratch.row);
-                let y = &mut out[..width];
-                worker.convolve(&op.convolution, op.state, row, Inputs::Gated, y);
-                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
-                let c = &unsafe { worker.read(mixed, row, 3 * width) }[width..2 * width];
-                model.rows.multiply(y, c);
-                worker.set_input(&buffers.input, row, 0, y, kinds, true);
-                worker.scratch.row = out;
-            }
-        });
-        self.phase(Kernel::Keep, self.step.sequences.len(), Chunking::Single, |worker, range| {
-            for sequence in range {
-                worker.keep_inputs(sequence, op.state, Inputs::Gated);
-            }
-        });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
-        Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
-    }
-
-    /// Computes the gated delta rule. Returns its output, `[rows, hidden]`.
-    pub fn delta_rule(&mut self, op: &DeltaRule, pending: AllPending, output: usize) -> Pending {
-        let (model, buffers, step) = (self.model, self.buffers, self.step);
-        let recurrent = &buffers.recurrent;
-        let (channels, width) = (op.shape.channels(), op.shape.value_width());
-        self.add_norm(op.norm, pending, Kinds::of(model, &[op.qkv, op.gate, op.alpha, op.beta]));
-        let inputs = [
-            (op.qkv, &recurrent.mixed),
-            (op.gate, &recurrent.z),
-            (op.alpha, &recurrent.decay),
-            (op.beta, &recurrent.beta),
-        ];
-        self.multiply(self.rows(), inputs.map(|(linear, out)| (linear.matrix, out)));
-        self.add_bias(op.qkv, &recurrent.mixed, channels);
-        self.phase(Kernel::Convolve, self.rows(), Chunking::Guided(1), |worker, range| {
-            for row in range {
-                // SAFETY: the phase is shared by row; see the table at the head of this file.
-                let out = unsafe { worker.write(&recurrent.convolved, row, channels) };
-                worker.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
-                worker.finish_inputs(op, row, out);
-            }
-        });
-        let heads = ValueHeads { shape: &op.shape, state: op.state, rule: Rule::Delta(op) };
-        self.delta_heads(Kernel::Delta, &heads);
-        let kinds = Kinds::of(model, &[op.out]);
-        self.phase(Kernel::NormGate, self.rows(), Chunking::Guided(1), |worker, range| {
-            for row in range {
-                // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
-                let out = unsafe { worker.read(&recurrent.out, row, width) };
-                // SAFETY: the phase is shared by row; see the table at the head of this file.
-                let gates = unsafe { worker.write(&recurrent.z, row, width) };
-                worker.add_row_bias(op.gate.bias, gates);
-                let value_dim = op.shape.value_dim;
-                for (out, gate) in out.chunks_exact(value_dim).zip(gates.chunks_exact_mut(value_dim)) {
-                    let normed = &mut worker.scratch.row[..value_dim];
-                    model.norm(Some(op.out_norm), out, normed);
-                    model.rows.activate_gate(gate, normed, Activation::Silu);
-                }
-                worker.set_input(&buffers.input, row, 0, gates, kinds, true);
-            }
-        });
-        self.phase(Kernel::Keep, step.sequences.len(), Chunking::Single, |worker, range| {
-            for sequence in range {
-                worker.keep_inputs(sequence, op.state, Inputs::Plain);
-                worker.keep_rows(&op.shape, op.state, sequence);
-            }
-        });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
-        Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
-    }
-
-    /// Phase: all rows of the step in all value heads.
-    pub fn delta_heads(&mut self, kernel: Kernel<'_>, op: &ValueHeads<'_>) {
-        let (sequences, heads) = (self.step.sequences.len(), op.shape.value_heads);
-        // Few heads are divided, so that all threads have some.
-        let blocks = blocks(op.shape);
-        let columns_per_item = if sequences * heads < 2 * self.pool.threads() { 1 } else { blocks };
-        let items = blocks.div_ceil(columns_per_item);
-        self.phase(kernel, sequences * heads * items, Chunking::Single, |worker, range| {
-            for unit in range {
-                let (head, first) = (unit / items % heads, unit % items * columns_per_item);
-                let columns = first..blocks.min(first + columns_per_item);
-                worker.delta_head(op, unit / items / heads, head, columns);
-            }
-        });
-    }
-
-    /// Phase, if there is a bias: adds it, because other rows read this one in the next phase.
-    pub fn add_bias(&mut self, linear: Linear, to: &Shared<f32>, width: usize) {
-        if linear.bias.is_some() {
-            self.phase(Kernel::Bias, self.rows(), Chunking::Guided(4), |worker, range| {
-                for row in range {
-                    // SAFETY: the phase is shared by row; see the table at the head of this file.
-                    worker.add_row_bias(linear.bias, unsafe { worker.write(to, row, width) });
-                }
-            });
+/// Computes a short convolution. Returns its output, `[rows, hidden]`.
+pub fn short_conv(pass: &mut Pass<'_>, op: &ShortConv, pending: AllPending, output: usize) -> Pending {
+    let (model, buffers) = (pass.model, pass.buffers);
+    let mixed = &buffers.recurrent.mixed;
+    let width = op.width;
+    pass.add_norm(op.norm, pending, Kinds::of(model, &[op.input]));
+    pass.multiply(pass.rows(), [(op.input.matrix, mixed)]);
+    pass.add_bias(op.input, mixed, 3 * width);
+    let kinds = Kinds::of(model, &[op.out]);
+    pass.phase(Kernel::Convolve, pass.rows(), Chunking::Guided(1), |worker, range| {
+        for row in range {
+            let mut out = std::mem::take(&mut worker.scratch.row);
+            let y = &mut out[..width];
+            worker.convolve(&op.convolution, op.state, row, Inputs::Gated, y);
+            // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+            let c = &unsafe { worker.read(mixed, row, 3 * width) }[width..2 * width];
+            model.rows.multiply(y, c);
+            worker.set_input(&buffers.input, row, 0, y, kinds, true);
+            worker.scratch.row = out;
         }
-    }
+    });
+    pass.phase(Kernel::Keep, pass.step.sequences.len(), Chunking::Single, |worker, range| {
+        for sequence in range {
+            worker.keep_inputs(sequence, op.state, Inputs::Gated);
+        }
+    });
+    pass.multiply(pass.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
+    Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+}
+
+/// Computes the gated delta rule. Returns its output, `[rows, hidden]`.
+pub fn delta_rule(pass: &mut Pass<'_>, op: &DeltaRule, pending: AllPending, output: usize) -> Pending {
+    let (model, buffers, step) = (pass.model, pass.buffers, pass.step);
+    let recurrent = &buffers.recurrent;
+    let (channels, width) = (op.shape.channels(), op.shape.value_width());
+    pass.add_norm(op.norm, pending, Kinds::of(model, &[op.qkv, op.gate, op.alpha, op.beta]));
+    let inputs = [
+        (op.qkv, &recurrent.mixed),
+        (op.gate, &recurrent.z),
+        (op.alpha, &recurrent.decay),
+        (op.beta, &recurrent.beta),
+    ];
+    pass.multiply(pass.rows(), inputs.map(|(linear, out)| (linear.matrix, out)));
+    pass.add_bias(op.qkv, &recurrent.mixed, channels);
+    pass.phase(Kernel::Convolve, pass.rows(), Chunking::Guided(1), |worker, range| {
+        for row in range {
+            // SAFETY: the phase is shared by row; see the table at the head of this file.
+            let out = unsafe { worker.write(&recurrent.convolved, row, channels) };
+            worker.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
+            worker.finish_inputs(op, row, out);
+        }
+    });
+    let heads = ValueHeads { shape: &op.shape, state: op.state, rule: Rule::Delta(op) };
+    delta_heads(pass, Kernel::Delta, &heads);
+    let kinds = Kinds::of(model, &[op.out]);
+    pass.phase(Kernel::NormGate, pass.rows(), Chunking::Guided(1), |worker, range| {
+        for row in range {
+            // SAFETY: no other worker writes it in this phase; see the table at the head of this file.
+            let out = unsafe { worker.read(&recurrent.out, row, width) };
+            // SAFETY: the phase is shared by row; see the table at the head of this file.
+            let gates = unsafe { worker.write(&recurrent.z, row, width) };
+            worker.add_row_bias(op.gate.bias, gates);
+            let value_dim = op.shape.value_dim;
+            for (out, gate) in out.chunks_exact(value_dim).zip(gates.chunks_exact_mut(value_dim)) {
+                let normed = &mut worker.scratch.row[..value_dim];
+                model.norm(Some(op.out_norm), out, normed);
+                model.rows.activate_gate(gate, normed, Activation::Silu);
+            }
+            worker.set_input(&buffers.input, row, 0, gates, kinds, true);
+        }
+    });
+    pass.phase(Kernel::Keep, step.sequences.len(), Chunking::Single, |worker, range| {
+        for sequence in range {
+            worker.keep_inputs(sequence, op.state, Inputs::Plain);
+            worker.keep_rows(&op.shape, op.state, sequence);
+        }
+    });
+    pass.multiply(pass.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
+    Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+}
+
+/// Phase: all rows of the step in all value heads.
+pub fn delta_heads(pass: &mut Pass<'_>, kernel: Kernel<'_>, op: &ValueHeads<'_>) {
+    let (sequences, heads) = (pass.step.sequences.len(), op.shape.value_heads);
+    // Few heads are divided, so that all threads have some.
+    let blocks = blocks(op.shape);
+    let columns_per_item = if sequences * heads < 2 * pass.pool.threads() { 1 } else { blocks };
+    let items = blocks.div_ceil(columns_per_item);
+    pass.phase(kernel, sequences * heads * items, Chunking::Single, |worker, range| {
+        for unit in range {
+            let (head, first) = (unit / items % heads, unit % items * columns_per_item);
+            let columns = first..blocks.min(first + columns_per_item);
+            worker.delta_head(op, unit / items / heads, head, columns);
+        }
+    });
 }
 
 /// Returns true if a written state needs rows of another slot.
@@ -195,13 +179,6 @@ pub fn state_of(sequence: &StepSequence) -> StateUse {
 }
 
 impl Worker<'_> {
-    /// Adds a bias to a row, if there is one.
-    pub fn add_row_bias(&self, bias: Option<VectorId>, x: &mut [f32]) {
-        if let Some(bias) = bias {
-            self.model.rows.add(x, self.model.vector(bias));
-        }
-    }
-
     /// The convolution of a row.
     pub fn convolve(&mut self, op: &Convolution, layer: usize, row: usize, inputs: Inputs, out: &mut [f32]) {
         let (model, place) = (self.model, self.states.place(layer));

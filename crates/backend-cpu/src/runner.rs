@@ -1,32 +1,19 @@
 //! A loaded model: the contract's [`Runner`].
 
+mod load;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paguro_backend::{
-    AdapterId, AttentionMode, ExpertCount, InputSquares, KernelCount, Limits, LoadError, LowRank, MatrixId,
-    OutputKind, OutputValue, Pace, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step,
-    StepError, StepOutput, Ticket, WeightFormat, Weights,
+    AdapterId, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind, OutputValue,
+    PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
 };
+use paguro_cpu_kernels::{isa::Isa, pages::Arena};
 
+pub use self::load::packed_bytes;
 use crate::{
-    adapters::Adapters,
-    attention::{AttentionKernels, SPLIT, Scores},
-    buffers::{BufferSizes, Buffers},
-    counters::Counters,
-    delta::{DeltaKernels, DeltaScratch},
-    experts::RowsByExpert,
-    forward::Pass,
-    isa::Isa,
-    matrix::{Activations, MatrixKernels, PackedMatrix, Packing, Scratch},
-    model::Model,
-    ops::RowKernels,
-    page_format,
-    pages::{Arena, PageShape, StoredHead},
-    plan::StepPlan,
-    states::States,
-    support,
-    thread_pool::{Chunking, ThreadPool},
-    worker::WorkerScratch,
+    adapters::Adapters, buffers::Buffers, by_expert::RowsByExpert, counters::Counters, forward, model::Model,
+    pass::Pass, plan::StepPlan, states::States, thread_pool::ThreadPool, worker::WorkerScratch,
 };
 
 /// A model, its pages, and the thread pool that runs it.
@@ -58,144 +45,6 @@ pub struct CpuRunner {
 }
 
 impl CpuRunner {
-    /// Starts a thread pool, and loads a model for it.
-    ///
-    /// # Errors
-    /// [`LoadError`]
-    #[allow(clippy::too_many_arguments)] // two callers
-    pub fn load(
-        isa: Isa,
-        threads: usize,
-        program: &Program,
-        weights: Weights,
-        limits: Limits,
-        poison: bool,
-        squares: Option<Arc<InputSquares>>,
-        pace: Option<Arc<Pace>>,
-    ) -> Result<Self, LoadError> {
-        let mut pool = ThreadPool::new(threads).map_err(|error| {
-            LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
-        })?;
-        pool.pace = pace;
-        let pool = Arc::new(Mutex::new(pool));
-        Self::load_on(pool, isa, program, weights, limits, poison, squares, &[])
-    }
-
-    /// Packs the weights on the thread pool and allocates all buffers for `limits`. Matrices in `packed` are packed already.
-    ///
-    /// # Errors
-    /// [`LoadError`]
-    #[allow(clippy::too_many_arguments)] // two callers
-    fn load_on(
-        shared_pool: Arc<Mutex<ThreadPool>>,
-        isa: Isa,
-        program: &Program,
-        weights: Weights,
-        limits: Limits,
-        poison: bool,
-        squares: Option<Arc<InputSquares>>,
-        packed: &[(MatrixId, Arc<PackedMatrix>)],
-    ) -> Result<Self, LoadError> {
-        let mut pool = lock(&shared_pool);
-        let threads = pool.threads();
-        program.check(&weights)?;
-        support::check(program)?;
-        if limits.expert_slots.is_some() {
-            return Err(LoadError::no_slots("cpu"));
-        }
-        let shapes = PageShape::of_groups(&program.kv, limits.block_size, limits.kv_dtype)?;
-        if !SPLIT.is_multiple_of(limits.block_size) {
-            return Err(LoadError::Unsupported {
-                device: "cpu".into(),
-                what: format!("pages of {} tokens", limits.block_size),
-                supported: "16, 32, 64, 128, 256 and 512 work".into(),
-            });
-        }
-        let activations = activations_of(program, &weights);
-        let mut matrices = Vec::with_capacity(weights.matrices.len());
-        // One after the other, so that beside the packed weights, memory holds only the rows that threads are packing.
-        for (id, source) in weights.matrices.iter().enumerate() {
-            if let Some((_, packed)) = packed.iter().find(|(shared, _)| shared.0 as usize == id) {
-                matrices.push(packed.clone());
-                continue;
-            }
-            let packing = Packing::new(source, activations)?;
-            pool.run(threads, Chunking::Single, |_, _| packing.work());
-            matrices.push(Arc::new(packing.finish()?));
-        }
-        weights.check_unchanged()?;
-        if let Some(squares) = &squares {
-            squares.begin(&weights);
-        }
-        let adapters = Adapters::new(program, &weights, limits.max_rows)?;
-        let Weights { matrices: _, vectors, tables } = weights;
-        let mut arena = Arena::new(limits.pages, shapes)?;
-        let mut states = States::new(&program.state, limits.states)?;
-        if poison {
-            arena.poison();
-            states.poison();
-        }
-
-        let sizes = BufferSizes::new(program, &limits, threads);
-        let groups: Vec<_> = program.kv.groups.iter().copied().zip(support::heads(program)?).collect();
-        let plan = StepPlan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count);
-        let needs_all = limits.attention != AttentionMode::Paged || squares.is_some();
-        let tail = support::tail(program).filter(|_| !needs_all);
-        let tail = tail.map(|first| {
-            (first, StepPlan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count))
-        });
-        drop(pool);
-        let scratch = (0..threads).map(|_| WorkerScratch {
-            matmul: Scratch::default(),
-            scores: Scores::new(limits.kv_dtype, sizes.head_dim),
-            partial: vec![0.0; sizes.tile_partial],
-            sums: vec![0.0; sizes.tile_partial],
-            row: vec![0.0; sizes.widest.max(sizes.row_ops.widest)],
-            stored: StoredHead::new(limits.kv_dtype, sizes.head_dim),
-            sampler: paguro_backend::sampling::Scratch::default(),
-            delta: DeltaScratch::new(sizes.recurrent.head().0, sizes.recurrent.head().1),
-            conv_input: vec![0.0; sizes.recurrent.conv()],
-            sum: vec![0.0; sizes.experts.sum],
-            encoded: Vec::new(),
-            embeds: vec![0.0; sizes.layer_embeds],
-        });
-        Ok(Self {
-            scratch: scratch.collect(),
-            buffers: sizes.allocate()?,
-            by_expert: RowsByExpert::new(sizes.experts, limits.max_rows),
-            counters: Counters::new(isa, limits.kv_dtype, &matrices),
-            answers: (0..limits.max_outputs).map(|_| Mutex::new(None)).collect(),
-            model: Model {
-                program: program.clone(),
-                matrices,
-                vectors,
-                tables,
-                rope_stride: sizes.rope_stride,
-                attention: limits.attention,
-                matmul: MatrixKernels::new(isa, activations),
-                rows: RowKernels::new(isa),
-                attend: AttentionKernels::new(isa),
-                delta: DeltaKernels::new(isa),
-                squares,
-                adapted: false,
-            },
-            adapters,
-            pool: shared_pool.clone(),
-            isa,
-            poison,
-            limits,
-            page_format: page_format::of(isa, &limits, arena.page_bytes()),
-            arena,
-            states,
-            plan,
-            tail,
-            outputs: 0,
-            submitted: 0,
-        })
-    }
-}
-
-impl CpuRunner {
     /// Clears the pages with a part of a state that a step writes K and V to.
     fn clear_written(&mut self, step: &Step<'_>) {
         if self.model.program.state.is_empty() {
@@ -218,21 +67,6 @@ fn lock(pool: &Mutex<ThreadPool>) -> MutexGuard<'_, ThreadPool> {
     pool.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the form of quantized activations. Rows of encoders in Q8_0 are ranged. Decoders keep the eighth bit,
-/// which blocks around zero would lose; their steps of few rows wait for memory and not for instructions.
-fn activations_of(program: &Program, weights: &Weights) -> Activations {
-    let mut quantized =
-        weights.matrices.iter().map(|matrix| matrix.format).filter(|format| format.is_quantized());
-    let is_ranged = program.bidirectional && quantized.all(|format| format == WeightFormat::Q8_0);
-    if is_ranged { Activations::Ranged } else { Activations::Signed }
-}
-
-/// Returns the bytes of all packed matrices.
-pub fn packed_bytes(program: &Program, weights: &Weights) -> u64 {
-    let activations = activations_of(program, weights);
-    let bytes = weights.matrices.iter().map(|matrix| PackedMatrix::packed_bytes(matrix, activations) as u64);
-    bytes.fold(0, u64::saturating_add)
-}
 impl Runner for CpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.model.program, &self.limits)?;
@@ -262,7 +96,7 @@ impl Runner for CpuRunner {
                 tail.make_outputs(step, plan);
                 (*first, &*tail)
             });
-        Pass {
+        let mut pass = Pass {
             model,
             adapters,
             buffers,
@@ -275,8 +109,8 @@ impl Runner for CpuRunner {
             scratch,
             by_expert,
             tail,
-        }
-        .run(answers)?;
+        };
+        forward::run(&mut pass, answers)?;
         if pool.pace.as_ref().is_some_and(|pace| pace.is_abandoned()) {
             return Err(StepError::Device("the step was abandoned".into()));
         }

@@ -4,8 +4,10 @@ use std::{marker::PhantomData, ops::Range};
 
 use memmap2::MmapMut;
 use paguro_backend::LoadError;
-
-use crate::quantize::QuantBlock;
+use paguro_cpu_kernels::{
+    matrix::{RowKind, Rows},
+    quantize::QuantBlock,
+};
 
 /// A fixed buffer whose parts are written by different workers of a thread pool in one phase and read by all of them in a
 /// later one. `forward.rs` defines the accesses of each phase.
@@ -92,5 +94,41 @@ impl<T> Shared<T> {
         self.check(&range);
         // SAFETY: as above; the caller keeps all others away.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+/// Rows that matmuls read.
+pub struct MatmulInput {
+    /// For quantized weights, `[rows, quantized_stride]`.
+    pub quantized: Shared<QuantBlock>,
+    /// For weights in floats, `[rows, float_stride]`.
+    pub float: Shared<f32>,
+    /// Blocks from one quantized row to the next.
+    pub quantized_stride: usize,
+    /// Floats from one float row to the next.
+    pub float_stride: usize,
+}
+
+impl MatmulInput {
+    /// Returns rows `rows` of the kind that a matrix multiplies.
+    ///
+    /// # Safety
+    /// No thread writes them while they are used.
+    pub unsafe fn rows(&self, kind: RowKind, rows: Range<usize>) -> Rows<'_> {
+        // SAFETY: the caller keeps writers away.
+        unsafe {
+            match kind {
+                RowKind::Quantized => Rows::Quantized {
+                    blocks: self
+                        .quantized
+                        .get(rows.start * self.quantized_stride..rows.end * self.quantized_stride),
+                    stride: self.quantized_stride,
+                },
+                RowKind::Float => Rows::Float {
+                    values: self.float.get(rows.start * self.float_stride..rows.end * self.float_stride),
+                    stride: self.float_stride,
+                },
+            }
+        }
     }
 }

@@ -17,57 +17,55 @@ use paguro_backend::{Activation, GatedNorm, GroupNorm, STATE_CHUNK, Ssd};
 
 use crate::{
     counters::Kernel,
-    forward::{AllPending, Pass, Pending},
     model::Kinds,
-    recurrent::{Inputs, Rule, ValueHeads, state_of},
+    pass::Pass,
+    recurrent::{self, Inputs, Rule, ValueHeads, state_of},
     thread_pool::Chunking,
-    worker::Worker,
+    worker::{AllPending, Pending, Worker},
 };
 
-impl Pass<'_> {
-    /// Computes the scan of Mamba-2. Returns its output, `[rows, hidden]`.
-    pub fn ssd(&mut self, op: &Ssd, pending: AllPending, output: usize) -> Pending {
-        let (model, buffers) = (self.model, self.buffers);
-        let recurrent = &buffers.recurrent;
-        let (channels, width) = (op.shape.channels(), op.shape.value_width());
-        self.add_norm(op.norm, pending, Kinds::of(model, &[op.cbv, op.gate, op.dt]));
-        let inputs = [(op.cbv, &recurrent.mixed), (op.gate, &recurrent.z), (op.dt, &recurrent.decay)];
-        self.multiply(self.rows(), inputs.map(|(linear, out)| (linear.matrix, out)));
-        self.add_bias(op.cbv, &recurrent.mixed, channels);
-        self.phase(Kernel::Convolve, self.rows(), Chunking::Guided(1), |worker, range| {
-            for row in range {
-                // SAFETY: the phase is shared by row; see the table in `recurrent.rs`.
-                let out = unsafe { worker.write(&recurrent.convolved, row, channels) };
-                worker.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
-                model.rows.activate(out, Activation::Silu);
-                worker.ssd_steps(op, row);
-            }
-        });
-        self.phase(Kernel::ScanDots, self.rows(), Chunking::Guided(1), |worker, range| {
-            for row in range {
-                worker.ssd_dots(op, row);
-            }
-        });
-        let heads = ValueHeads { shape: &op.shape, state: op.state, rule: Rule::Scan(op) };
-        self.delta_heads(Kernel::Scan, &heads);
-        let kinds = Kinds::of(model, &[op.out]);
-        self.phase(Kernel::NormGate, self.rows(), Chunking::Guided(1), |worker, range| {
-            for row in range {
-                let mut normed = std::mem::take(&mut worker.scratch.row);
-                worker.ssd_output(op, row, &mut normed[..width]);
-                worker.set_input(&buffers.input, row, 0, &normed[..width], kinds, true);
-                worker.scratch.row = normed;
-            }
-        });
-        self.phase(Kernel::Keep, self.step.sequences.len(), Chunking::Single, |worker, range| {
-            for sequence in range {
-                worker.keep_inputs(sequence, op.state, Inputs::Plain);
-                worker.keep_rows(&op.shape, op.state, sequence);
-            }
-        });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
-        Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
-    }
+/// Computes the scan of Mamba-2. Returns its output, `[rows, hidden]`.
+pub fn ssd(pass: &mut Pass<'_>, op: &Ssd, pending: AllPending, output: usize) -> Pending {
+    let (model, buffers) = (pass.model, pass.buffers);
+    let recurrent = &buffers.recurrent;
+    let (channels, width) = (op.shape.channels(), op.shape.value_width());
+    pass.add_norm(op.norm, pending, Kinds::of(model, &[op.cbv, op.gate, op.dt]));
+    let inputs = [(op.cbv, &recurrent.mixed), (op.gate, &recurrent.z), (op.dt, &recurrent.decay)];
+    pass.multiply(pass.rows(), inputs.map(|(linear, out)| (linear.matrix, out)));
+    pass.add_bias(op.cbv, &recurrent.mixed, channels);
+    pass.phase(Kernel::Convolve, pass.rows(), Chunking::Guided(1), |worker, range| {
+        for row in range {
+            // SAFETY: the phase is shared by row; see the table in `recurrent.rs`.
+            let out = unsafe { worker.write(&recurrent.convolved, row, channels) };
+            worker.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
+            model.rows.activate(out, Activation::Silu);
+            worker.ssd_steps(op, row);
+        }
+    });
+    pass.phase(Kernel::ScanDots, pass.rows(), Chunking::Guided(1), |worker, range| {
+        for row in range {
+            worker.ssd_dots(op, row);
+        }
+    });
+    let heads = ValueHeads { shape: &op.shape, state: op.state, rule: Rule::Scan(op) };
+    recurrent::delta_heads(pass, Kernel::Scan, &heads);
+    let kinds = Kinds::of(model, &[op.out]);
+    pass.phase(Kernel::NormGate, pass.rows(), Chunking::Guided(1), |worker, range| {
+        for row in range {
+            let mut normed = std::mem::take(&mut worker.scratch.row);
+            worker.ssd_output(op, row, &mut normed[..width]);
+            worker.set_input(&buffers.input, row, 0, &normed[..width], kinds, true);
+            worker.scratch.row = normed;
+        }
+    });
+    pass.phase(Kernel::Keep, pass.step.sequences.len(), Chunking::Single, |worker, range| {
+        for sequence in range {
+            worker.keep_inputs(sequence, op.state, Inputs::Plain);
+            worker.keep_rows(&op.shape, op.state, sequence);
+        }
+    });
+    pass.multiply(pass.rows(), [(op.out.matrix, &buffers.branch_outputs[output])]);
+    Pending { output, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
 }
 
 impl Worker<'_> {

@@ -1,18 +1,19 @@
 //! A worker: one thread of the pool in a phase, with its working memory.
 
-use paguro_backend::{Embed, Norm, OutputValue, Step, sampling};
+use paguro_backend::{Embed, Norm, OutputValue, Step, VectorId, sampling};
+use paguro_cpu_kernels::{
+    attention::Scores,
+    delta::DeltaScratch,
+    matrix::Scratch,
+    pages::{Arena, StoredHead},
+    quantize::{BLOCK, row_blocks},
+};
 
 use crate::{
-    attention::Scores,
-    buffers::{Buffers, MatmulInput},
-    delta::DeltaScratch,
-    forward::{AllPending, Pending},
-    matrix::Scratch,
+    buffers::Buffers,
     model::{Kinds, Model},
-    pages::{Arena, StoredHead},
     plan::StepPlan,
-    quantize::{BLOCK, row_blocks},
-    shared::Shared,
+    shared::{MatmulInput, Shared},
     states::States,
 };
 
@@ -42,6 +43,37 @@ pub struct WorkerScratch {
     pub encoded: Vec<u8>,
     /// The decoded row.
     pub embeds: Vec<f32>,
+}
+
+/// The output of a branch that has not been added to the residual stream yet: the next phase that norms a row adds it.
+#[derive(Clone, Copy)]
+pub struct Pending {
+    /// Index into [`Buffers::branch_outputs`].
+    pub output: usize,
+    pub bias: Option<VectorId>,
+    pub post_norm: Option<Norm>,
+    pub scale: f32,
+}
+
+/// Outputs of branches that are not in the residual stream yet. The next phase that norms a row adds them.
+#[derive(Clone, Copy)]
+pub struct AllPending {
+    /// At most one for each branch of a layer.
+    pub branches: [Option<Pending>; 2],
+    /// Norm of the stream after that.
+    pub norm: Option<Norm>,
+    /// Multiplies the stream at the end.
+    pub scale: f32,
+}
+
+impl AllPending {
+    /// No branches.
+    pub const NONE: Self = Self { branches: [None; 2], norm: None, scale: 1.0 };
+
+    /// Returns one branch.
+    pub fn of(branch: Pending) -> Self {
+        Self { branches: [Some(branch), None], ..Self::NONE }
+    }
 }
 
 /// A worker in a phase.
@@ -80,6 +112,24 @@ impl Worker<'_> {
         let (hidden, parts) = (self.model.program.hidden, self.model.program.given_parts);
         let given = self.step.given_row(self.plan.rows[row], parts * hidden)?;
         Some(&given[part * hidden..][..hidden])
+    }
+
+    /// Bias and norm of a whole row, in place.
+    pub fn finish_row(&mut self, x: &mut [f32], bias: Option<VectorId>, norm: Norm) {
+        let model = self.model;
+        if let Some(bias) = bias {
+            model.rows.add(x, model.vector(bias));
+        }
+        let normed = &mut self.scratch.row[..x.len()];
+        model.norm(Some(norm), x, normed);
+        x.copy_from_slice(normed);
+    }
+
+    /// Adds a bias to a row, if there is one.
+    pub fn add_row_bias(&self, bias: Option<VectorId>, x: &mut [f32]) {
+        if let Some(bias) = bias {
+            self.model.rows.add(x, self.model.vector(bias));
+        }
     }
 
     /// Writes the embedding of a row's token.

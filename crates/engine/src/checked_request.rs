@@ -8,7 +8,6 @@ use paguro_model::Pooling;
 use crate::{
     Constraint, DraftOptions, SubmitError,
     adapters::RequestAdapters,
-    constraint::MaskBudget,
     fair::Tenant,
     pictures::Pictures,
     request::{FinishReason, Request, RequestLimits},
@@ -39,8 +38,6 @@ pub(crate) struct CheckedRequest {
     pub drafts: DraftOptions,
     /// Grammar, until it moves to the first sequence.
     pub constraint: Option<Constraint>,
-    /// Time of the masks of all branches.
-    pub masks: MaskBudget,
     /// Limit of reasoning, until it moves to the first sequence.
     pub thought: Option<Thought>,
     /// First prompt position to score, if any.
@@ -107,7 +104,6 @@ impl CheckedRequest {
             logprobs: request.logprobs,
             drafts: request.drafts.clone(),
             constraint: request.constraint.clone(),
-            masks: MaskBudget::default(),
             thought: None,
             score_from: request.score_prompt_from,
             report_prefill: request.report_prefill,

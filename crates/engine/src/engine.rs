@@ -1,5 +1,6 @@
 //! An engine: its start, its end, and the memory that it will need. `worker.rs` has the loop of its thread.
 
+mod commands;
 mod tiers;
 mod worker;
 

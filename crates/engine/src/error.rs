@@ -1,6 +1,7 @@
 //! Errors of starting an engine, of submitting a request, and of a running request.
 
 use paguro_backend::{InvalidParam, LoadError, StepError};
+use paguro_grammar::MaskError;
 
 /// Reason for which an engine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -109,16 +110,9 @@ pub enum RequestError {
     /// The step that it was part of failed.
     #[error("the device failed: {0}")]
     Step(String),
-    /// The grammar of [`Request::constraint`](crate::Request::constraint) allows no further token, or has become too
-    /// large.
-    #[error("the grammar allows no continuation of the answer: {0}")]
-    Constraint(String),
-    /// The masks of the grammar of [`Request::constraint`](crate::Request::constraint) take too long to compute. The
-    /// text names the limit.
-    #[error(
-        "the grammar is too slow: {0}; make it less ambiguous (let one rule match each part of the text, and write repetitions with `*` and not with recursion), or give it fewer and shorter alternatives"
-    )]
-    ConstraintTooSlow(String),
+    /// The grammar of [`Request::constraint`](crate::Request::constraint) allows no further token, or is too slow.
+    #[error(transparent)]
+    Constraint(#[from] MaskError),
     /// No token can be sampled: all logits are NaN or `-inf`.
     #[error(
         "the model computed no finite logit for the next token: its weights are damaged (`paguro verify` checks what is in the library), or `logit_bias` rules every token out"

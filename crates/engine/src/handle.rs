@@ -11,6 +11,7 @@ use std::{
 };
 
 use paguro_backend::{AdapterId, ExpertCount, KernelCount, LoadError, LowRank, StepError};
+use paguro_grammar::{TokenText, Vocabulary};
 use paguro_kv_store::Space;
 use paguro_model::tokenizer::Tokenizer;
 use tokio::sync::{
@@ -19,11 +20,10 @@ use tokio::sync::{
 };
 
 use crate::{
-    AdapterLimits, COMPILE_TIME, Canceller, Constraint, EngineOptions, Event, Generation, Grammar,
-    GrammarError, Request, Stats, SubmitError, Usage,
+    AdapterLimits, Canceller, Constraint, EngineOptions, Event, Generation, Grammar, GrammarError, Request,
+    Stats, SubmitError, Usage,
     adapters::HeldAdapters,
     checked_request::CheckedRequest,
-    constraint::Vocabulary,
     request::RequestLimits,
     snapshot::Snapshot,
     text::{StopMatcher, Writer},
@@ -163,7 +163,11 @@ impl Shared {
     fn vocabulary(&self) -> Result<&Arc<Vocabulary>, GrammarError> {
         let vocabulary = self.vocabulary.get_or_init(|| {
             let tokenizer = self.tokenizer.as_ref().ok_or(GrammarError::NoTokenizer)?;
-            Vocabulary::new(tokenizer, self.limits.vocab, &self.model_stop_tokens).map(Arc::new)
+            let tokens = (0..self.limits.vocab as u32).map(|token| TokenText {
+                bytes: tokenizer.token_bytes(token),
+                is_control: tokenizer.is_special(token),
+            });
+            Vocabulary::new(tokens, &self.model_stop_tokens).map(Arc::new)
         });
         vocabulary.as_ref().map_err(Clone::clone)
     }
@@ -257,13 +261,13 @@ impl Handle {
     }
 
     /// Compiles a grammar for [`Request::constraint`] on another thread, and blocks until it is compiled: milliseconds
-    /// for most grammars, up to a second more the first time, and at most [`COMPILE_TIME`]. Recently compiled grammars are
+    /// for most grammars, up to a second more the first time, and at most [`COMPILE_TIME`](crate::COMPILE_TIME). Recently compiled grammars are
     /// cached.
     ///
     /// # Errors
     /// [`GrammarError`]: the grammar is invalid, not supported, or too slow to compile.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
-        self.compile_while(grammar, Instant::now() + COMPILE_TIME, &|| true)
+        self.shared.vocabulary()?.compile(grammar)
     }
 
     /// Compiles a grammar like [`Self::compile`], but blocks at the latest until `until`, and only while `is_wanted`

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value as Json};
 
 use crate::{
+    SamplingOverrides,
     arch::{self, Names, Tensors},
     error::ModelError,
     gguf::{Contents, Metadata, Value},
@@ -45,7 +46,7 @@ pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents,
         metadata.set("general.file_type", Value::U32(number));
     }
     metadata.set("general.quantization_version", Value::U32(2));
-    sampling(&parts.defaults, metadata);
+    sampling(&parts.defaults.recommended, metadata);
     retrieval(folder, long.definition.is_encoder(), &mut contents)?;
     let metadata = &mut contents.metadata;
 
@@ -151,19 +152,19 @@ fn original(config: &Map<String, Json>) -> arch::Original {
     arch::Original { context, sections, deepstack }
 }
 
-fn sampling(defaults: &GenerationDefaults, metadata: &mut Metadata) {
+fn sampling(recommended: &SamplingOverrides, metadata: &mut Metadata) {
     let numbers = [
-        ("temp", defaults.temperature),
-        ("top_p", defaults.top_p),
-        ("min_p", defaults.min_p),
-        ("penalty_repeat", defaults.repetition_penalty),
+        ("temp", recommended.temperature),
+        ("top_p", recommended.top_p),
+        ("min_p", recommended.min_p),
+        ("penalty_repeat", recommended.repetition_penalty),
     ];
     for (key, number) in numbers {
         if let Some(number) = number {
             metadata.set(&format!("general.sampling.{key}"), Value::F32(number));
         }
     }
-    if let Some(top_k) = defaults.top_k {
+    if let Some(top_k) = recommended.top_k {
         metadata.set("general.sampling.top_k", Value::I32(top_k as i32));
     }
 }

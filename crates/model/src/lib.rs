@@ -5,11 +5,6 @@
 
 mod adapter;
 mod arch;
-/// Version of the weights that are made of a file. Pages on disk depend on it beside the file and the [digest of the
-/// program](paguro_backend::Program::digest), so it changes when the same file and program get other weights.
-/// `tests/it/weights.rs` fails if they change and it does not.
-pub const WEIGHTS: u32 = 1;
-
 pub mod chat;
 mod error;
 mod export;
@@ -23,6 +18,7 @@ mod prompts;
 mod ranker;
 mod rearrange;
 mod rope;
+mod sampling;
 pub mod tensor;
 mod text_head;
 mod token_heads;
@@ -39,6 +35,12 @@ pub use load::{
 pub use pooling::{Pooling, PoolingError};
 pub use prompts::{Prompts, TextRole};
 pub use ranker::Ranker;
+pub use sampling::SamplingOverrides;
 pub use text_head::{Classifier, DenseLayer, TextHead};
 pub use token_heads::{MultiVectorHead, SparseHead};
 pub use vision::{Tower, TowerInput, Vision};
+
+/// Version of the weights that are made of a file. Pages on disk depend on it beside the file and the [digest of the
+/// program](paguro_backend::Program::digest), so it changes when the same file and program get other weights.
+/// `tests/it/weights.rs` fails if they change and it does not.
+pub const WEIGHTS: u32 = 1;

@@ -50,6 +50,24 @@ impl ByteSource for Joined {
     }
 }
 
+/// Reads bytes from `at` on of parts of `size` bytes each, which `part` returns by number.
+pub(crate) fn read_parts<P: AsRef<[u8]>>(
+    size: usize,
+    mut at: usize,
+    mut out: &mut [u8],
+    mut part: impl FnMut(usize) -> io::Result<P>,
+) -> io::Result<()> {
+    while !out.is_empty() {
+        let bytes = part(at / size)?;
+        let first = at % size;
+        let count = out.len().min(size - first);
+        let (now, rest) = out.split_at_mut(count);
+        now.copy_from_slice(&bytes.as_ref()[first..first + count]);
+        (out, at) = (rest, at + count);
+    }
+    Ok(())
+}
+
 /// Returns a stack in NVFP4 with the scale of each part in all of its blocks: NVFP4_SCALED.
 pub(crate) fn scale_nvfp4(stack: &Matrix, scales: Vec<f32>) -> Bytes {
     let blocks = stack.rows * stack.cols / WeightFormat::NVFP4.block_len();
@@ -133,11 +151,11 @@ impl Transpose {
 struct Transposed {
     shape: Transpose,
     source: Bytes,
-    last: Mutex<Option<(usize, Arc<Vec<u8>>)>>,
+    last: Mutex<Option<(usize, Arc<[u8]>)>>,
 }
 
 impl Transposed {
-    fn part(&self, part: usize) -> io::Result<Arc<Vec<u8>>> {
+    fn part(&self, part: usize) -> io::Result<Arc<[u8]>> {
         // The lock is held during the read, because threads need the same part at the same time.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((known, bytes)) = &*last
@@ -148,7 +166,7 @@ impl Transposed {
         let size = self.shape.part_bytes(self.shape.columns);
         let mut bytes = vec![0; size];
         self.source.read_at(part * size, &mut bytes)?;
-        let bytes = Arc::new(self.shape.part(&bytes));
+        let bytes: Arc<[u8]> = self.shape.part(&bytes).into();
         *last = Some((part, bytes.clone()));
         Ok(bytes)
     }
@@ -159,18 +177,9 @@ impl ByteSource for Transposed {
         (self.shape.parts * self.shape.part_bytes(self.shape.outputs)) as u64
     }
 
-    fn read_at(&self, offset: u64, mut out: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let size = self.shape.part_bytes(self.shape.outputs);
-        let mut at = offset as usize;
-        while !out.is_empty() {
-            let part = self.part(at / size)?;
-            let first = at % size;
-            let count = out.len().min(size - first);
-            let (now, rest) = out.split_at_mut(count);
-            now.copy_from_slice(&part[first..first + count]);
-            (out, at) = (rest, at + count);
-        }
-        Ok(())
+        read_parts(size, offset as usize, out, |part| self.part(part))
     }
 
     fn check_unchanged(&self) -> io::Result<()> {
@@ -204,19 +213,19 @@ impl SplitMxfp4 {
         Bytes::new(Arc::new(self), 0, len)
     }
 
-    fn row(&self, row: usize, out: &mut Vec<u8>) -> io::Result<()> {
+    fn row(&self, row: usize) -> io::Result<Vec<u8>> {
         let file_row = row / self.rows * self.file_rows + self.first + row % self.rows * self.step;
         let mut blocks = vec![0; self.row_blocks * 16];
         let mut scales = vec![0; self.row_blocks];
         self.blocks.read_at(file_row * blocks.len(), &mut blocks)?;
         self.scales.read_at(file_row * scales.len(), &mut scales)?;
-        out.clear();
+        let mut out = Vec::with_capacity(self.row_blocks * BLOCK);
         for (block, scale) in blocks.as_chunks::<16>().0.iter().zip(scales) {
             let element = |i: usize| block[i / 2] >> (i % 2 * 4) & 0x0f;
             out.push(scale);
             out.extend((0..16).map(|i| element(i) | element(i + 16) << 4));
         }
-        Ok(())
+        Ok(out)
     }
 }
 
@@ -225,18 +234,8 @@ impl ByteSource for SplitMxfp4 {
         (self.parts * self.rows * self.row_blocks * BLOCK) as u64
     }
 
-    fn read_at(&self, offset: u64, mut out: &mut [u8]) -> io::Result<()> {
-        let size = self.row_blocks * BLOCK;
-        let (mut at, mut row) = (offset as usize, Vec::with_capacity(size));
-        while !out.is_empty() {
-            self.row(at / size, &mut row)?;
-            let first = at % size;
-            let count = out.len().min(size - first);
-            let (now, rest) = out.split_at_mut(count);
-            now.copy_from_slice(&row[first..first + count]);
-            (out, at) = (rest, at + count);
-        }
-        Ok(())
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        read_parts(self.row_blocks * BLOCK, offset as usize, out, |row| self.row(row))
     }
 
     fn check_unchanged(&self) -> io::Result<()> {

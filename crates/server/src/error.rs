@@ -242,9 +242,7 @@ impl From<RequestError> for ApiError {
         match error {
             RequestError::EngineStopped(_) => Self::Unavailable(message),
             RequestError::DeadlineExceeded => Self::timeout(),
-            RequestError::Constraint(_) | RequestError::ConstraintTooSlow(_) => {
-                Self::invalid("response_format", message)
-            }
+            RequestError::Constraint(_) => Self::invalid("response_format", message),
             RequestError::Picture(_) => Self::invalid("messages", message),
             RequestError::Step(_) | RequestError::NotFinite => Self::Internal(message),
         }

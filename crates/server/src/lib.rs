@@ -41,13 +41,11 @@ mod kv_events;
 mod layers;
 mod library;
 mod listen;
-mod mcp;
 mod metrics;
 mod models;
 mod ollama;
 mod openai;
 mod openapi;
-mod output;
 mod paths;
 mod prepare;
 mod release;
@@ -66,6 +64,7 @@ mod wire;
 use std::sync::Arc;
 
 use axum::{Router, middleware, routing::get};
+use paguro_mcp::McpServers;
 
 pub use extract::Json;
 pub use generate::stage_times;
@@ -74,9 +73,8 @@ pub use keys::{ApiKey, KeyError, KeyFile, Scope};
 pub use kv_events::{KvEncoding, KvEvents, KvEventsPlaces, KvEventsSettings, KvPublisher, KvReceiver};
 pub use library::LibraryService;
 pub use listen::{Arrival, BindError, Bound, Listening};
-pub use mcp::{McpServer, McpTransport, Trust};
 pub use models::{AdapterSetting, AdapterSettings, Residency};
-pub use settings::{Alias, HttpLimits, Listen, ServerSettings};
+pub use settings::{Alias, HttpLimits, Listen, McpSetting, ServerSettings};
 pub use source::{
     AdapterPlace, Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside,
     Presets,
@@ -94,6 +92,7 @@ use crate::{
     models::Models,
     prepare::Preparation,
     release::MemoryRelease,
+    shares::ClientShares,
 };
 
 /// State that all requests share.
@@ -132,7 +131,9 @@ pub(crate) struct State {
     /// The last requests, for the page.
     pub requests: ui::RequestLog,
     /// Servers of tools, for the page.
-    pub mcp: mcp::McpServers,
+    pub mcp: McpServers,
+    /// Concurrent calls of these tools, by client.
+    pub tool_calls: ClientShares,
     /// Requests that must end before the server does.
     pub drain: Arc<fleet::drain::Drain>,
     /// Token of the page. It proves that a browser's request was sent by the page, and changes with each start.
@@ -179,10 +180,11 @@ impl Server {
         let images = &settings.images;
         let image_decoder = ImageDecoder::new(images.limits, images.memory, metrics.decoded_images.clone());
         let image_fetcher = ImageFetcher::new(images.hosts.clone(), images.limits.bytes);
-        let mcp = mcp::McpServers::new(settings.mcp.clone());
+        let mcp = McpServers::new(settings.mcp.iter().map(|setting| setting.server.clone()).collect());
         Self {
             state: Arc::new(State {
                 mcp,
+                tool_calls: ClientShares::new(paguro_mcp::MOST_CALLS_OF_CLIENT),
                 page_token: ids::new(&ids::new("")),
                 settings,
                 models,

@@ -1,17 +1,26 @@
 //! Settings of the server.
 
-use paguro_library::plain_name;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use paguro_library::plain_name;
+use paguro_mcp::McpServer;
 use serde::Deserialize;
 
 use crate::{
-    KvEventsPlaces,
+    KvEventsPlaces, Scope,
     images::ImageSettings,
-    mcp::McpServer,
     models::{AdapterSettings, Residency},
     ui::Setting,
 };
+
+/// A tool server, and the scope that a key needs to see and call its tools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct McpSetting {
+    /// The server.
+    pub server: McpServer,
+    /// The scope.
+    pub scope: Scope,
+}
 
 /// Settings of the server.
 #[derive(Clone, Debug)]
@@ -53,7 +62,7 @@ pub struct ServerSettings {
     /// True if the web page is served.
     pub ui: bool,
     /// Tool servers that the page's chat may use.
-    pub mcp: Vec<McpServer>,
+    pub mcp: Vec<McpSetting>,
     /// Settings for display on the page.
     pub shown: Vec<Setting>,
     /// Devices for display on the page.

@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(defaults.system.as_deref(), Some("Short answers."));
         let options = &defaults.options;
         assert_eq!(
-            (options.temperature, options.top_k, &options.stop[..]),
+            (options.sampling.temperature, options.sampling.top_k, &options.stop[..]),
             (None, Some(7), &["x".to_owned()][..])
         );
     }

@@ -11,12 +11,33 @@ use super::Report;
 /// ends a prefix of names.
 const ARROWS: &[(&str, &[&str])] = &[
     ("paguro", &["paguro-*"]),
-    ("paguro-server", &["paguro-engine", "paguro-model", "paguro-library", "paguro-vision"]),
+    (
+        "paguro-server",
+        &[
+            "paguro-engine",
+            "paguro-model",
+            "paguro-model-output",
+            "paguro-library",
+            "paguro-mcp",
+            "paguro-vision",
+        ],
+    ),
+    ("paguro-model-output", &[]),
+    ("paguro-mcp", &[]),
     ("paguro-library", &[]),
     (
         "paguro-engine",
-        &["paguro-model", "paguro-backend", "paguro-backend-conformance", "paguro-kv-store", "paguro-vision"],
+        &[
+            "paguro-grammar",
+            "paguro-model",
+            "paguro-backend",
+            "paguro-backend-conformance",
+            "paguro-kv-store",
+            "paguro-vision",
+        ],
     ),
+    // The tests read the tokens of a model.
+    ("paguro-grammar", &["paguro-backend", "paguro-model"]),
     ("paguro-kv-store", &[]),
     ("paguro-model", &["paguro-backend", "paguro-vision"]),
     ("paguro-vision", &[]),
@@ -24,7 +45,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("paguro-backend-conformance", &["paguro-backend"]),
     // Its tests divide models among devices of its own.
     ("paguro-backend-wgpu", &["paguro-backend", "paguro-backend-conformance", "paguro-backend-stages"]),
+    ("paguro-backend-cpu", &["paguro-cpu-kernels", "paguro-backend", "paguro-backend-conformance"]),
     ("paguro-backend-*", &["paguro-backend", "paguro-backend-conformance"]),
+    ("paguro-cpu-kernels", &["paguro-backend", "paguro-backend-conformance"]),
     ("paguro-backend", &["paguro-backend-conformance"]),
     ("xtask", &[]),
 ];
@@ -90,11 +113,13 @@ mod tests {
     fn arrows_that_are_drawn_pass() {
         let good = workspace(&[
             ("paguro", &["clap", "paguro-engine", "paguro-backend-cpu"]),
-            ("paguro-engine", &["paguro-model", "paguro-backend", "tokio"]),
+            ("paguro-engine", &["paguro-grammar", "paguro-model", "paguro-backend", "tokio"]),
+            ("paguro-grammar", &["paguro-backend", "llguidance"]),
             ("paguro-model", &["paguro-backend", "paguro-vision"]),
             ("paguro-vision", &[]),
             ("paguro-quantize", &["paguro-model", "paguro-backend"]),
-            ("paguro-backend-cpu", &["paguro-backend"]),
+            ("paguro-backend-cpu", &["paguro-cpu-kernels", "paguro-backend"]),
+            ("paguro-cpu-kernels", &["paguro-backend"]),
             ("paguro-backend", &["half"]),
         ]);
         assert_eq!(broken(&good), Vec::<String>::new());
@@ -112,7 +137,7 @@ mod tests {
         assert_eq!(
             broken(&bad),
             [
-                "`paguro-engine` must not depend on `paguro-backend-cpu`; of the workspace it may use: paguro-model, paguro-backend, paguro-backend-conformance, paguro-kv-store, paguro-vision",
+                "`paguro-engine` must not depend on `paguro-backend-cpu`; of the workspace it may use: paguro-grammar, paguro-model, paguro-backend, paguro-backend-conformance, paguro-kv-store, paguro-vision",
                 "`paguro-backend` must not depend on `paguro-model`; of the workspace it may use: paguro-backend-conformance",
                 "crate `helper` has no place in the arrows of xtask/src/tidy/arrows.rs",
             ]

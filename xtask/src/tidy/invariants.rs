@@ -16,13 +16,13 @@ const ENVIRONMENT: &[&str] = &[
     "app/src/settings.rs",
     "app/src/cli/parse.rs",
     "crates/backend-conformance/src/draw.rs",
-    "crates/backend-cpu/src/isa.rs",
+    "crates/cpu-kernels/src/isa.rs",
 ];
 
 /// Files in which a library reads the proxy of an HTTP client, and code of tests.
 const PROXIES: &[&str] = &[
     "crates/library/src/hub/client.rs",
-    "crates/server/src/mcp/http.rs",
+    "crates/mcp/src/http.rs",
     "crates/backend-conformance/src/draw.rs",
     "crates/backend-conformance/src/mutations.rs",
 ];

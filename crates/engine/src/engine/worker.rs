@@ -20,7 +20,6 @@ use crate::{
     handle::{Command, EventSender, Shared},
     request::Event,
     scheduler::Scheduler,
-    snapshot::Snapshot,
     speculation::DraftRunner,
 };
 
@@ -55,13 +54,13 @@ pub(super) struct Worker {
 
 /// A request that has not ended.
 pub(super) struct Client {
-    events: EventSender,
-    prompt_tokens: usize,
-    adapters: RequestAdapters,
+    pub(super) events: EventSender,
+    pub(super) prompt_tokens: usize,
+    pub(super) adapters: RequestAdapters,
     /// Branches that have not ended.
-    open: usize,
+    pub(super) open: usize,
     /// True if the request has left the queue, by a start or an end.
-    started: bool,
+    pub(super) started: bool,
 }
 
 impl Worker {
@@ -125,49 +124,9 @@ impl Worker {
     }
 
     /// Recounts pages and states.
-    fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), String> {
         self.drafter.iter().try_for_each(DraftRunner::check)?;
         self.scheduler.check()
-    }
-
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::Submit { events, .. } if self.stopping => drop(events),
-            Command::Submit { checked, prompt, events } => {
-                let open = checked.sampling.len();
-                let adapters = checked.adapters.clone();
-                adapters.enter();
-                let client = Client { events, prompt_tokens: prompt.len(), adapters, open, started: false };
-                self.clients.insert(checked.id, client);
-                self.scheduler.submit(*checked, prompt);
-            }
-            Command::Cancel { request, branch } => self.scheduler.cancel(request, branch),
-            Command::ClearCache => self.scheduler.clear_cache(),
-            Command::OpenDisk(weights) => self.open_disk(weights.as_deref()),
-            // The caller may have gone.
-            Command::ExpertCounts(reply) => drop(reply.send(self.runner.expert_counts())),
-            Command::KernelCounts(reply) => drop(reply.send(self.runner.kernel_counts())),
-            Command::Snapshot { kernels, reply } => {
-                let kernels = kernels.then(|| self.runner.kernel_counts());
-                drop(reply.send(Snapshot::new(&self.scheduler, kernels)));
-            }
-            Command::LoadAdapter { id, pairs, reply } => {
-                self.loading.push_back(Loading { id, pairs, done: 0, reply });
-            }
-            Command::UnloadAdapter(id) => {
-                self.loading.retain(|loading| loading.id != id);
-                self.runner.unload_adapter(id);
-            }
-            Command::CheckPages(reply) => drop(reply.send(self.check())),
-            Command::Stop { finish } => {
-                let _ = self.shared.stopped.set("it was shut down".into());
-                self.stopping = true;
-                if !finish {
-                    self.scheduler.cancel_all();
-                }
-            }
-        }
-        self.publish();
     }
 
     /// Loads adapters for a few milliseconds.

@@ -10,13 +10,10 @@
 
 use std::time::{Duration, Instant};
 
+use paguro_grammar::{Guide, Verdict};
+
 use super::{Scheduler, outputs::finish};
-use crate::{
-    constraint::{Guide, Verdict},
-    cost::Work,
-    request::FinishReason,
-    sequence::Sequence,
-};
+use crate::{cost::Work, request::FinishReason, sequence::Sequence};
 
 /// Maximum time that a step waits for masks that are expected within this time.
 const GRACE: Duration = Duration::from_millis(3);
@@ -76,7 +73,7 @@ impl Scheduler {
                 Verdict::Open => Some(sequence.request.at_max_tokens.clone()),
                 Verdict::End => Some(FinishReason::Complete),
                 Verdict::Failed(error) => {
-                    failed.push((sequence.request.id, error.clone()));
+                    failed.push((sequence.request.id, error.clone().into()));
                     None
                 }
             };

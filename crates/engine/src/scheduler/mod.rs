@@ -22,11 +22,13 @@
 //! | module | subject |
 //! |-|-|
 //! | [admission], [queue] | sequences that leave the queue, those that they preempt, fair shares |
-//! | [rows] | rows of decoding sequences and prompts, by the time of a step |
+//! | [rows], [prompts] | rows of decoding sequences and of prompts, by the time of a step |
 //! | [masks] | sequences that wait for the mask of their grammar |
 //! | [drafts] | rows that check drafts |
 //! | [pictures] | sequences that wait for the rows of a picture |
 //! | [tiers] | prefixes that are loaded from memory of the host and from disk |
+//! | [requests] | begin and cancellation of requests |
+//! | [inspect] | views for readers, and the count of all pages |
 //! | [ahead] | the plan of the next step while the device computes this one |
 //! | [outputs] | results of a step |
 
@@ -34,11 +36,14 @@ mod admission;
 mod ahead;
 mod buffers;
 mod drafts;
+mod inspect;
 mod masks;
 mod model_drafts;
 mod outputs;
 mod pictures;
+mod prompts;
 mod queue;
+mod requests;
 mod rows;
 mod tiers;
 
@@ -47,7 +52,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::{GivenRows, Limits, Output, PageId, PageMove, Step};
+use paguro_backend::{GivenRows, Limits, Output, PageMove, Step};
 
 use self::{
     buffers::{PlannedStep, Saves},
@@ -55,12 +60,11 @@ use self::{
 };
 use crate::{
     RequestError, Stats,
-    checked_request::CheckedRequest,
-    constraint::MaskWorkers,
     cost::{StepCost, Work},
     encoder::EncoderCache,
     fair::Ledger,
     layout::BlockLayout,
+    mask_workers::MaskWorkers,
     pages::Pages,
     request::{Event, FinishReason},
     sequence::{Rank, Sequence},
@@ -157,27 +161,6 @@ impl Scheduler {
         self.speculation = (!self.layout.is_whole).then(Speculation::default);
     }
 
-    /// Queues a request that was checked.
-    pub fn submit(&mut self, request: CheckedRequest, prompt: Vec<u32>) {
-        let active = self.running.iter().chain(self.waiting.values());
-        self.ledger.enter(&request.tenant, active.map(|sequence| &sequence.request.tenant));
-        let mut sequence = Sequence::new(request, prompt, &self.layout, &self.pages);
-        sequence.sched.seniority = self.arrivals;
-        self.arrivals += 1;
-        sequence.sched.waits_since = self.step;
-        sequence.compute_mask(Vec::new(), &mut self.mask_workers);
-        self.waiting.insert(sequence.rank(), sequence);
-    }
-
-    /// Ends a request, or one branch of it; its pages are free at once.
-    pub fn cancel(&mut self, request: u64, branch: Option<usize>) {
-        for sequence in
-            self.remove(|s| s.request.id == request && branch.is_none_or(|b| s.branches == (b..b + 1)))
-        {
-            finish(&sequence, &FinishReason::Cancelled, None, &mut self.events);
-        }
-    }
-
     /// Ends the requests whose deadline is not after `now`.
     pub fn expire(&mut self, now: Instant) {
         for sequence in
@@ -188,12 +171,6 @@ impl Scheduler {
             } else {
                 self.events.push((sequence.request.id, Event::Failed(RequestError::DeadlineExceeded)));
             }
-        }
-    }
-
-    pub fn cancel_all(&mut self) {
-        for sequence in self.remove(|_| true) {
-            finish(&sequence, &FinishReason::Cancelled, None, &mut self.events);
         }
     }
 
@@ -282,27 +259,6 @@ impl Scheduler {
         }
     }
 
-    /// Returns all sequences, running ones first, each in order of rank, with a flag that is true for running ones.
-    pub fn sequences(&self) -> impl Iterator<Item = (&Sequence, bool)> {
-        let running = self.running.iter().map(|sequence| (sequence, true));
-        running.chain(self.waiting.values().map(|sequence| (sequence, false)))
-    }
-
-    /// Returns the pages that only the prefix cache holds, in ascending order.
-    pub fn cached_pages(&self) -> impl Iterator<Item = PageId> {
-        self.pages.cached()
-    }
-
-    /// Returns the division of sequences into blocks.
-    pub fn layout(&self) -> &BlockLayout {
-        &self.layout
-    }
-
-    /// Limits of a step and of the number of sequences.
-    pub fn limits(&self) -> Limits {
-        self.limits
-    }
-
     /// Evicts every cached block that no sequence uses.
     pub fn clear_cache(&mut self) {
         self.encoder_cache.clear();
@@ -321,30 +277,6 @@ impl Scheduler {
     /// Records the duration of a step of `rows` rows of one sequence, which ran before there were requests.
     pub fn record_probe(&mut self, rows: usize, duration: Duration) {
         self.cost.learn(Work::default().and(0, rows), duration);
-    }
-
-    /// Recounts all pages and states against all sequences.
-    pub fn check(&self) -> Result<(), String> {
-        let holds =
-            |sequence: &&Sequence| sequence.kv.held_pages().next().is_some() || sequence.kv.state.is_some();
-        if let Some(sequence) = self.waiting.values().find(holds) {
-            return Err(format!("request {} waits but holds pages or a state", sequence.request.id));
-        }
-        if !self.running.is_sorted_by_key(Sequence::rank) {
-            return Err("running sequences are out of order".into());
-        }
-        for sequence in &self.running {
-            let rows = sequence.planned.rows + sequence.planned.ahead;
-            let blocks = self.layout.blocks(sequence.kv.computed + rows);
-            if sequence.kv.tables.iter().any(|table| table.pages.len() != blocks) {
-                return Err(format!("request {} has block tables of a wrong length", sequence.request.id));
-            }
-            if self.states.total() > 0 && sequence.kv.computed > 0 && sequence.kv.state.is_none() {
-                return Err(format!("request {} has K and V but no state", sequence.request.id));
-            }
-        }
-        self.states.check(self.running.iter().filter_map(|sequence| sequence.kv.state))?;
-        self.pages.check(self.running.iter().flat_map(|sequence| sequence.kv.held_pages()))
     }
 
     fn write_plan(&mut self) {
@@ -373,47 +305,5 @@ impl Scheduler {
             self.waiting.extract_if(.., |_, sequence| chosen(sequence)).map(|(_, sequence)| sequence),
         );
         removed
-    }
-}
-
-#[cfg(test)]
-impl Scheduler {
-    pub fn mask_workers(&mut self) -> &mut MaskWorkers {
-        &mut self.mask_workers
-    }
-
-    pub fn is_encoder(&self) -> bool {
-        self.layout.is_whole
-    }
-
-    /// Request and branch of the running sequences that decode and wait for no mask.
-    pub fn decoding(&self) -> Vec<(u64, usize)> {
-        let decoding =
-            self.running.iter().filter(|sequence| !sequence.prefills() && !sequence.sampler.awaits_mask());
-        decoding.map(|sequence| (sequence.request.id, sequence.branches.start)).collect()
-    }
-
-    /// Request, branch and positions of the planned rows.
-    pub fn planned(&self) -> Vec<(u64, usize, std::ops::Range<usize>)> {
-        let planned = self.running.iter().filter(|sequence| sequence.planned.rows > 0);
-        planned
-            .map(|s| (s.request.id, s.branches.start, s.kv.computed..s.kv.computed + s.planned.rows))
-            .collect()
-    }
-
-    /// Returns request and branch of running sequences without a row in the plan, and of waiting ones.
-    pub fn held(&self) -> Vec<(u64, usize)> {
-        let idle = self.running.iter().filter(|sequence| sequence.planned.rows == 0);
-        idle.chain(self.waiting.values()).map(|s| (s.request.id, s.branches.start)).collect()
-    }
-
-    /// Tenants and requests of the running sequences.
-    pub fn tenants(&self) -> Vec<(crate::fair::Tenant, u64)> {
-        self.running.iter().map(|sequence| (sequence.request.tenant.clone(), sequence.request.id)).collect()
-    }
-
-    /// Returns the pages of the running sequences.
-    pub fn tables(&self) -> Vec<Vec<PageId>> {
-        self.running.iter().map(|sequence| sequence.kv.held_pages().collect()).collect()
     }
 }

@@ -3,12 +3,10 @@
 use std::ops::Range;
 
 use paguro_backend::TokenMask;
+use paguro_grammar::{Drafted, Guide};
 
 use super::{Sampler, Sequence};
-use crate::{
-    constraint::{Drafted, Guide},
-    speculation::{Acceptance, Credit, Draft, HiddenRows, KEPT_ROWS, Speculator},
-};
+use crate::speculation::{Acceptance, Credit, Draft, HiddenRows, KEPT_ROWS, Speculator};
 
 /// The drafter of a sequence, and its next draft.
 #[derive(Debug, Default)]

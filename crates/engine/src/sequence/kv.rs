@@ -1,13 +1,15 @@
 //! K, V and state of the computed tokens: block tables, keys of blocks, and the state slot. Pages are reserved before a
 //! step, published and released after it.
 
+mod ahead;
+mod branches;
+
 use std::sync::Arc;
 
 use paguro_backend::{PageId, PageMove, StateUse};
 
 use crate::{
-    adapters::RequestAdapters, events::ExtraKey, layout::BlockLayout, pages::Pages, pictures::Pictures,
-    prefix::BlockKey, states::States,
+    events::ExtraKey, layout::BlockLayout, pages::Pages, pictures::Pictures, prefix::BlockKey, states::States,
 };
 
 /// Pages of one group, by block.
@@ -54,66 +56,6 @@ pub(crate) struct KvState {
 }
 
 impl KvState {
-    /// Returns a state without pages for a prompt.
-    pub fn new(
-        prompt: &[u32],
-        pictures: &Pictures,
-        (salt, adapters): (&[u8], &RequestAdapters),
-        layout: &BlockLayout,
-        pages: &Pages,
-    ) -> Self {
-        let root = pages.root(salt, adapters.digest.as_ref());
-        let mut keys = Vec::new();
-        for (index, block) in prompt.chunks_exact(layout.block_size).enumerate() {
-            let first = index * layout.block_size;
-            let pictures = pictures.extras(first..first + block.len());
-            let Some(key) = pages.key(keys.last().or(root.as_ref()), block, &pictures) else { break };
-            keys.push(key);
-        }
-        Self {
-            computed: 0,
-            reached: 0,
-            tables: vec![BlockTable::default(); layout.groups()],
-            state: None,
-            salt: salt.into(),
-            adapter: adapters.name.clone(),
-            root,
-            keys,
-            checkpoints: Vec::new(),
-            newest_checkpoint: None,
-            is_suspect: false,
-        }
-    }
-
-    /// Returns a state without pages for the same tokens, `tokens` of which were computed before.
-    pub fn without_pages(&self, tokens: usize) -> Self {
-        Self {
-            computed: 0,
-            reached: tokens,
-            tables: vec![BlockTable::default(); self.tables.len()],
-            state: None,
-            salt: self.salt.clone(),
-            adapter: self.adapter.clone(),
-            root: self.root,
-            keys: self.keys.clone(),
-            checkpoints: Vec::new(),
-            newest_checkpoint: None,
-            is_suspect: self.is_suspect,
-        }
-    }
-
-    /// Returns a state for the same `tokens` tokens that shares all pages and the state slot.
-    pub fn share(&self, tokens: usize, pages: &mut Pages, states: &mut States) -> Self {
-        self.state.iter().for_each(|&state| states.share(state));
-        self.held_pages().for_each(|page| pages.share(page));
-        Self {
-            computed: self.computed,
-            tables: self.tables.clone(),
-            state: self.state,
-            ..self.without_pages(tokens)
-        }
-    }
-
     /// Returns all pages of the block tables.
     pub fn held_pages(&self) -> impl Iterator<Item = PageId> {
         self.tables.iter().flat_map(|table| table.held().iter().copied())
@@ -175,40 +117,9 @@ impl KvState {
         true
     }
 
-    /// Returns true if the next row would write a page or a state that another sequence shares.
-    pub fn needs_copies(&self, layout: &BlockLayout, pages: &Pages, states: &States) -> bool {
-        let is_shared = |block: usize| self.tables.iter().any(|table| pages.is_shared(table.pages[block]));
-        self.state.is_some_and(|state| states.is_shared(state)) || self.tail(layout).is_some_and(is_shared)
-    }
-
     /// Returns the block that is partly filled, if there is one: the next row writes it.
     fn tail(&self, layout: &BlockLayout) -> Option<usize> {
         (!self.computed.is_multiple_of(layout.block_size)).then_some(self.computed / layout.block_size)
-    }
-
-    /// Returns the number of pages that [`KvState::extend`] allocates.
-    pub fn pages_up_to(&self, tokens: usize, layout: &BlockLayout) -> usize {
-        let blocks = layout.blocks(tokens);
-        self.tables.iter().map(|table| blocks.saturating_sub(table.pages.len())).sum()
-    }
-
-    /// Allocates the missing pages of the first `tokens` tokens. No page is copied: the one in which the planned rows end
-    /// belongs to this sequence alone, because they write it.
-    pub fn extend(&mut self, tokens: usize, layout: &BlockLayout, pages: &mut Pages) {
-        let blocks = layout.blocks(tokens);
-        for table in &mut self.tables {
-            table.pages.extend((table.pages.len()..blocks).map(|_| pages.allocate()));
-        }
-    }
-
-    /// Releases the pages after the next `rows` rows, which hold drafted rows that were rejected. No such page was
-    /// published, because only computed blocks are.
-    pub fn reject_after(&mut self, rows: usize, layout: &BlockLayout, pages: &mut Pages) {
-        let blocks = layout.blocks(self.computed + rows);
-        for table in &mut self.tables {
-            let rejected = blocks.min(table.pages.len())..;
-            table.pages.drain(rejected).rev().for_each(|page| pages.release(page));
-        }
     }
 
     /// Marks the next `rows` tokens of `tokens` as computed: full blocks enter the cache, and pages that no later row
@@ -270,25 +181,6 @@ impl KvState {
             extra.extend(self.adapter.clone().map(ExtraKey::Adapter));
             events.stored(parent, &self.keys[block], &tokens[positions], extra);
         }
-    }
-
-    /// Releases the state and all pages. The last blocks are released first, so that the cache evicts them first: a
-    /// prefix without its end is more useful than an end without its prefix.
-    pub fn release(&mut self, layout: &BlockLayout, pages: &mut Pages, states: &mut States) {
-        self.state.take().into_iter().for_each(|state| states.release(state));
-        let blocks = self.tables.iter().map(|table| table.pages.len()).max().unwrap_or(0);
-        for block in (0..blocks).rev() {
-            for table in &self.tables {
-                if (table.released..table.pages.len()).contains(&block) {
-                    pages.release(table.pages[block]);
-                }
-            }
-            self.touch_checkpoint(block, layout, pages);
-        }
-        self.checkpoints.clear();
-        self.newest_checkpoint = None;
-        self.tables.iter_mut().for_each(|table| *table = BlockTable::default());
-        self.computed = 0;
     }
 
     /// Returns the key of the block that ends after `tokens` tokens.

@@ -16,9 +16,11 @@
 //! token is sampled and appended. Rows of a step may have several outputs, each with its position and branch
 //! ([`SequenceOutputs`]).
 
+mod branches;
 mod checkpoint;
 mod drafts;
 mod kv;
+mod needs;
 mod outputs;
 mod reuse;
 mod sampler;
@@ -39,9 +41,9 @@ pub(crate) use self::{
 };
 use crate::{
     checked_request::CheckedRequest,
-    constraint::MaskWorkers,
     encoder::Encoded,
     layout::BlockLayout,
+    mask_workers::MaskWorkers,
     pages::Pages,
     request::{FinishReason, Usage},
     states::States,
@@ -82,30 +84,6 @@ pub(crate) struct PrefixState {
 }
 
 impl Sequence {
-    /// Creates a sequence that holds no pages.
-    pub fn new(mut request: CheckedRequest, prompt: Vec<u32>, layout: &BlockLayout, pages: &Pages) -> Self {
-        Self {
-            branches: 0..request.sampling.len(),
-            kv: KvState::new(
-                &prompt,
-                &request.pictures,
-                (&request.prefix_salt, &request.adapters),
-                layout,
-                pages,
-            ),
-            tokens: Tokens::new(prompt),
-            sampler: Sampler::new(&mut request),
-            prompt_outputs: PromptOutputs::new(request.embedded.is_some()),
-            prefix: PrefixState::default(),
-            sched: SchedState { priority: request.priority, ..SchedState::default() },
-            planned: PlannedRows::default(),
-            drafts: Drafts::default(),
-            encoded: vec![None; request.pictures.len()],
-            finished: false,
-            request: Arc::new(request),
-        }
-    }
-
     pub fn rank(&self) -> Rank {
         Rank {
             priority: Reverse(self.sched.priority),
@@ -245,28 +223,6 @@ impl Sequence {
         self.sampler.compute_mask(new, draft, &self.request, &self.tokens, workers);
     }
 
-    /// Returns the number of pages to allocate until all tokens are computed, if the sequence begins with `cached` cached
-    /// blocks, and its [headroom](Sequence::headroom).
-    pub fn pages_needed(&self, cached: usize, layout: &BlockLayout) -> usize {
-        self.kv.pages_to_come(cached, self.tokens.len(), layout) + self.headroom(layout)
-    }
-
-    /// Returns the number of pages of its next block, one for each group, or 0 if it cannot become that long. Branches that
-    /// separate also need a copy of the block that they share.
-    pub fn headroom(&self, layout: &BlockLayout) -> usize {
-        // The last token is never computed.
-        let longest = self.tokens.prompt() + self.request.max_tokens.saturating_sub(1);
-        let grows = layout.blocks(longest) > layout.blocks(self.tokens.len());
-        if grows || self.branches.len() > 1 { layout.groups() } else { 0 }
-    }
-
-    /// Returns the number of pages that it claims: its own, a fraction of shared ones, and those that its prompt still
-    /// needs.
-    pub fn claim(&self, layout: &BlockLayout, pages: &Pages) -> f64 {
-        let held: f64 = self.kv.held_pages().map(|page| 1.0 / pages.references(page) as f64).sum();
-        held + self.kv.pages_to_come(0, self.tokens.len(), layout) as f64
-    }
-
     /// Reserves the pages and the state of the next `rows` rows; see [`KvState::reserve`].
     pub fn reserve(
         &mut self,
@@ -314,47 +270,5 @@ impl Sequence {
         let new = self.kv.advance(rows, &self.tokens, &self.request.pictures, layout, pages, states);
         self.drop_computed_pictures();
         new
-    }
-
-    /// Releases its state and all pages; see [`KvState::release`]. Blocks that are worth it are saved later.
-    pub fn release(&mut self, layout: &BlockLayout, pages: &mut Pages, states: &mut States) {
-        self.save_later(layout, pages);
-        self.kv.release(layout, pages, states);
-        self.prefix.load = Load::Untried;
-        self.planned = PlannedRows::default();
-        self.encoded.iter_mut().for_each(|rows| *rows = None);
-        self.tokens.clear_draft();
-    }
-
-    /// Creates branch `branch` as a separate sequence with the same pages and state.
-    pub fn fork(&self, branch: usize, pages: &mut Pages, states: &mut States) -> Sequence {
-        let kv = self.kv.share(self.tokens.len(), pages, states);
-        self.branch_with(branch..branch + 1, kv)
-    }
-
-    /// Leaves the branches from `branch` on to a sequence without pages, which computes the prompt's end again.
-    pub fn split_off(&mut self, branch: usize) -> Sequence {
-        let kv = self.kv.without_pages(self.tokens.len());
-        let rest = self.branch_with(branch..self.branches.end, kv);
-        self.branches.end = branch;
-        rest
-    }
-
-    /// Returns these branches with other pages. Requested outputs of the prompt stay with this sequence.
-    fn branch_with(&self, branches: Range<usize>, kv: KvState) -> Sequence {
-        Sequence {
-            request: self.request.clone(),
-            branches,
-            tokens: self.tokens.clone(),
-            kv,
-            sampler: self.sampler.fork(),
-            prompt_outputs: PromptOutputs::delivered(),
-            prefix: PrefixState { load: Load::Untried, ..self.prefix },
-            sched: self.sched.fork(),
-            planned: PlannedRows::default(),
-            drafts: Drafts::default(),
-            encoded: vec![None; self.encoded.len()],
-            finished: false,
-        }
     }
 }

@@ -3,13 +3,10 @@
 use std::sync::Arc;
 
 use paguro_backend::TokenMask;
+use paguro_grammar::{Drafted, Guide};
 
 use super::Tokens;
-use crate::{
-    checked_request::CheckedRequest,
-    constraint::{Drafted, Guide, MaskWorkers},
-    thought::Thought,
-};
+use crate::{checked_request::CheckedRequest, mask_workers::MaskWorkers, thought::Thought};
 
 /// State of the restrictions of one branch. It is kept during preemption, like the tokens.
 #[derive(Debug)]
@@ -67,7 +64,7 @@ impl Sampler {
         if let Some(guide) = &mut self.guide
             && request.max_tokens > 0
         {
-            guide.compute(new, is_last, within, draft, request, workers);
+            workers.run(guide.compute(new, is_last, within, draft), request);
         }
     }
 

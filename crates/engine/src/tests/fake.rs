@@ -9,7 +9,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Condvar, Mutex},
+    sync::{Arc, Condvar, LazyLock, Mutex},
 };
 
 use paguro_backend::{
@@ -19,13 +19,11 @@ use paguro_backend::{
     PageMove, Program, Residual, Runner, STATE_CHUNK, SampleRequest, Sampled, Score, ShortConv, StateLayout,
     StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId, WeightFormat, Weights,
 };
-
+use paguro_grammar::{Constraint, Grammar, TokenText, Vocabulary};
 use paguro_model::{
     gguf::{Array, Metadata, Value},
     tokenizer::Tokenizer,
 };
-
-use crate::{Constraint, Grammar, constraint::Vocabulary};
 
 pub const VOCAB: usize = 97;
 
@@ -108,11 +106,13 @@ pub fn tokenizer() -> Arc<Tokenizer> {
 
 /// Constraints over these tokens: one without a necessary end, one with an end, one with a dead end (no token writes an
 /// `x`).
-pub fn constraints() -> [Constraint; 3] {
-    let vocabulary = Arc::new(Vocabulary::new(&tokenizer(), VOCAB, &[]).unwrap());
+pub static CONSTRAINTS: LazyLock<[Constraint; 3]> = LazyLock::new(|| {
+    let tokenizer = tokenizer();
+    let token = |id| TokenText { bytes: tokenizer.token_bytes(id), is_control: tokenizer.is_special(id) };
+    let vocabulary = Arc::new(Vocabulary::new((0..VOCAB as u32).map(token), &[]).unwrap());
     ["( ?(pa|guro|日本?)!?)*", "(npa|sgu|bro|é){3,9}!!", "(pa|ro){4}x"]
         .map(|regex| vocabulary.compile(&Grammar::Regex(regex.into())).unwrap())
-}
+});
 
 /// External control of a runner.
 #[derive(Clone, Debug, Default)]

@@ -6,7 +6,7 @@ use expect_test::expect;
 
 use super::{
     clients::*,
-    fake::constraints,
+    fake::CONSTRAINTS,
     rig::{Rig, Setup},
     script::check,
 };
@@ -224,7 +224,7 @@ fn a_grammar_among_many_streams_is_held_and_the_others_are_planned_ahead() {
             ..Setup::default()
         };
         let mut rig = Rig::new(&setup).unwrap();
-        let [endless, ..] = constraints();
+        let [endless, ..] = &*CONSTRAINTS;
         for stream in 0..=streams {
             let constraint = (stream == streams).then(|| endless.clone());
             let request =

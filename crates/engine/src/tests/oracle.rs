@@ -1,6 +1,9 @@
 //! The model of the [fake runner](super::fake) without pages, batches, chunks and a cache.
 
+use std::time::Duration;
+
 use paguro_backend::{SampleRequest, Score, TokenMask};
+use paguro_grammar::{Guide, Verdict};
 use paguro_model::Pooling;
 
 use super::fake::{VOCAB, adapted, adapter, best, embedding, mix, sample, score, visible};
@@ -37,7 +40,10 @@ pub fn oracle(
     };
     let mut state = 0;
     let (mut answer, mut reason) = (Vec::new(), None);
-    let mut parser = request.constraint.clone().map(|constraint| constraint.parser);
+    let mut guide = request.constraint.clone().map(Guide::new);
+    if let Some(guide) = &mut guide {
+        follow(guide, Vec::new());
+    }
     while reason.is_none() {
         for (position, &token) in tokens.iter().enumerate().skip(digests.len()) {
             first.push(adapted(mix(u64::from(token), position as u64), &uses));
@@ -54,11 +60,11 @@ pub fn oracle(
             let (draw, logprobs) = (answer.len() as u64, request.logprobs);
             let early = answer.len() < request.min_tokens && !request.stop_tokens.is_empty();
             let within = early.then(|| all_but(&request.stop_tokens));
-            let mask = match &mut parser {
+            let mask = match &guide {
                 None => within,
-                Some(parser) => match parser.compute_mask() {
-                    Ok(mask) => Some(narrow(mask.as_slice(), within.as_ref())),
-                    Err(_) => break,
+                Some(guide) => match guide.mask() {
+                    Some(mask) => Some(narrow(mask.bits(), within.as_ref())),
+                    None => break,
                 },
             };
             let mask = mask.as_ref();
@@ -72,11 +78,10 @@ pub fn oracle(
                 break;
             }
             answer.push(token);
-            if let Some(parser) = &mut parser {
-                parser.consume_token(token).unwrap();
-                if parser.check_stop().unwrap() {
-                    reason = Some(FinishReason::Complete);
-                }
+            if let Some(guide) = &mut guide
+                && follow(guide, vec![token])
+            {
+                reason = Some(FinishReason::Complete);
             }
         }
     }
@@ -100,6 +105,14 @@ pub fn oracle(
         (0..3).map(|i| (sum(i) / pooled.len() as f64) as f32).collect()
     });
     Expected { tokens: answer, reason, scores, embedding }
+}
+
+/// Continues a grammar after `tokens`, on this thread and without a limit of time. Returns true if it ends.
+fn follow(guide: &mut Guide, tokens: Vec<u32>) -> bool {
+    let mut task = guide.compute(tokens, false, None, Vec::new());
+    let answer = task.compute();
+    task.finish(answer, Duration::ZERO);
+    matches!(guide.settle(), Some((Verdict::End, _)))
 }
 
 fn all_but(tokens: &[u32]) -> TokenMask {

@@ -10,11 +10,11 @@ use proptest::prelude::*;
 
 use super::{
     drafts::known,
-    fake::{Fault, VOCAB, constraints},
+    fake::{CONSTRAINTS, Fault, VOCAB},
     oracle::{Expected, oracle},
     rig::{ADAPTERS, Masks, Rig, Setup},
 };
-use crate::{Adapter, Constraint, DraftOptions, FinishReason, PageOrder, Replay, Request, Stats};
+use crate::{Adapter, DraftOptions, FinishReason, PageOrder, Replay, Request, Stats};
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -82,8 +82,6 @@ fn setups() -> impl Strategy<Value = Setup> {
 
 static LOADED: LazyLock<[Adapter; 3]> =
     LazyLock::new(|| ADAPTERS.map(|content| Adapter::without_engine(content.into(), [content; 32])));
-
-static CONSTRAINTS: LazyLock<[Constraint; 3]> = LazyLock::new(constraints);
 
 /// Prompts of a few families, which share beginnings of any length.
 fn requests() -> impl Strategy<Value = Request> {

@@ -24,15 +24,13 @@ use paguro_backend::PageMove;
 use paguro_model::Pooling;
 
 use super::{
-    fake::{Fault, VOCAB, constraints},
+    fake::{CONSTRAINTS, Fault, VOCAB},
     rig::{Masks, Rig, Setup},
 };
-use crate::{Constraint, Event, Request};
+use crate::{Event, Request};
 
 /// Time 0 of a script's clock.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-static CONSTRAINTS: LazyLock<[Constraint; 3]> = LazyLock::new(constraints);
 
 /// Plays a script.
 pub fn check(settings: &str, script: &str, expected: Expect) {

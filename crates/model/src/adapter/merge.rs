@@ -9,6 +9,7 @@ use crate::{
     arch::{self, Definition, FLOATS, Linears, Names, Naming, Tensors},
     error::ModelError,
     gguf::Contents,
+    rearrange::read_parts,
     tensor::{DType, Tensor},
 };
 
@@ -131,18 +132,9 @@ impl ByteSource for Merged {
         (self.rows * self.to.row_bytes(self.cols)) as u64
     }
 
-    fn read_at(&self, offset: u64, mut out: &mut [u8]) -> io::Result<()> {
-        let size = self.to.row_bytes(self.cols);
-        let (mut at, mut encoded) = (offset as usize, Vec::new());
-        while !out.is_empty() {
-            let row = self.row(at / size, &mut encoded)?;
-            let first = at % size;
-            let count = out.len().min(size - first);
-            let (now, rest) = out.split_at_mut(count);
-            now.copy_from_slice(&row[first..first + count]);
-            (out, at) = (rest, at + count);
-        }
-        Ok(())
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let mut encoded = Vec::new();
+        read_parts(self.to.row_bytes(self.cols), offset as usize, out, |row| self.row(row, &mut encoded))
     }
 
     fn check_unchanged(&self) -> io::Result<()> {

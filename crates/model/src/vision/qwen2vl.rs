@@ -9,7 +9,7 @@ use super::{
     adapt::Sections,
     files::{TowerFile, Values},
     lower::{BlockNames, Blocks, rope_of_halves, single},
-    qwen3vl::{self, MERGE, check_squares, processor, squares},
+    qwen3vl::{self, MERGE, check_squares, processor, projection, squares},
 };
 use crate::{error::ModelError, gguf::Value as Meta};
 
@@ -100,16 +100,8 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         true => ["v.merger.ln_q", "v.merger.mlp.0", "v.merger.mlp.2"],
         false => ["v.post_ln", "mm.0", "mm.2"],
     };
-    let ops = vec![
-        RowOp::Norm(file.norm(norm, hidden, NormKind::Rms, EPS)?),
-        RowOp::Join(merge * merge),
-        RowOp::Linear {
-            linear: file.linear(up, joined, joined)?,
-            width: joined,
-            activation: Some(Activation::Gelu),
-        },
-        RowOp::Linear { linear: file.linear(down, text, joined)?, width: text, activation: None },
-    ];
+    let mut ops = vec![RowOp::Norm(file.norm(norm, hidden, NormKind::Rms, EPS)?), RowOp::Join(merge * merge)];
+    ops.extend(projection(file, up, down, joined)?);
     let merged = single(merge * merge, text, blocks.layers, ops);
     let ropes = vec![rope_of_halves(blocks.head_dim, 10_000.0)];
     let program = blocks.program(&[true, false], layers, ropes, patches, merged);

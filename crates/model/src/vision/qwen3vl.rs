@@ -127,16 +127,9 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         true => ["v.merger.norm", "v.merger.linear_fc1", "v.merger.linear_fc2"],
         false => ["v.post_ln", "mm.0", "mm.2"],
     };
-    let main = vec![
-        RowOp::Norm(file.norm(norm, hidden, NormKind::Layer, EPS)?),
-        RowOp::Join(merge * merge),
-        RowOp::Linear {
-            linear: file.linear(up, joined, joined)?,
-            width: joined,
-            activation: Some(Activation::Gelu),
-        },
-        RowOp::Linear { linear: file.linear(down, text, joined)?, width: text, activation: None },
-    ];
+    let mut main =
+        vec![RowOp::Norm(file.norm(norm, hidden, NormKind::Layer, EPS)?), RowOp::Join(merge * merge)];
+    main.extend(projection(file, up, down, joined)?);
     let mut taps = vec![Tap { layers: blocks.layers, ops: main }];
     for (index, layer) in deepstack(file, blocks.layers)?.into_iter().enumerate() {
         let name = |part: [&str; 2]| match file.is_hf() {
@@ -144,16 +137,9 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
             false => format!("v.deepstack.{layer}.{}", part[0]),
         };
         let names = [["norm", "norm"], ["fc1", "linear_fc1"], ["fc2", "linear_fc2"]].map(name);
-        let ops = vec![
-            RowOp::Join(merge * merge),
-            RowOp::Norm(file.norm(&names[0], joined, NormKind::Layer, EPS)?),
-            RowOp::Linear {
-                linear: file.linear(&names[1], joined, joined)?,
-                width: joined,
-                activation: Some(Activation::Gelu),
-            },
-            RowOp::Linear { linear: file.linear(&names[2], text, joined)?, width: text, activation: None },
-        ];
+        let norm = file.norm(&names[0], joined, NormKind::Layer, EPS)?;
+        let mut ops = vec![RowOp::Join(merge * merge), RowOp::Norm(norm)];
+        ops.extend(projection(file, &names[1], &names[2], joined)?);
         taps.push(Tap { layers: layer + 1, ops });
     }
     let merged = Merged { rows: merge * merge, width: text, taps };
@@ -215,6 +201,18 @@ fn deepstack(file: &TowerFile<'_, '_>, layers: usize) -> Result<Vec<usize>, Mode
         true => Ok(listed),
         false => Err(ModelError::Config(format!("rows of the layers {listed:?} of {layers}"))),
     }
+}
+
+/// Returns the matmuls that project merged rows, as wide as `joined`, to rows of the text model.
+pub(super) fn projection(
+    file: &mut TowerFile<'_, '_>,
+    up: &str,
+    down: &str,
+    joined: usize,
+) -> Result<[RowOp; 2], ModelError> {
+    let (width, activation) = (file.text_hidden, Some(Activation::Gelu));
+    let up = RowOp::Linear { linear: file.linear(up, joined, joined)?, width: joined, activation };
+    Ok([up, RowOp::Linear { linear: file.linear(down, width, joined)?, width, activation: None }])
 }
 
 /// Returns the processor of Qwen's models, whose files have these limits of pixels unless they say otherwise.

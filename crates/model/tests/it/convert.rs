@@ -48,7 +48,7 @@ fn check(name: &str, folder: &Path, tokens: &[u32]) {
     assert_eq!(model.stop_tokens, converted.stop_tokens, "{name}");
     assert_eq!(model.chat_template.is_some(), converted.chat_template.is_some(), "{name}");
     assert_eq!(model.context_length, converted.context_length, "{name}");
-    assert_eq!(model.defaults.temperature, converted.defaults.temperature, "{name}");
+    assert_eq!(model.defaults.recommended, converted.defaults.recommended, "{name}");
 }
 
 /// A tokenizer of bytes, as GPT-2 writes them.

@@ -440,5 +440,6 @@ fn chat_templates_and_their_tokens_are_found() {
     let text = model.chat_template.unwrap().render(&ChatInput::from_turns([("user", "ciao")])).unwrap();
     assert_eq!(text, "<s>ciao</s>");
     assert_eq!(model.tool_template.unwrap().source(), "tools");
-    assert_eq!((model.defaults.temperature, model.defaults.top_k), (Some(0.5), Some(40)));
+    let recommended = &model.defaults.recommended;
+    assert_eq!((recommended.temperature, recommended.top_k), (Some(0.5), Some(40)));
 }

@@ -120,10 +120,8 @@ fn generation_settings_are_the_folder_s() {
     let settings = json!({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [2, 5, 99999]});
     fs::write(folder.path().join("generation_config.json"), settings.to_string()).unwrap();
     let model = Model::open(folder.path(), &LoadOptions::default()).unwrap();
-    assert_eq!(
-        (model.defaults.temperature, model.defaults.top_k, model.defaults.min_p),
-        (Some(0.6), Some(20), None)
-    );
+    let recommended = &model.defaults.recommended;
+    assert_eq!((recommended.temperature, recommended.top_k, recommended.min_p), (Some(0.6), Some(20), None));
     assert!(
         model.stop_tokens.starts_with(&[2, 5]) && !model.stop_tokens.contains(&99999),
         "{:?}",

@@ -30,7 +30,7 @@ fn describe(model: &Model) -> String {
          {:?}, {} frequencies, magnitude {}\n\
          {} layers\n\
          {} matrices in {}, {} vectors; stops at {:?}\n\
-         {:?}\n",
+         temperature {:?}, top-p {:?}, {:?} tokens\n",
         model.name,
         model.architecture,
         model.description,
@@ -48,7 +48,9 @@ fn describe(model: &Model) -> String {
         formats.join(" "),
         model.weights.vectors.len(),
         model.stop_tokens,
-        model.defaults,
+        model.defaults.recommended.temperature,
+        model.defaults.recommended.top_p,
+        model.defaults.max_tokens,
     )
 }
 
@@ -70,7 +72,7 @@ fn files_lower_to_the_same_program() {
         Interleaved, 32 frequencies, magnitude 1
         6 layers
         43 matrices in F16, 13 vectors; stops at [1]
-        GenerationDefaults { temperature: None, top_k: None, top_p: None, min_p: None, repetition_penalty: None, penalty_window: None, max_tokens: None }
+        temperature None, top-p None, None tokens
     "#]],
     );
     check(
@@ -81,7 +83,7 @@ fn files_lower_to_the_same_program() {
         Interleaved, 32 frequencies, magnitude 1
         6 layers
         43 matrices in Q8_0, 13 vectors; stops at [1]
-        GenerationDefaults { temperature: None, top_k: None, top_p: None, min_p: None, repetition_penalty: None, penalty_window: None, max_tokens: None }
+        temperature None, top-p None, None tokens
     "#]],
     );
     check(
@@ -92,7 +94,7 @@ fn files_lower_to_the_same_program() {
         Interleaved, 32 frequencies, magnitude 1
         6 layers
         43 matrices in Q4_K Q6_K, 13 vectors; stops at [1]
-        GenerationDefaults { temperature: None, top_k: None, top_p: None, min_p: None, repetition_penalty: None, penalty_window: None, max_tokens: None }
+        temperature None, top-p None, None tokens
     "#]],
     );
     check(
@@ -103,7 +105,7 @@ fn files_lower_to_the_same_program() {
         HalfSplit, 32 frequencies, magnitude 1
         6 layers
         43 matrices in F16, 13 vectors; stops at [1]
-        GenerationDefaults { temperature: Some(0.7), top_k: None, top_p: Some(0.95), min_p: None, repetition_penalty: None, penalty_window: None, max_tokens: Some(512) }
+        temperature Some(0.7), top-p Some(0.95), Some(512) tokens
     "#]],
     );
 }

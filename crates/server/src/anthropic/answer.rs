@@ -1,5 +1,6 @@
 //! Answers.
 
+use paguro_model_output::one_line;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
@@ -10,7 +11,6 @@ use crate::{
     generate::{self, Delta, Finish, Generating, Piece},
     ids,
     openai::types::TierTokens,
-    output::one_line,
 };
 
 /// An answer.

@@ -5,6 +5,7 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
+use paguro_model::SamplingOverrides;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -126,9 +127,12 @@ impl MessagesRequest {
         };
         Ok(ChatRequest {
             options: Options {
-                temperature: self.temperature,
-                top_k: self.top_k.map(|most| u32::try_from(most.max(0)).unwrap_or(u32::MAX)),
-                top_p: self.top_p,
+                sampling: SamplingOverrides {
+                    temperature: self.temperature,
+                    top_k: Options::top_k(self.top_k),
+                    top_p: self.top_p,
+                    ..SamplingOverrides::default()
+                },
                 stop: Options::stop_strings(self.stop_sequences.map(OneOrMany::Many)),
                 max_tokens: max_tokens.map(Into::into),
                 ..Options::default()

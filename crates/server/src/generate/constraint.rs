@@ -5,13 +5,11 @@ use std::time::Instant;
 
 use paguro_engine::{COMPILE_TIME, Constraint, Grammar, GrammarError, Handle};
 use paguro_model::tokenizer::Tokenizer;
+use paguro_model_output::{AnswerRules, OfferedTool, Otherwise, Thought};
 use serde_json::{Value, json};
 
 use super::{ChatRequest, Format, Tool, ToolChoice, reading::Reading};
-use crate::{
-    error::ApiError,
-    output::{AnswerRules, OfferedTool, Otherwise, Thought},
-};
+use crate::error::ApiError;
 
 /// Compiler of grammars. It stops when the client has disconnected.
 pub(super) struct Compiler<'h> {

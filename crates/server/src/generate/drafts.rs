@@ -1,7 +1,5 @@
 //! Parameters of drafts in requests. They change the speed of an answer only.
 
-use std::sync::Arc;
-
 use paguro_engine::{DraftOptions, MOST_DRAFTED};
 use paguro_model::{Model, tokenizer::SpecialTokens};
 
@@ -20,8 +18,6 @@ pub struct DraftParams {
     pub least_chance: Option<f32>,
     /// Text that the answer probably resembles.
     pub prediction: Option<String>,
-    /// Tokens of `prediction`, set by [`read_prediction`](Self::read_prediction).
-    pub predicted: Arc<[u32]>,
 }
 
 impl DraftParams {
@@ -33,7 +29,6 @@ impl DraftParams {
             least: self.least.or(other.least),
             least_chance: self.least_chance.or(other.least_chance),
             prediction: self.prediction.or(other.prediction),
-            predicted: self.predicted,
         }
     }
 
@@ -51,22 +46,17 @@ impl DraftParams {
         }
     }
 
-    /// Tokenizes the prediction. One that exceeds the context is of no use, and is not read.
-    pub fn read_prediction(&mut self, model: &Model, max_context: usize) {
-        let text = self.prediction.take().unwrap_or_default();
-        if self.enabled != Some(false) && super::check_text(&text, model, max_context).is_ok() {
-            self.predicted = model.tokenizer.encode(&text, SpecialTokens::AsText).into();
-        }
-    }
-
-    /// Returns the engine's options.
-    pub fn options(self) -> DraftOptions {
+    /// Returns the engine's options. A prediction that exceeds the context is of no use, and is not read.
+    pub fn options(self, model: &Model, max_context: usize) -> DraftOptions {
+        let text = self.prediction.unwrap_or_default();
+        let is_read = self.enabled != Some(false) && super::check_text(&text, model, max_context).is_ok();
+        let predicted = is_read.then(|| model.tokenizer.encode(&text, SpecialTokens::AsText).into());
         let count = |count: Option<ClientCount>| count.map(|count| count.at_most(MOST_DRAFTED));
         DraftOptions {
             most: if self.enabled == Some(false) { 0 } else { count(self.most).unwrap_or(MOST_DRAFTED) },
             least: count(self.least).unwrap_or(0),
             least_chance: f64::from(self.least_chance.unwrap_or(0.0)),
-            prediction: self.predicted,
+            prediction: predicted.unwrap_or_default(),
             ..DraftOptions::default()
         }
     }

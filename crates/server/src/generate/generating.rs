@@ -95,25 +95,12 @@ impl Generating {
         pictures: Vec<Picture>,
         received: Instant,
     ) -> Result<Self, ApiError> {
-        let ReadyRequest {
-            prompt,
-            lasting_tokens,
-            constraint,
-            reading,
-            hides_reasoning,
-            options,
-            mut counts,
-        } = ready;
-        let prompt_tokens = prompt.len();
-        counts.bound(prompt_tokens)?;
-        let unscored_prompt = if options.score_prompt { prompt.clone() } else { Vec::new() };
-        let prefix_salt = caller.prefix_salt(&state.settings, &options.cache_salt);
-        let report_tokens = options.report_tokens;
-        let mut request = options.request(prompt, &counts, &lease.model.defaults);
-        request.lasting_tokens = lasting_tokens;
+        let ReadyRequest { mut request, reading, hides_reasoning, report_tokens, cache_salt } = ready;
+        let prompt_tokens = request.prompt.len();
+        let scored = request.score_prompt_from.map(|_| request.prompt.clone());
+        let unscored_prompt = scored.unwrap_or_default();
         request.pictures = pictures;
-        request.constraint = constraint;
-        request.prefix_salt = prefix_salt;
+        request.prefix_salt = caller.prefix_salt(&state.settings, &cache_salt);
         request.adapters.clone_from(&lease.adapters);
         if let Some(base) = lease.base_of_dialect() {
             // The engine knows the stop tokens and the tokenizer of the base only.
@@ -139,7 +126,7 @@ impl Generating {
             stops: matcher.clone(),
             ..Choice::default()
         };
-        let choices = (0..counts.branches).map(choice).collect();
+        let choices = (0..request.branches).map(choice).collect();
         let (min_tokens, report_prefill) = (request.min_tokens, request.report_prefill);
         let submitted = Instant::now();
         let sampling = Sampling {

@@ -1,12 +1,10 @@
 //! Messages, calls and tools of a chat, and the form in which chat templates get them.
 
 use paguro_model::chat::content_parts;
+use paguro_model_output::{Format as OutputFormat, OfferedTool};
 use serde_json::{Map, Value, json};
 
-use crate::{
-    images::{Image, Parts},
-    output::{Format as OutputFormat, OfferedTool},
-};
+use crate::images::{Image, Parts};
 
 /// One message.
 #[derive(Clone, Debug, Default, PartialEq)]

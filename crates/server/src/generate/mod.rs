@@ -6,7 +6,6 @@ mod classify;
 mod constraint;
 mod defaults;
 mod drafts;
-mod dry;
 mod embed;
 mod generating;
 mod images;
@@ -20,7 +19,7 @@ mod request;
 
 use std::{sync::Arc, time::Instant};
 
-use paguro_engine::{Constraint, Picture, PixelSource};
+use paguro_engine::{Constraint, Handle, Picture, PixelSource, Request};
 use paguro_model::Model;
 use paguro_vision::Pixels;
 
@@ -40,11 +39,9 @@ pub use classify::{ClassifyInput, ClassifyRequest, classify};
 use constraint::Compiler;
 pub use defaults::Defaults;
 pub use drafts::DraftParams;
-pub use dry::DryOptions;
 pub use embed::{EmbedRequest, Embedded, Field, MAX_INPUTS, PromptChoice, Truncation, VectorKinds, embed};
 pub use generating::Generating;
 pub use message::{Message, Role, Tool, ToolCall};
-use options::Counts;
 pub use options::Options;
 pub use piece::{Delta, Finish, Piece, Progress, PromptLogprobs, Timing, TokenLogprob, Usage, stage_times};
 pub use rank::{RankRequest, rank, score};
@@ -74,31 +71,21 @@ pub async fn chat(
     let lease = lease(state, &caller, model, asked, request.options.context, lora).await?;
     request.tolerance = caller.tolerance.clone();
     let handle = lease.handle.clone();
-    let counts = request.options.check(&handle)?;
+    request.options.check(&handle)?;
     caller.in_time(fetch_images(state, &caller, &lease, &mut request)).await?;
-    let limit = counts.context.map_or(handle.max_context(), |context| context.min(handle.max_context()));
+    let limit = request.options.limit(&handle);
     let image_settings = state.settings.images.within(handle.max_image_tokens());
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
-        request.options.dry.find_breakers(&model.tokenizer);
         request.plan_images(model, &image_settings)?;
-        request.options.drafts.read_prediction(model, handle.max_context());
         let request::TokenizedChat { tokens, lasting_tokens, reading, images } =
             request.fit(model, handle.max_context(), limit)?;
         check_room(&tokens, &images, limit)?;
         let compiler = Compiler::new(&handle, is_wanted);
         let constraint = request.constraint(&reading, &model.tokenizer, &compiler)?;
-        let (options, hides_reasoning) = (request.options, request.hides_reasoning);
-        let reading = Some(reading);
-        let ready = ReadyRequest {
-            prompt: tokens,
-            lasting_tokens,
-            constraint,
-            reading,
-            hides_reasoning,
-            options,
-            counts,
-        };
-        Ok((ready, images))
+        let hides_reasoning = request.hides_reasoning;
+        let mut ready = ReadyRequest::new(request.options, model, &handle, tokens, constraint)?;
+        ready.request.lasting_tokens = lasting_tokens;
+        Ok((ReadyRequest { reading: Some(reading), hides_reasoning, ..ready }, images))
     });
     let (prepared, images) = caller.in_time(work).await?;
     let pictures = caller.in_time(decode_images(state, &caller, &lease, images)).await?;
@@ -262,7 +249,7 @@ pub async fn text(
     let lease = lease(state, &caller, model, asked, options.context, lora).await?;
     options.max_tokens = options.max_tokens.or(default_max_tokens.map(ClientCount::from));
     let handle = lease.handle.clone();
-    let counts = options.check(&handle)?;
+    options.check(&handle)?;
     if let Prompt::Images { images, .. } = &mut prompt {
         if let Some(image) = images.first().filter(|_| lease.model.vision.is_none()) {
             return Err(image.refuse(text_only(&lease.entry.name, &lease.model)));
@@ -272,28 +259,16 @@ pub async fn text(
     }
     let image_settings = state.settings.images.within(handle.max_image_tokens());
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
-        options.dry.find_breakers(&model.tokenizer);
-        options.drafts.read_prediction(model, handle.max_context());
         if let Prompt::Gap { .. } = prompt {
             options.stop_tokens.extend(model.tokenizer.fill_ends());
         }
         if let Prompt::Images { images, .. } = &mut prompt {
             images::plan_images(images.iter_mut(), model, &image_settings)?;
         }
-        let limit = counts.context.map_or(handle.max_context(), |context| context.min(handle.max_context()));
         let (prompt, images) = prompt.tokens(model, handle.max_context())?;
-        check_room(&prompt, &images, limit)?;
+        check_room(&prompt, &images, options.limit(&handle))?;
         let constraint = format.constraint(&Compiler::new(&handle, is_wanted))?;
-        let ready = ReadyRequest {
-            prompt,
-            lasting_tokens: None,
-            constraint,
-            reading: None,
-            hides_reasoning: false,
-            options,
-            counts,
-        };
-        Ok((ready, images))
+        Ok((ReadyRequest::new(options, model, &handle, prompt, constraint)?, images))
     });
     let (prepared, images) = caller.in_time(work).await?;
     let pictures = caller.in_time(decode_images(state, &caller, &lease, images)).await?;
@@ -325,19 +300,31 @@ async fn lease(
     Ok(lease)
 }
 
-/// A request that is ready for the engine.
+/// A request of the engine, and what its answer is read by.
 struct ReadyRequest {
-    prompt: Vec<u32>,
-    /// See [`paguro_engine::Request::lasting_tokens`].
-    lasting_tokens: Option<usize>,
-    /// Grammar of the answer.
-    constraint: Option<Constraint>,
+    request: Request,
     /// Reader of the answer; `None` for plain continuations.
     reading: Option<Reading>,
     /// True if reasoning is not part of the answer.
     hides_reasoning: bool,
-    options: Options,
-    counts: Counts,
+    /// True if all tokens are reported.
+    report_tokens: bool,
+    cache_salt: String,
+}
+
+impl ReadyRequest {
+    /// Creates a plain continuation of the prompt.
+    fn new(
+        mut options: Options,
+        model: &Model,
+        handle: &Handle,
+        prompt: Vec<u32>,
+        constraint: Option<Constraint>,
+    ) -> Result<Self, ApiError> {
+        let (report_tokens, cache_salt) = (options.report_tokens, std::mem::take(&mut options.cache_salt));
+        let request = Request { constraint, ..options.request(model, handle, prompt)? };
+        Ok(Self { request, reading: None, hides_reasoning: false, report_tokens, cache_salt })
+    }
 }
 
 /// Runs `work` on a preparation thread, in fair order among clients. `work` can check whether the client is still

@@ -2,35 +2,22 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use paguro_engine::{Handle, Request};
-use paguro_model::GenerationDefaults;
+use paguro_engine::{Dry, Handle, Request};
+use paguro_model::{GenerationDefaults, Model, SamplingOverrides};
 
-use super::{DraftParams, DryOptions};
+use super::DraftParams;
 use crate::{
     count::{ClientCount, check_length},
     error::ApiError,
     wire::OneOrMany,
 };
 
-/// Sampling parameters and limits of a request. `None` is the model's recommendation, or else our default.
+/// Sampling parameters and limits of a request.
 #[derive(Clone, Debug, Default)]
-#[allow(missing_docs)] // named as the fields of `SamplingParams` and `Request` that they set
+#[allow(missing_docs)] // named as the fields of `Request` that they set
 pub struct Options {
-    pub temperature: Option<f32>,
-    pub top_k: Option<u32>,
-    pub top_p: Option<f32>,
-    pub min_p: Option<f32>,
-    pub top_n_sigma: Option<f32>,
-    pub xtc_probability: Option<f32>,
-    pub xtc_threshold: Option<f32>,
-    pub dry: DryOptions,
-    pub repetition_penalty: Option<f32>,
-    pub frequency_penalty: Option<f32>,
-    pub presence_penalty: Option<f32>,
-    pub penalty_window: Option<u32>,
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Random if `None`.
-    pub seed: Option<u64>,
+    /// `None` is the model's recommendation, or else our default; the seed is random.
+    pub sampling: SamplingOverrides,
     pub stop: Vec<String>,
     pub stop_tokens: Vec<u32>,
     pub include_stop_string: bool,
@@ -55,46 +42,28 @@ pub struct Options {
     pub lora: Option<Vec<(usize, f32)>>,
 }
 
-/// Checked counts of [`Options`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Counts {
-    /// Number of answers.
-    pub branches: usize,
-    max_tokens: Option<usize>,
-    /// Maximum tokens of prompt and answer, if the request bounds them.
-    pub context: Option<usize>,
-    logprobs: Option<usize>,
-}
-
 /// Maximum number of stop strings. Every token of an answer is searched for all of them.
 const MAX_STOPS: usize = 1024;
 
 /// Maximum size of all stop strings together, in bytes.
 const MAX_STOP_BYTES: usize = 64 << 10;
 
+/// Largest number of breakers of DRY, and largest size of each in bytes.
+const MAX_BREAKERS: usize = 64;
+const MAX_BREAKER: usize = 64;
+
 /// Maximum number of reported alternatives per token.
 const MAX_LOGPROBS: usize = 20;
-
-impl Counts {
-    /// Bounds the answer to a prompt of `prompt` tokens by the requested context.
-    ///
-    /// # Errors
-    /// The prompt leaves no room for an answer.
-    pub fn bound(&mut self, prompt: usize) -> Result<(), ApiError> {
-        let Some(context) = self.context else { return Ok(()) };
-        if prompt >= context {
-            return Err(ApiError::ContextTooLong { tokens: prompt, limit: context });
-        }
-        let rest = context - prompt;
-        self.max_tokens = Some(self.max_tokens.map_or(rest, |most| most.min(rest)));
-        Ok(())
-    }
-}
 
 impl Options {
     /// Converts a client's seed; numbers below 0 are random.
     pub fn seed(seed: Option<i64>) -> Option<u64> {
         seed.and_then(|seed| u64::try_from(seed).ok())
+    }
+
+    /// Converts a client's number of best tokens; numbers up to 0 keep all.
+    pub fn top_k(most: Option<i64>) -> Option<u32> {
+        most.map(|most| u32::try_from(most.max(0)).unwrap_or(u32::MAX))
     }
 
     /// Converts a client's stop strings. Empty ones, which would end every answer at once, are removed.
@@ -104,47 +73,26 @@ impl Options {
         stop
     }
 
-    /// Converts a penalty window as llama.cpp and Ollama write it: numbers up to 0 mean all tokens.
-    pub fn window(last: Option<i64>) -> Option<u32> {
-        last.filter(|last| *last > 0).map(|last| u32::try_from(last).unwrap_or(u32::MAX))
+    /// Sets a penalty window as llama.cpp and Ollama write it: negative numbers mean all tokens, and without tokens to
+    /// consider, penalties are off.
+    pub fn set_window(sampling: &mut SamplingOverrides, last: Option<i64>) {
+        if last == Some(0) {
+            sampling.repetition_penalty = Some(1.0);
+            (sampling.frequency_penalty, sampling.presence_penalty) = (Some(0.0), Some(0.0));
+        }
+        let window = last.filter(|last| *last > 0).map(|last| u32::try_from(last).unwrap_or(u32::MAX));
+        sampling.penalty_window = window.map(Some);
     }
 
-    /// Fills fields that are `None` with the values of `other`.
-    pub fn or(self, other: Self) -> Self {
-        fn list<T>(these: Vec<T>, others: Vec<T>) -> Vec<T> {
-            if these.is_empty() { others } else { these }
-        }
+    /// Completes the options by the defaults of a model, which have the fields of Ollama's options.
+    pub fn or(self, defaults: Self) -> Self {
         Self {
-            temperature: self.temperature.or(other.temperature),
-            top_k: self.top_k.or(other.top_k),
-            top_p: self.top_p.or(other.top_p),
-            min_p: self.min_p.or(other.min_p),
-            top_n_sigma: self.top_n_sigma.or(other.top_n_sigma),
-            xtc_probability: self.xtc_probability.or(other.xtc_probability),
-            xtc_threshold: self.xtc_threshold.or(other.xtc_threshold),
-            dry: self.dry.or(other.dry),
-            repetition_penalty: self.repetition_penalty.or(other.repetition_penalty),
-            frequency_penalty: self.frequency_penalty.or(other.frequency_penalty),
-            presence_penalty: self.presence_penalty.or(other.presence_penalty),
-            penalty_window: self.penalty_window.or(other.penalty_window),
-            logit_bias: list(self.logit_bias, other.logit_bias),
-            seed: self.seed.or(other.seed),
-            stop: list(self.stop, other.stop),
-            stop_tokens: list(self.stop_tokens, other.stop_tokens),
-            include_stop_string: self.include_stop_string || other.include_stop_string,
-            ignore_stop_tokens: self.ignore_stop_tokens || other.ignore_stop_tokens,
-            min_tokens: self.min_tokens.max(other.min_tokens),
-            max_tokens: self.max_tokens.or(other.max_tokens),
-            context: self.context.or(other.context),
-            n: self.n.or(other.n),
-            logprobs: self.logprobs.or(other.logprobs),
-            score_prompt: self.score_prompt || other.score_prompt,
-            cache_salt: if self.cache_salt.is_empty() { other.cache_salt } else { self.cache_salt },
-            report_prefill: self.report_prefill || other.report_prefill,
-            report_tokens: self.report_tokens,
-            priority: self.priority,
-            drafts: self.drafts.or(other.drafts),
-            lora: self.lora.or(other.lora),
+            sampling: self.sampling.or(defaults.sampling),
+            stop: if self.stop.is_empty() { defaults.stop } else { self.stop },
+            max_tokens: self.max_tokens.or(defaults.max_tokens),
+            context: self.context.or(defaults.context),
+            drafts: self.drafts.or(defaults.drafts),
+            ..self
         }
     }
 
@@ -154,26 +102,25 @@ impl Options {
     /// The first value out of bounds, by name.
     pub fn check_stored(&self) -> Result<(), ApiError> {
         self.check_lists(usize::MAX)?;
-        let counts = Counts { branches: 1, max_tokens: None, context: None, logprobs: None };
-        let request = self.clone().request(Vec::new(), &counts, &GenerationDefaults::default());
-        let checked = request.sampling.check(usize::MAX);
-        checked.map_err(|error| ApiError::invalid(error.field, error.to_string()))
+        let mut sampling = GenerationDefaults::default().sampling();
+        self.sampling.apply(&mut sampling);
+        sampling.check(usize::MAX).map_err(|error| ApiError::invalid(error.field, error.to_string()))
     }
 
     /// Checks all counts and lists before anything is allocated for them.
     ///
     /// # Errors
     /// The first value out of bounds, by name.
-    pub(super) fn check(&self, handle: &Handle) -> Result<Counts, ApiError> {
-        let max_context = handle.max_context();
+    pub(super) fn check(&self, handle: &Handle) -> Result<(), ApiError> {
         self.check_lists(handle.vocab())?;
-        let logprobs = self.logprobs.map(|count| count.within(0..=MAX_LOGPROBS, "logprobs"));
-        Ok(Counts {
-            branches: self.n.map_or(Ok(1), |n| n.within(1..=handle.max_branches(), "n"))?,
-            max_tokens: self.max_tokens.map(|tokens| tokens.at_most(max_context)),
-            context: self.context.map(|context| context.at_most(max_context)),
-            logprobs: logprobs.transpose()?,
-        })
+        self.n.map_or(Ok(1), |n| n.within(1..=handle.max_branches(), "n"))?;
+        self.logprobs.map_or(Ok(0), |count| count.within(0..=MAX_LOGPROBS, "logprobs"))?;
+        Ok(())
+    }
+
+    /// Returns the maximum tokens of prompt and answer.
+    pub(super) fn limit(&self, handle: &Handle) -> usize {
+        self.context.map_or(handle.max_context(), |context| context.at_most(handle.max_context()))
     }
 
     fn check_lists(&self, vocab: usize) -> Result<(), ApiError> {
@@ -183,47 +130,60 @@ impl Options {
             let message = format!("`stop` has {bytes} bytes; one request can have {MAX_STOP_BYTES}");
             return Err(ApiError::invalid("stop", message));
         }
-        self.dry.check()?;
+        let breakers = self.sampling.dry_breakers.as_deref().unwrap_or_default();
+        check_length(breakers.len(), MAX_BREAKERS, "dry_sequence_breakers")?;
+        if let Some(long) = breakers.iter().find(|breaker| breaker.len() > MAX_BREAKER) {
+            let bytes = long.len();
+            let message =
+                format!("a text of `dry_sequence_breakers` has {bytes} bytes, at most {MAX_BREAKER}");
+            return Err(ApiError::invalid("dry_sequence_breakers", message));
+        }
         self.drafts.check()?;
         check_length(self.stop_tokens.len(), vocab, "stop_token_ids")?;
-        check_length(self.logit_bias.len(), vocab, "logit_bias")
+        let biases = self.sampling.logit_bias.as_ref().map_or(0, Vec::len);
+        check_length(biases, vocab, "logit_bias")
     }
 
-    /// Returns the engine's request for these tokens.
-    pub(super) fn request(self, prompt: Vec<u32>, counts: &Counts, defaults: &GenerationDefaults) -> Request {
-        let mut sampling = defaults.sampling();
-        sampling.temperature = self.temperature.unwrap_or(sampling.temperature);
-        sampling.top_k = self.top_k.unwrap_or(sampling.top_k);
-        sampling.top_p = self.top_p.unwrap_or(sampling.top_p);
-        sampling.min_p = self.min_p.unwrap_or(sampling.min_p);
-        sampling.top_n_sigma = self.top_n_sigma.unwrap_or(sampling.top_n_sigma);
-        sampling.xtc_probability = self.xtc_probability.unwrap_or(sampling.xtc_probability);
-        sampling.xtc_threshold = self.xtc_threshold.unwrap_or(sampling.xtc_threshold);
-        if self.dry.multiplier.is_some() {
-            sampling.dry = self.dry.sampling();
+    /// Returns the engine's request for these tokens. The options were [checked](Self::check).
+    ///
+    /// # Errors
+    /// The prompt leaves no room for an answer in the requested context.
+    pub(super) fn request(
+        self,
+        model: &Model,
+        handle: &Handle,
+        prompt: Vec<u32>,
+    ) -> Result<Request, ApiError> {
+        let limit = self.limit(handle);
+        let mut max_tokens = self.max_tokens.map(|tokens| tokens.at_most(handle.max_context()));
+        if self.context.is_some() {
+            let rest = limit.checked_sub(prompt.len()).filter(|&rest| rest > 0);
+            let rest = rest.ok_or(ApiError::ContextTooLong { tokens: prompt.len(), limit })?;
+            max_tokens = Some(max_tokens.map_or(rest, |most| most.min(rest)));
         }
-        sampling.repetition_penalty = self.repetition_penalty.unwrap_or(sampling.repetition_penalty);
-        sampling.frequency_penalty = self.frequency_penalty.unwrap_or(sampling.frequency_penalty);
-        sampling.presence_penalty = self.presence_penalty.unwrap_or(sampling.presence_penalty);
-        sampling.penalty_window = self.penalty_window.or(sampling.penalty_window);
-        sampling.logit_bias = self.logit_bias;
-        sampling.seed = self.seed.unwrap_or_else(|| RandomState::new().hash_one(0));
-        Request {
+        let mut sampling = model.defaults.sampling();
+        self.sampling.apply(&mut sampling);
+        if sampling.dry.multiplier == 0.0 || sampling.dry.window == Some(0) {
+            sampling.dry = Dry::default();
+        }
+        self.sampling.find_breakers(&mut sampling, &model.tokenizer);
+        sampling.seed = self.sampling.seed.unwrap_or_else(|| RandomState::new().hash_one(0));
+        Ok(Request {
             prompt,
-            branches: counts.branches,
-            max_tokens: counts.max_tokens.or(defaults.max_tokens),
+            branches: self.n.map_or(1, |n| n.at_most(handle.max_branches())),
+            max_tokens: max_tokens.or(model.defaults.max_tokens),
             stop_tokens: self.stop_tokens,
             ignore_stop_tokens: self.ignore_stop_tokens,
             include_stop_string: self.include_stop_string,
             min_tokens: self.min_tokens,
             stop_strings: self.stop,
             sampling,
-            logprobs: counts.logprobs,
+            logprobs: self.logprobs.map(|count| count.at_most(MAX_LOGPROBS)),
             score_prompt_from: self.score_prompt.then_some(0),
             report_prefill: self.report_prefill,
             priority: self.priority,
-            drafts: self.drafts.options(),
+            drafts: self.drafts.options(model, handle.max_context()),
             ..Request::default()
-        }
+        })
     }
 }

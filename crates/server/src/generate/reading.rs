@@ -4,16 +4,13 @@ use std::sync::Arc;
 
 use paguro_engine::ThoughtLimit;
 use paguro_model::tokenizer::{SpecialTokens, Tokenizer};
+use paguro_model_output::{
+    AnswerRules, Format, OfferedTool, OutputParser, ParserOptions, Piece, ReadTool, Thought, instructions,
+    write_calls,
+};
 
 use super::{ChatRequest, Delta, Message, Role, Tool, ToolChoice};
-use crate::{
-    error::ApiError,
-    ids,
-    output::{
-        AnswerRules, Format, OfferedTool, OutputParser, ParserOptions, Piece, ReadTool, Thought,
-        instructions, write_calls,
-    },
-};
+use crate::{error::ApiError, ids};
 
 /// Parser settings of an answer.
 #[derive(Clone, Debug)]

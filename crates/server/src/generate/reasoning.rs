@@ -1,8 +1,9 @@
 //! Requested reasoning.
 
+use paguro_model_output::Format as OutputFormat;
 use serde_json::{Map, Value, json};
 
-use crate::{error::ApiError, output::Format as OutputFormat, wire::Tolerance};
+use crate::{error::ApiError, wire::Tolerance};
 
 /// Requested reasoning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

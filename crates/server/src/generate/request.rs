@@ -8,6 +8,7 @@ use paguro_model::{
     chat::{ChatInput, ChatPrompt, PICTURE},
     tokenizer::{Gap, SpecialTokens, Tokenizer},
 };
+use paguro_model_output::Format as OutputFormat;
 use serde_json::{Map, Value};
 
 use super::{
@@ -20,7 +21,6 @@ use super::{
 use crate::{
     error::ApiError,
     images::{Image, ImageSettings},
-    output::Format as OutputFormat,
     wire::Tolerance,
 };
 

@@ -2,6 +2,7 @@
 
 use axum::response::{IntoResponse, Response};
 use paguro_model::tokenizer::Tokenizer;
+use paguro_model_output::one_line;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -14,7 +15,6 @@ use crate::{
     error::ApiError,
     extract::Json,
     generate::{Delta, Generating, Piece, TokenLogprob},
-    output::one_line,
     stream::{line, lines},
 };
 

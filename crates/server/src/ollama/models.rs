@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::{extract::State, response::Response};
 use paguro_model::ModelFile;
+use paguro_model_output::Format;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -20,7 +21,6 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    output::Format,
     source::ModelEntry,
     wire::{Body, Other, left_out},
 };

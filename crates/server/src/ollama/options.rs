@@ -1,5 +1,6 @@
 //! `options`: sampling parameters, and Ollama's parameters of loading.
 
+use paguro_model::SamplingOverrides;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -78,22 +79,23 @@ impl OptionsParam {
     /// # Errors
     /// A field that is not supported, by name.
     pub fn into_options(self) -> Result<Options, ApiError> {
-        // Without tokens to consider, penalties are off.
-        let punishes = self.repeat_last_n != Some(0);
-        let penalty = |penalty: Option<f32>, none: f32| if punishes { penalty } else { Some(none) };
         let given = [self.repeat_penalty, self.frequency_penalty, self.presence_penalty];
         let is_given = given.iter().any(Option::is_some);
         let last = self.repeat_last_n.or(is_given.then_some(REPEAT_LAST_N));
-        Ok(Options {
+        let mut sampling = SamplingOverrides {
             temperature: self.temperature,
-            top_k: self.top_k.map(|most| u32::try_from(most.max(0)).unwrap_or(u32::MAX)),
+            top_k: Options::top_k(self.top_k),
             top_p: self.top_p,
             min_p: self.min_p,
-            repetition_penalty: penalty(self.repeat_penalty, 1.0),
-            frequency_penalty: penalty(self.frequency_penalty, 0.0),
-            presence_penalty: penalty(self.presence_penalty, 0.0),
-            penalty_window: Options::window(last),
+            repetition_penalty: self.repeat_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
             seed: Options::seed(self.seed),
+            ..SamplingOverrides::default()
+        };
+        Options::set_window(&mut sampling, last);
+        Ok(Options {
+            sampling,
             stop: Options::stop_strings(self.stop),
             max_tokens: self.num_predict.and_then(|tokens| usize::try_from(tokens).ok()).map(Into::into),
             drafts: DraftParams {

@@ -1,15 +1,14 @@
 //! Sampling parameters and limits of all endpoints of OpenAI's API, and known fields of other servers that are not
 //! supported.
 
-use std::sync::Arc;
-
+use paguro_model::SamplingOverrides;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::{
     error::ApiError,
-    generate::{DraftParams, DryOptions, Options},
+    generate::{DraftParams, Options},
     wire::{OneOrMany, Other, left_out, no_effect, refused},
 };
 
@@ -199,32 +198,30 @@ impl SamplingParams {
     /// # Errors
     /// A field that is not supported, by name.
     pub fn into_options(self) -> Result<Options, ApiError> {
-        // Without tokens to consider, penalties are off.
-        let punishes = self.repeat_last_n != Some(0);
-        let penalty = |penalty: Option<f32>, none: f32| if punishes { penalty } else { Some(none) };
         let count = |count: Option<i64>| count.and_then(|count| usize::try_from(count).ok()).map(Into::into);
-        Ok(Options {
+        let mut sampling = SamplingOverrides {
             temperature: self.temperature,
-            top_k: self.top_k.map(|most| u32::try_from(most.max(0)).unwrap_or(u32::MAX)),
+            top_k: Options::top_k(self.top_k),
             top_p: self.top_p,
             min_p: self.min_p,
             top_n_sigma: self.top_n_sigma.map(|sigma| sigma.max(0.0)),
             xtc_probability: self.xtc_probability,
             xtc_threshold: self.xtc_threshold,
-            dry: DryOptions {
-                multiplier: self.dry_multiplier,
-                base: self.dry_base,
-                allowed_length: self.dry_allowed_length,
-                window: self.dry_penalty_last_n,
-                breakers: self.dry_sequence_breakers.map(OneOrMany::into_vec),
-                breaking: Arc::default(),
-            },
-            repetition_penalty: penalty(self.repetition_penalty.or(self.repeat_penalty), 1.0),
-            frequency_penalty: penalty(self.frequency_penalty, 0.0),
-            presence_penalty: penalty(self.presence_penalty, 0.0),
-            penalty_window: Options::window(self.repeat_last_n),
-            logit_bias: logit_bias(self.logit_bias)?,
+            dry_multiplier: self.dry_multiplier,
+            dry_base: self.dry_base,
+            dry_allowed_length: self.dry_allowed_length,
+            dry_window: self.dry_penalty_last_n.map(|last| u32::try_from(last).ok()),
+            dry_breakers: self.dry_sequence_breakers.map(OneOrMany::into_vec),
+            repetition_penalty: self.repetition_penalty.or(self.repeat_penalty),
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            penalty_window: None,
+            logit_bias: self.logit_bias.map(logit_bias).transpose()?,
             seed: Options::seed(self.seed),
+        };
+        Options::set_window(&mut sampling, self.repeat_last_n);
+        Ok(Options {
+            sampling,
             stop: Options::stop_strings(self.stop),
             stop_tokens: self.stop_token_ids.unwrap_or_default(),
             include_stop_string: self.include_stop_str_in_output == Some(true),
@@ -246,7 +243,7 @@ impl SamplingParams {
 }
 
 /// Parses the logit biases: an object whose keys are tokens, or llama.cpp's pairs, where `false` excludes a token.
-fn logit_bias(bias: Option<Value>) -> Result<Vec<(u32, f32)>, ApiError> {
+fn logit_bias(bias: Value) -> Result<Vec<(u32, f32)>, ApiError> {
     let entry = |key: &str, value: &Value| {
         let param = format!("logit_bias.{key}");
         let Ok(token) = key.parse() else {
@@ -269,15 +266,14 @@ fn logit_bias(bias: Option<Value>) -> Result<Vec<(u32, f32)>, ApiError> {
         ApiError::invalid("logit_bias", message)
     };
     match bias {
-        None => Ok(Vec::new()),
-        Some(Value::Object(entries)) => entries.iter().map(|(key, value)| entry(key, value)).collect(),
-        Some(Value::Array(pairs)) => pairs
+        Value::Object(entries) => entries.iter().map(|(key, value)| entry(key, value)).collect(),
+        Value::Array(pairs) => pairs
             .iter()
             .map(|pair| match pair.as_array().map(Vec::as_slice) {
                 Some([token, value]) => entry(&token.to_string(), value),
                 _ => Err(wrong()),
             })
             .collect(),
-        Some(_) => Err(wrong()),
+        _ => Err(wrong()),
     }
 }

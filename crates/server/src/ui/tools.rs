@@ -6,6 +6,7 @@ use axum::{
     extract::State,
     http::{HeaderMap, StatusCode},
 };
+use paguro_mcp::{Listed, McpError, McpRefusal, McpServer, McpTransport, Tool, Trust, function_names};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -17,7 +18,6 @@ use crate::{
     generate::Caller,
     keys::Scope,
     listen::Arrival,
-    mcp::{Listed, McpRefusal, McpServer, McpTransport, Trust, function_names},
     wire::{self, Other, refused},
 };
 
@@ -106,7 +106,6 @@ impl wire::Body for NewToolServer {
 
 impl From<McpRefusal> for ApiError {
     fn from(refusal: McpRefusal) -> Self {
-        use crate::mcp::McpError;
         let message = refusal.to_string();
         match refusal {
             McpRefusal::NoServer(_) | McpRefusal::NoTool { .. } => Self::NotFound(message),
@@ -117,6 +116,12 @@ impl From<McpRefusal> for ApiError {
             McpRefusal::Failed { .. } => Self::Unavailable(message),
         }
     }
+}
+
+/// Returns true if a client with these scopes sees a tool server. One that was added at runtime requires `admin`.
+fn may_see(state: &AppState, scopes: &[Scope], server: &McpServer) -> bool {
+    let setting = state.settings.mcp.iter().find(|setting| setting.server.name == server.name);
+    scopes.contains(&setting.map_or(Scope::Admin, |setting| setting.scope))
 }
 
 /// Returns the scopes of a request.
@@ -143,7 +148,7 @@ pub async fn list(
     headers: HeaderMap,
 ) -> Result<Json<ToolServers>, ApiError> {
     let scopes = scopes(&state, arrival, &headers)?;
-    let servers = state.mcp.list(|server| scopes.contains(&server.scope)).await;
+    let servers = state.mcp.list(|server| may_see(&state, &scopes, server)).await;
     let mut functions = function_names(&servers);
     let is_admin = scopes.contains(&Scope::Admin);
     let card = |Listed { settings, added, tools }| {
@@ -153,7 +158,7 @@ pub async fn list(
             Some(Ok(tools)) => ("ready", None, Some(tools)),
             Some(Err(error)) => ("failed", Some(format!("`{name}` {error}")), None),
         };
-        let tool = |tool: &crate::mcp::Tool| ToolCard {
+        let tool = |tool: &Tool| ToolCard {
             function: functions.remove(&(name.clone(), tool.name.clone())).unwrap_or_default(),
             trusted: trust.covers(&tool.name),
             name: tool.name.clone(),
@@ -195,8 +200,9 @@ pub async fn call(
     Json(NewCall { server, tool, arguments }): Json<NewCall>,
 ) -> Result<Json<CallAnswer>, ApiError> {
     let scopes = scopes(&state, arrival, &headers)?;
-    let may_see = |server: &McpServer| scopes.contains(&server.scope);
-    let result = state.mcp.call(&caller.client, &server, &tool, arguments, may_see).await?;
+    let share = state.tool_calls.of(&caller.client).try_acquire_owned().map_err(|_| McpRefusal::Busy)?;
+    let may_see = |server: &McpServer| may_see(&state, &scopes, server);
+    let result = state.mcp.call(&server, &tool, arguments, share, may_see).await?;
     tracing::info!(server, tool, is_error = result.is_error, "tool called");
     Ok(Json(CallAnswer { text: result.text, images: result.images, is_error: result.is_error }))
 }
@@ -221,7 +227,6 @@ pub async fn add(
     let server = McpServer {
         name,
         transport: McpTransport::Http { url, headers },
-        scope: Scope::Admin,
         trust: Trust::Tools(Vec::new()),
         timeout: McpServer::TIMEOUT,
     };
