@@ -2,8 +2,11 @@
 //
 // usage: logits MODEL.gguf CONTEXT OUT.f32 POSITION,POSITION,... [rows|mean|rank] TOKEN...
 // All tokens are one batch; the logits of the positions are written one after the other. With `rows`, it is the embeddings of the
-// positions; with `mean`, one vector: the mean of all, after the model's dense layers; with `rank`, the numbers of the classifier.
+// positions; with `mean`, one vector: the mean of all, after the model's dense layers; with `rank`, the numbers of the classifier; with
+// `head`, the logits of the head for multi-token prediction, which reads each token beside the model's row of the token before. Its
+// positions count from the second token.
 #include "llama.h"
+#include "../src/llama-ext.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -25,8 +28,8 @@ int main(int argc, char ** argv) {
 
     std::vector<llama_token> tokens;
     const std::string kind = argv[5];
-    const bool rows = kind == "rows", mean = kind == "mean", rank = kind == "rank";
-    for (int i = rows || mean || rank ? 6 : 5; i < argc; i++) tokens.push_back(std::atoi(argv[i]));
+    const bool rows = kind == "rows", mean = kind == "mean", rank = kind == "rank", head = kind == "head";
+    for (int i = rows || mean || rank || head ? 6 : 5; i < argc; i++) tokens.push_back(std::atoi(argv[i]));
 
     llama_context_params params = llama_context_default_params();
     params.n_ctx = std::atoi(argv[2]);
@@ -42,6 +45,8 @@ int main(int argc, char ** argv) {
         std::fprintf(stderr, "the context became %u tokens\n", llama_n_ctx(context));
         return 1;
     }
+
+    if (head) llama_set_embeddings_nextn(context, true, false);
 
     llama_batch batch = llama_batch_init(tokens.size(), 0, 1);
     batch.n_tokens = tokens.size();
@@ -65,10 +70,27 @@ int main(int argc, char ** argv) {
         std::fwrite(llama_get_embeddings_seq(context, 0), sizeof(float), llama_model_n_cls_out(model), out);
         return std::fclose(out);
     }
+    llama_context * of_logits = context;
+    if (head) {
+        params.ctx_type = LLAMA_CONTEXT_TYPE_MTP;
+        params.ctx_other = context;
+        of_logits = llama_init_from_model(model, params);
+        if (!of_logits) return 1;
+        llama_batch_ext * joined = llama_batch_ext_init(of_logits);
+        for (size_t i = 1; i < tokens.size(); i++) {
+            const int32_t at = llama_batch_ext_add_token(joined, 0, tokens[i]);
+            const llama_embd row = { llama_get_embeddings_nextn_ith(context, i - 1), 1, width };
+            const llama_pos position = i - 1;
+            if (!llama_batch_ext_set_embd_token(joined, at, row)) return 1;
+            if (!llama_batch_ext_set_pos(joined, at, &position)) return 1;
+            if (!llama_batch_ext_set_output_logits(joined, at, true)) return 1;
+        }
+        if (llama_process(of_logits, LLAMA_PROCESS_TYPE_DECODE, joined) != 0) return 1;
+    }
     std::stringstream positions(argv[4]);
     for (std::string position; std::getline(positions, position, ',');) {
         const int at = std::stoi(position);
-        const float * row = rows ? llama_get_embeddings_ith(context, at) : llama_get_logits_ith(context, at);
+        const float * row = rows ? llama_get_embeddings_ith(context, at) : llama_get_logits_ith(of_logits, head ? at - 1 : at);
         std::fwrite(row, sizeof(float), rows ? width : vocab, out);
     }
     return std::fclose(out);

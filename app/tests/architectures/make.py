@@ -163,7 +163,8 @@ class Model:
     final_norm: str = "output_norm"
     context: int = 256  # of the run
     trained: int = 4096
-    kind_of_rows: str = ""  # of encoders: "rows", or "mean" after their dense layers
+    kind_of_rows: str = ""  # of encoders: "rows", or "mean" after their dense layers; of heads: "head"
+    head: bool = False  # the last layer is a head for multi-token prediction
     dense_out: int = 0  # elements between the two dense layers after pooling
     peer_arch: str | None = None  # llama.cpp reads the same weights as this architecture, with these extras
     peer_keys: dict = dataclasses.field(default_factory=dict)
@@ -303,6 +304,10 @@ class Model:
                     vector(p + "ffn_down.bias", self.hidden, 0.1, 1.0)
             if gemma or self.after:
                 norm(p + "post_ffw_norm", self.hidden)
+        if self.head:
+            matrix(p + "nextn.eh_proj", self.hidden, 2 * self.hidden, (2 * self.hidden)**-0.5)
+            for name in "enorm", "hnorm", "shared_head_norm":
+                norm(p + f"nextn.{name}", self.hidden)
         norm(self.final_norm, self.hidden)
         if self.dense_out:
             matrix("dense_2", self.dense_out, self.hidden, self.hidden**-0.5)
@@ -349,6 +354,8 @@ class Model:
                      "dense_3_feat_in": self.dense_out, "dense_3_feat_out": self.hidden}
         if self.dense:
             keys["leading_dense_block_count"] = self.dense
+        if self.head:
+            keys["nextn_predict_layers"] = 1
         return keys | self.keys
 
     def write(self, path, decoded=False, peer=False):
@@ -875,6 +882,10 @@ CASES = [
     Model("gemma3-far", arch="gemma3", head_dim=64, layers=3, tied=True, positions=FAR, context=1280,
           keys={"attention.sliding_window": 300, "attention.sliding_window_pattern": 2}),
 ]
+WITH_HEAD = ("qwen35", "qwen35-q4_k", "qwen35moe", "qwen3next", "glm4moe", "deepseek2-v3")
+CASES += [dataclasses.replace(model, name=f"{model.name}-head", head=True, kind_of_rows="head", layers=model.layers + 1,
+                              mixers=model.mixers and model.mixers + "a", positions=NEAR[1:])
+          for model in CASES if model.name in WITH_HEAD]
 
 
 def distance(a, b):
@@ -919,7 +930,7 @@ def main():
               f"from the first {model.arch} {distance(exact, plain):.2f}, file {len(data)} bytes", flush=True)
         entries.append({
             "name": model.name, "context": model.context, "positions": model.positions,
-            "peer_error": float(f"{error:.2e}"),
+            "peer_error": float(f"{error:.2e}"), **({"head": True} if model.head else {}),
             "adler32": zlib.adler32(data), "tensors": [[t.name, t.center, t.spread, t.kind.name, int(np.prod(t.shape))] for t in model.tensors()],
         })
     lines = [json.dumps(entry, separators=(",", ":")).replace(',"tensors"', ',\n"tensors"') for entry in entries]

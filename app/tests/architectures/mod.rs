@@ -11,8 +11,8 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, LoadError, Output, OutputKind, OutputValue, PageId, Program,
-    StateId, Step, StepOutput, StepSequence, reference::Reference,
+    AttentionMode, Backend, GivenRows, KvDtype, Limits, LoadError, Output, OutputKind, OutputValue, PageId,
+    Program, StateId, Step, StepOutput, StepSequence, Weights, reference::Reference,
 };
 use paguro_backend_conformance::Draw;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -86,6 +86,16 @@ struct Case {
     logits: Vec<f32>,
     /// Error of llama.cpp itself, if it quantizes activations.
     peer_error: f32,
+    /// True if the logits are those of the model's head for multi-token prediction.
+    of_head: bool,
+}
+
+/// What a program reads.
+#[derive(Clone, Copy)]
+struct Text<'a> {
+    tokens: &'a [u32],
+    /// For heads, the model's row before each token: `[tokens, hidden]`.
+    given: &'a [f32],
 }
 
 /// Returns the GGUF file of a case.
@@ -120,6 +130,7 @@ fn cases() -> Vec<Case> {
             positions: positions.iter().map(|number| weights::number(number) as usize).collect(),
             logits: logits.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
             peer_error: weights::number(&case["peer_error"]),
+            of_head: case["head"] == true,
             name,
         }
     };
@@ -129,7 +140,7 @@ fn cases() -> Vec<Case> {
 /// Runs these cases on these backends; those that are not exact round like the CPU's.
 fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
     let mut failures = Vec::new();
-    for Case { name, file, context, vocab, positions, logits, peer_error } in cases {
+    for Case { name, file, context, vocab, positions, logits, peer_error, of_head } in cases {
         let tokens = weights::tokens(positions[positions.len() - 1] + 1, vocab);
         let has_gelu = ["gemma", "gpt2", "gptneox", "jina", "nomic", "phi2", "starcoder2"]
             .iter()
@@ -146,6 +157,7 @@ fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
             let model = load(&name, file.clone(), context);
             let own = match model.is_encoder() {
                 true => encode(backend, model, context, &tokens, &positions),
+                false if of_head => predict(backend, model, context, &tokens, &positions),
                 false => run(backend, model, context, &tokens, &CHUNKS, &positions, OutputKind::Logits),
             };
             let Some(own) = own else { continue };
@@ -182,6 +194,23 @@ fn encode(
     Some(head.embedding(mean))
 }
 
+/// Logits of a model's head for multi-token prediction, which reads the token of each position and the model's row before it.
+fn predict(
+    backend: &dyn Backend,
+    model: Model,
+    context: usize,
+    tokens: &[u32],
+    positions: &[usize],
+) -> Option<Vec<f32>> {
+    let head = model.mtp.clone().expect("a head");
+    let before: Vec<usize> = (0..tokens.len() - 1).collect();
+    let rows = run(backend, model, context, tokens, &CHUNKS, &before, OutputKind::Embedding)?;
+    let text = Text { tokens: &tokens[1..], given: &rows };
+    let positions: Vec<_> = positions.iter().map(|position| position - 1).collect();
+    let program = (&head.program, head.weights.clone());
+    run_program(backend, program, context, text, &CHUNKS, &positions, OutputKind::Logits)
+}
+
 fn load(name: &str, file: Vec<u8>, context: usize) -> Model {
     let options = LoadOptions { max_context: Some(context) };
     Model::from_static(name, file.leak(), &options).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -198,8 +227,21 @@ fn run(
     positions: &[usize],
     kind: OutputKind<'_>,
 ) -> Option<Vec<f32>> {
+    let text = Text { tokens, given: &[] };
+    run_program(backend, (&model.program, model.weights), context, text, chunks, positions, kind)
+}
+
+fn run_program(
+    backend: &dyn Backend,
+    (program, weights): (&Program, Weights),
+    context: usize,
+    Text { tokens, given }: Text<'_>,
+    chunks: &[usize],
+    positions: &[usize],
+    kind: OutputKind<'_>,
+) -> Option<Vec<f32>> {
     let blocks = tokens.len().div_ceil(BLOCK_SIZE);
-    let groups = model.program.kv.groups.clone();
+    let groups = program.kv.groups.clone();
     let limits = Limits {
         block_size: BLOCK_SIZE,
         pages: 2 * groups.len() * blocks + 1,
@@ -212,10 +254,10 @@ fn run(
         attention: AttentionMode::Paged,
         expert_slots: None,
     };
-    let may_refuse = gpus_may_refuse(&model.program);
-    let mut runner = match backend.load(&model.program, model.weights, limits) {
+    let may_refuse = gpus_may_refuse(program);
+    let mut runner = match backend.load(program, weights, limits) {
         Err(LoadError::Unsupported { what, .. }) if may_refuse && backend.name() == "gpu" => {
-            println!("{:16} refused by {}: {what}", model.name, backend.name());
+            println!("refused by {}: {what}", backend.name());
             return None;
         }
         loaded => loaded.expect("a supported model"),
@@ -238,7 +280,9 @@ fn run(
                 pages.push(if passed { PageId::SCRATCH } else { page });
             }
         }
-        let state = model.program.state.in_place(StateId(0));
+        let state = program.state.in_place(StateId(0));
+        let values = given.get(start * program.hidden..end * program.hidden).unwrap_or_default();
+        let joined = [GivenRows { rows: 0..rows, values }];
         let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
         let outputs: Vec<_> = positions
             .iter()
@@ -247,6 +291,7 @@ fn run(
             .collect();
         let step = Step {
             tokens: &tokens[start..end],
+            given: if given.is_empty() { &[] } else { &joined },
             sequences: &sequences,
             pages: &pages,
             outputs: &outputs,
@@ -271,9 +316,9 @@ fn half_pages(name: &str) -> f32 {
     if AMPLIFIED.contains(&name) { HALF_PAGES_AMPLIFIED } else { HALF_PAGES }
 }
 
-/// True for models that GPUs refuse by name: encoders.
+/// True for programs that GPUs refuse by name: some encoders, and heads for multi-token prediction.
 fn gpus_may_refuse(program: &Program) -> bool {
-    program.bidirectional
+    program.bidirectional || program.joined().is_some()
 }
 
 /// Root of the mean square error, as a part of the spread of `expected`.
