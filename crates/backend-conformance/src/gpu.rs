@@ -32,6 +32,7 @@ pub fn gpu_subject(
             "end with rows",
             "bounds of matrices",
             "multi-token prediction",
+            "pages of their model",
         ],
         kernel_formats: match kv_dtype {
             // One format for each layout.

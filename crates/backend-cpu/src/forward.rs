@@ -31,7 +31,7 @@ use std::{
 
 use paguro_backend::{
     Activation, Branch, Dense, Exit, FeedForward, Head, Input, Layer, Linear, MatrixId, Mixer, Norm,
-    OutputKind, OutputValue, Residual, Step, StepError, VectorId, sampling,
+    OutputKind, OutputValue, Projection, Residual, Step, StepError, VectorId, sampling,
 };
 
 use crate::{
@@ -445,7 +445,11 @@ impl Pass<'_> {
     fn head(&mut self, op: &Head, pending: AllPending, answers: &Answers) {
         let (model, buffers, plan) = (self.model, self.buffers, self.plan);
         let (hidden, vocab) = (model.program.hidden, model.program.vocab);
-        let kinds = Kinds::of(model, &[op.linear]);
+        let projection = op.projection;
+        let kinds = match projection {
+            Some(projection) => Kinds::of(model, &[op.linear, projection.linear]),
+            None => Kinds::of(model, &[op.linear]),
+        };
         let slice = buffers.logits.len() / vocab;
         let mut first = 0;
         while first < plan.outputs.rows.len() {
@@ -460,6 +464,7 @@ impl Pass<'_> {
                     worker.norm_row(rows[at], Some(op.norm));
                     for &output in plan.outputs.outputs_of(start + at) {
                         match &worker.step.outputs[output].kind {
+                            OutputKind::Embedding if projection.is_some() => {}
                             OutputKind::Embedding => {
                                 let embedding = worker.scratch.row[..hidden].to_vec();
                                 put(&answers[output], OutputValue::Embedding(embedding));
@@ -470,11 +475,14 @@ impl Pass<'_> {
                             | OutputKind::Logits => {}
                         }
                     }
-                    if at < logit_rows {
+                    if at < logit_rows || projection.is_some() {
                         worker.set_input(&buffers.input, at, 0, &worker.scratch.row[..hidden], kinds, true);
                     }
                 }
             });
+            if let Some(projection) = projection {
+                self.project(projection, start, rows.len(), answers);
+            }
             if logit_rows == 0 {
                 continue;
             }
@@ -503,6 +511,29 @@ impl Pass<'_> {
                 }
             });
         }
+    }
+}
+
+impl Pass<'_> {
+    /// Phases: projects the next matmul's input, which has `rows` rows with outputs from number `first` on, and returns the results as
+    /// embeddings.
+    fn project(&mut self, op: Projection, first: usize, rows: usize, answers: &Answers) {
+        let (model, buffers, plan) = (self.model, self.buffers, self.plan);
+        self.multiply_rows(&buffers.input, rows, &[], [(op.linear.matrix, &buffers.projected)]);
+        self.phase(Kernel::AddNorm, rows, Chunking::Guided(1), |worker, range| {
+            for at in range {
+                // SAFETY: the phase is shared by row; see the table at the head of this file.
+                let row = unsafe { worker.write(&buffers.projected, at, op.width) };
+                if let Some(bias) = op.linear.bias {
+                    model.rows.add(row, model.vector(bias));
+                }
+                for &output in plan.outputs.outputs_of(first + at) {
+                    if matches!(worker.step.outputs[output].kind, OutputKind::Embedding) {
+                        put(&answers[output], OutputValue::Embedding(row.to_vec()));
+                    }
+                }
+            }
+        });
     }
 }
 

@@ -39,7 +39,8 @@ pub struct CpuRunner {
     adapters: Adapters,
     limits: Limits,
     buffers: Buffers,
-    arena: Arena,
+    /// Shared with heads that read its pages.
+    arena: Arc<Mutex<Arena>>,
     page_format: PageFormat,
     states: States,
     plan: StepPlan,
@@ -78,10 +79,11 @@ impl CpuRunner {
         })?;
         pool.pace = pace;
         let pool = Arc::new(Mutex::new(pool));
-        Self::load_on(pool, isa, program, weights, limits, poison, squares, &[])
+        Self::load_on(pool, isa, program, weights, limits, poison, squares, (&[], None))
     }
 
-    /// Packs the weights on the thread pool and allocates all buffers for `limits`. Matrices in `packed` are packed already.
+    /// Packs the weights on the thread pool and allocates all buffers for `limits`. Matrices in `packed` are packed already, and `pages`
+    /// are those of a program that shares pages.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -94,7 +96,7 @@ impl CpuRunner {
         limits: Limits,
         poison: bool,
         squares: Option<Arc<InputSquares>>,
-        packed: &[(MatrixId, Arc<PackedMatrix>)],
+        (packed, pages): (&[(MatrixId, Arc<PackedMatrix>)], Option<&Arc<Mutex<Arena>>>),
     ) -> Result<Self, LoadError> {
         let mut pool = lock(&shared_pool);
         let threads = pool.threads();
@@ -129,21 +131,32 @@ impl CpuRunner {
         }
         let adapters = Adapters::new(program, &weights, limits.max_rows)?;
         let Weights { matrices: _, vectors, tables } = weights;
-        let mut arena = Arena::new(limits.pages, shapes)?;
         let mut states = States::new(&program.state, limits.states)?;
         if poison {
-            arena.poison();
             states.poison();
         }
+        let arena = match pages.filter(|_| program.shares_pages) {
+            Some(arena) if lock(arena).has_shape(limits.pages, &shapes) => Arc::clone(arena),
+            Some(_) => return Err(LoadError::no_shared_pages("these have another shape")),
+            None if program.shares_pages => {
+                return Err(LoadError::no_shared_pages("no runner has loaded it"));
+            }
+            None => {
+                let mut arena = Arena::new(limits.pages, shapes)?;
+                if poison {
+                    arena.poison();
+                }
+                Arc::new(Mutex::new(arena))
+            }
+        };
 
+        let page_format = page_format::of(isa, &limits, lock(&arena).page_bytes());
         let sizes = BufferSizes::new(program, &limits, threads);
         let groups: Vec<_> = program.kv.groups.iter().copied().zip(support::heads(program)?).collect();
-        let plan = StepPlan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count);
+        let plan = StepPlan::new(&groups, &limits, threads, sizes.partial_count);
         let needs_all = limits.attention != AttentionMode::Paged || squares.is_some();
         let tail = support::tail(program).filter(|_| !needs_all);
-        let tail = tail.map(|first| {
-            (first, StepPlan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count))
-        });
+        let tail = tail.map(|first| (first, StepPlan::new(&groups, &limits, threads, sizes.partial_count)));
         drop(pool);
         let scratch = (0..threads).map(|_| WorkerScratch {
             matmul: Scratch::default(),
@@ -184,7 +197,7 @@ impl CpuRunner {
             isa,
             poison,
             limits,
-            page_format: page_format::of(isa, &limits, arena.page_bytes()),
+            page_format,
             arena,
             states,
             plan,
@@ -202,20 +215,21 @@ impl CpuRunner {
             return;
         }
         let groups = self.model.program.kv.groups.len();
+        let mut arena = lock(&self.arena);
         for sequence in step.sequences {
             for group in 0..groups {
                 let table = sequence.table(step.pages, group, groups);
                 for &page in &table[sequence.start / self.limits.block_size..] {
-                    self.arena.clear_state(page);
+                    arena.clear_state(page);
                 }
             }
         }
     }
 }
 
-/// Locks the thread pool, which one runner uses at a time.
-fn lock(pool: &Mutex<ThreadPool>) -> MutexGuard<'_, ThreadPool> {
-    pool.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks the thread pool or the pages, which one runner uses at a time.
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the form of quantized activations. Rows of encoders in Q8_0 are ranged. Decoders keep the eighth bit,
@@ -240,7 +254,7 @@ impl Runner for CpuRunner {
         step.has_adapters(|id| self.adapters.has(id))?;
         self.model.adapted = !step.adapters.is_empty();
         self.clear_written(step);
-        self.plan.make(step);
+        self.plan.make(step, |sequence| self.model.program.seen_tokens(sequence));
         let Self {
             pool,
             model,
@@ -256,7 +270,7 @@ impl Runner for CpuRunner {
             answers,
             ..
         } = self;
-        let mut pool = lock(pool);
+        let (mut pool, arena) = (lock(pool), lock(arena));
         let tail =
             tail.as_mut().filter(|_| plan.outputs.rows.len() < plan.rows.len()).map(|(first, tail)| {
                 tail.make_outputs(step, plan);
@@ -266,7 +280,7 @@ impl Runner for CpuRunner {
             model,
             adapters,
             buffers,
-            arena,
+            arena: &arena,
             states,
             step,
             plan,
@@ -280,7 +294,7 @@ impl Runner for CpuRunner {
         if pool.pace.as_ref().is_some_and(|pace| pace.is_abandoned()) {
             return Err(StepError::Device("the step was abandoned".into()));
         }
-        drop(pool);
+        drop((pool, arena));
         self.outputs = step.outputs.len();
         self.submitted += 1;
         Ok(Ticket(self.submitted))
@@ -313,22 +327,21 @@ impl Runner for CpuRunner {
     ) -> Result<Box<dyn Runner>, LoadError> {
         let packed = shared.iter().map(|&(own, id)| (own, Arc::clone(&self.model.matrices[id.0 as usize])));
         let packed: Vec<_> = packed.collect();
-        let (pool, squares) = (self.pool.clone(), None);
-        let head = Self::load_on(pool, self.isa, program, weights, limits, self.poison, squares, &packed)?;
+        let (pool, squares, shared) = (self.pool.clone(), None, (&packed[..], Some(&self.arena)));
+        let head = Self::load_on(pool, self.isa, program, weights, limits, self.poison, squares, shared)?;
         Ok(Box::new(head))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
-        let parts = self.states.bytes_of_slot().div_ceil(self.arena.page_bytes());
+        let mut arena = lock(&self.arena);
+        let parts = self.states.bytes_of_slot().div_ceil(arena.page_bytes());
         for &page_move in moves {
             page_move.check(&self.limits, parts)?;
             match page_move {
-                PageMove::Copy { from, to } => self.arena.copy(from, to),
-                PageMove::SaveState { state, part, to } => {
-                    self.arena.save(to, self.states.bytes(state), part)
-                }
+                PageMove::Copy { from, to } => arena.copy(from, to),
+                PageMove::SaveState { state, part, to } => arena.save(to, self.states.bytes(state), part),
                 PageMove::RestoreState { from, part, state } => {
-                    self.arena.restore(from, self.states.bytes_mut(state), part);
+                    arena.restore(from, self.states.bytes_mut(state), part);
                 }
             }
         }
@@ -341,16 +354,18 @@ impl Runner for CpuRunner {
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
         self.page_format.check(pages, out.len(), &self.limits)?;
+        let arena = lock(&self.arena);
         for (&page, out) in pages.iter().zip(out.chunks_exact_mut(self.page_format.page_bytes)) {
-            out.copy_from_slice(self.arena.bytes(page));
+            out.copy_from_slice(arena.bytes(page));
         }
         Ok(())
     }
 
     fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
         self.page_format.check(pages, bytes.len(), &self.limits)?;
+        let mut arena = lock(&self.arena);
         for (&page, bytes) in pages.iter().zip(bytes.chunks_exact(self.page_format.page_bytes)) {
-            self.arena.fill(page, bytes, content);
+            arena.fill(page, bytes, content);
         }
         Ok(())
     }

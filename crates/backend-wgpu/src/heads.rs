@@ -100,9 +100,11 @@ impl Refusal<'_> {
         let Input::Tokens(embed) = &program.input else {
             return self.refuse("programs that begin with rows");
         };
-        let Exit::Logits(_) = &program.exit else {
+        let Exit::Logits(head) = &program.exit else {
             return self.refuse("programs that end with rows");
         };
+        self.require(!program.shares_pages, "programs that read the pages of another one")?;
+        self.require(head.projection.is_none(), "heads that project rows")?;
         self.require(embed.joined.is_none(), "heads for multi-token prediction")?;
         let has_plain_norm = embed.layers.as_ref().is_none_or(|embeds| is_plain(&embeds.norm));
         self.require(has_plain_norm, "LayerNorm of embeddings for layers")?;
@@ -166,13 +168,14 @@ impl Refusal<'_> {
 }
 
 paguro_backend::known_fields! {
-    Program { hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit }
+    Program { hidden, vocab, bidirectional, shares_pages, kv, state, ropes, input, given_parts, layers, exit }
     Embed { table, scale, positions, types, norm, layers, joined }
-    Joined { token_norm, given_norm, linear }
+    Joined { width, token_norm, given_norm, linear }
     LayerEmbeds { table, scale, count, width, projection, norm }
     Patches { width, ops }
     Merged { rows, width, taps }
-    Head { norm, linear, scale, soft_cap }
+    Head { norm, linear, scale, soft_cap, projection }
+    Projection { width, linear }
     Layer { mixer, ffn, residual, norm_after_mixer, norm_after_ffn, branch_scale, input, output_scale }
     LayerInput { index, gate, activation, out, post_norm }
     Branch { mixer, scale }

@@ -258,12 +258,12 @@ impl Runner for GpuRunner {
 
     fn load_head(
         &mut self,
-        _: &Program,
+        program: &Program,
         _: Weights,
         _: &[(MatrixId, MatrixId)],
         _: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        Err(LoadError::no_heads("the GPU"))
+        Err(LoadError::no_heads("the GPU", program))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

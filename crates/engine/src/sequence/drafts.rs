@@ -7,7 +7,7 @@ use paguro_backend::TokenMask;
 use super::{Sampler, Sequence};
 use crate::{
     constraint::{Drafted, Guide},
-    speculation::{Acceptance, Credit, Draft, HiddenRows, KEPT_ROWS, Speculator},
+    speculation::{Acceptance, Credit, Draft, HiddenRows, Speculator},
 };
 
 /// The drafter of a sequence, and its next draft.
@@ -95,7 +95,7 @@ impl Sequence {
     pub fn hidden_in(&self, rows: usize) -> Range<usize> {
         let end = self.kv.computed + rows;
         match &self.drafts.rows {
-            Some(_) => end.min(self.kv.computed.max(self.tokens.len().saturating_sub(KEPT_ROWS)))..end,
+            Some(rows) => end.min(self.kv.computed.max(self.tokens.len().saturating_sub(rows.kept())))..end,
             None => 0..0,
         }
     }
