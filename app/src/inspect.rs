@@ -15,6 +15,7 @@ use self::{
     shape::{active_parameters, layers, skipped},
 };
 use crate::{
+    assistant,
     cli::InspectArgs,
     devices::Devices,
     failure::Outcome,
@@ -41,7 +42,9 @@ pub fn inspect(
         return adapter::inspect(&path, args, terminal);
     }
     let source = Source::find(args.model.name.as_deref(), library)?;
-    let file = args.projector.choice().open(&source, |line| terminal.note(line))?;
+    let mut file = args.projector.choice().open(&source, |line| terminal.note(line))?;
+    let assistants = || assistant::of_settings(library);
+    assistant::add(&mut file, &source, None, assistants, |line| terminal.note(line))?;
     let model = file.load(&LoadOptions { max_context: args.ctx });
     let model = model.as_ref().map_err(ToString::to_string);
     let memory = match &model {
@@ -121,7 +124,9 @@ fn summary(
             if let Some(active) = active_parameters(model) {
                 row("active", format!("{} parameters for a token", units::count(active)))?;
             }
-            if model.mtp.is_some() {
+            if let Some(assistant) = file.assistant() {
+                row("drafts", format!("with its assistant {}", assistant.name()))?;
+            } else if model.mtp.is_some() {
                 row("drafts", "with a head for multi-token prediction".to_owned())?;
             } else if let Some(skipped) = skipped(file.tensors()) {
                 row("not run", skipped)?;

@@ -134,15 +134,10 @@ pub fn writer_of(file: &ModelFile, source: &Source, context: Context) -> Outcome
 }
 
 /// Architectures that only draft for a certain model and are not supported, with their names for people.
-const OTHER_DRAFTS: [(&str, &str); 5] = [
-    ("eagle", "EAGLE"),
-    ("dflash", "DFlash"),
-    ("dspark", "DSpark"),
-    ("medusa", "Medusa"),
-    ("assistant", "assistants that share the pages of their model (Gemma 4)"),
-];
+const OTHER_DRAFTS: [(&str, &str); 4] =
+    [("eagle", "EAGLE"), ("dflash", "DFlash"), ("dspark", "DSpark"), ("medusa", "Medusa")];
 
-/// Opens the model that `--draft` names, for `model`.
+/// Opens the model that `--draft` names, for `model`. None for an assistant, which is a part of its model.
 ///
 /// # Errors
 /// It is invalid, of a kind that is not supported, or has other tokens.
@@ -151,16 +146,22 @@ pub fn draft(
     model: &Model,
     library: &LibrarySettings,
 ) -> Outcome<Option<Arc<DraftModel>>> {
-    name.map(|name| draft_of(&Source::find(Some(name), library)?, model)).transpose()
+    match name {
+        Some(name) => draft_of(&Source::find(Some(name), library)?, model),
+        None => Ok(None),
+    }
 }
 
 /// Opens a model that drafts for another one, see [`draft`].
 ///
 /// # Errors
 /// As [`draft`].
-pub fn draft_of(source: &Source, model: &Model) -> Outcome<Arc<DraftModel>> {
+pub fn draft_of(source: &Source, model: &Model) -> Outcome<Option<Arc<DraftModel>>> {
     const HINT: &str = "a draft model is a smaller model of the same family: --draft MODEL";
     let (file, name) = (file(source)?, source.short_name());
+    if file.is_assistant() {
+        return Ok(None);
+    }
     let architecture = file.architecture().unwrap_or_default().to_lowercase();
     if let Some((_, kind)) = OTHER_DRAFTS.iter().find(|(part, _)| architecture.contains(part)) {
         let failure = Failure::new(format!("the model `{name}` cannot draft: {kind} are not supported"));
@@ -170,7 +171,7 @@ pub fn draft_of(source: &Source, model: &Model) -> Outcome<Arc<DraftModel>> {
     let context = Context::Tokens(model.max_context.min(trained.max(1)));
     let drafting = writer_of(&file, source, context)?;
     match model.tokenizer.difference(&drafting.tokenizer) {
-        None => Ok(DraftModel::model(&drafting)),
+        None => Ok(Some(DraftModel::model(&drafting))),
         Some(difference) => {
             let model = &model.name;
             Err(Failure::new(format!("`{name}` cannot draft for `{model}`: {difference}")).hint(HINT))

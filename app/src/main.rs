@@ -1,6 +1,7 @@
 //! The `paguro` binary: the command line, the settings, and the one place that names concrete devices.
 
 mod adapters;
+mod assistant;
 mod bench;
 mod cache;
 mod cli;
@@ -33,6 +34,7 @@ mod terminal;
 mod tokenize;
 mod units;
 mod version;
+mod words;
 
 use std::{
     ffi::OsString,

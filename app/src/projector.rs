@@ -1,7 +1,6 @@
 //! Vision towers of GGUF models, which are in files of their own: projectors (mmproj).
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -12,6 +11,7 @@ use crate::{
     failure::{Failure, Outcome},
     load,
     models::Source,
+    words::words,
 };
 
 /// Choice of a model's projector.
@@ -87,21 +87,6 @@ fn beside(model: &Path) -> Option<PathBuf> {
     let found = projectors.into_iter().max_by_key(|name| (shared(name), is_whole(name), name.clone()))?;
     // In a folder of several models, a projector without a word of this one's name is another one's.
     (!has_others || shared(&found) > 0).then(|| model.with_file_name(found))
-}
-
-/// Returns the words of a file's name without those that name formats.
-fn words(name: &str) -> BTreeSet<String> {
-    let lower = name.to_ascii_lowercase();
-    let words = lower.split(|c: char| !c.is_ascii_alphanumeric());
-    let is_format = |word: &str| {
-        let rest = word.trim_start_matches(['i', 't', 'b']);
-        ["mmproj", "gguf", "model", "of", "k", "m", "s", "l", "xl", "ud", "0", "1", ""].contains(&word)
-            || rest
-                .strip_prefix(['q', 'f'])
-                .is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
-            || word.bytes().all(|byte| byte.is_ascii_digit()) && word.len() == 5
-    };
-    words.filter(|word| !is_format(word)).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

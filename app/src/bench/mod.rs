@@ -15,7 +15,7 @@ use paguro_engine::{DraftModel, EngineOptions, PageBudget, PageOrder};
 use paguro_model::{LoadOptions, Model};
 
 use crate::{
-    adapters,
+    adapters, assistant,
     cli::{Attention, BenchArgs, BenchDrafts, KvDtype, Pages, RunOnArgs},
     devices::Devices,
     failure::{Failure, Outcome},
@@ -98,7 +98,11 @@ pub fn bench(
             Arc::new(shape::model(name, args.format, like, context))
         }
         None => {
-            load::writer(&Source::find(args.model.name.as_deref(), library)?, load::Context::Tokens(context))?
+            let source = Source::find(args.model.name.as_deref(), library)?;
+            let (mut file, draft) = (load::file(&source)?, args.draft.source(library)?);
+            let assistants = || assistant::of_settings(library);
+            assistant::add(&mut file, &source, draft.as_ref(), assistants, |line| terminal.note(line))?;
+            load::writer_of(&file, &source, load::Context::Tokens(context))?
         }
     };
     if context > model.context_length {

@@ -173,7 +173,13 @@ impl Builder {
         };
         let layers = (0..layers).map(layer).collect();
         let linear = self.linear("head", better, vocab, hidden);
-        let exit = Exit::Logits(Head { norm: self.norm(hidden), linear, scale: 1.0, soft_cap: None });
+        let exit = Exit::Logits(Head {
+            norm: self.norm(hidden),
+            linear,
+            scale: 1.0,
+            soft_cap: None,
+            projection: None,
+        });
         let frequency = |pair: usize| 5e5_f32.powf(-2.0 * pair as f32 / head_dim as f32);
         let rope = Rope {
             style: RopeStyle::Interleaved,
@@ -185,6 +191,7 @@ impl Builder {
             hidden,
             vocab,
             bidirectional: false,
+            shares_pages: false,
             kv,
             state: StateLayout::default(),
             ropes: vec![rope],

@@ -23,7 +23,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use paguro_engine::EngineOptions;
 
-use crate::projector::Projector;
+use crate::{failure::Outcome, models::Source, projector::Projector, settings::LibrarySettings};
 
 pub use bench::BenchArgs;
 pub use cache::{CacheArgs, CacheCommand};
@@ -278,9 +278,20 @@ pub struct SpeculateArg {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct DraftArg {
-    /// Also let a smaller model with the same tokens draft the answer
+    /// Also let a smaller model with the same tokens, or the model's assistant, draft the answer [default: the assistant beside the
+    /// model]
     #[arg(long, value_name = "MODEL")]
     pub draft: Option<String>,
+}
+
+impl DraftArg {
+    /// Finds the model.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn source(&self, library: &LibrarySettings) -> Outcome<Option<Source>> {
+        self.draft.as_deref().map(|name| Source::find(Some(name), library)).transpose()
+    }
 }
 
 /// Tokens of a step.

@@ -386,7 +386,8 @@ layered! {
         )]
         pub speculate: Option<Speculate>,
 
-        /// Also let a smaller model with the same tokens draft the answers of the first model on the command line
+        /// Also let a smaller model with the same tokens, or its assistant, draft the answers of the first model on the command line
+        /// [default: the assistant beside a model]
         #[arg(long, env = "PAGURO_DRAFT", value_name = "MODEL", help_heading = "Models")]
         pub draft: Option<String>,
 

@@ -118,7 +118,7 @@ impl ChatCheck {
 
     /// Returns true if the inspected model writes no text.
     pub fn is_encoder(&self) -> bool {
-        matches!(*self.0.borrow(), Chat::Encoder(_))
+        matches!(*self.0.borrow(), Chat::Encoder(_) | Chat::Assistant)
     }
 
     /// Returns the command that uses the inspected model, with its purpose.
@@ -126,6 +126,7 @@ impl ChatCheck {
         match *self.0.borrow() {
             Chat::Encoder(false) => format!("compute vectors with it: paguro embed {name} FILE"),
             Chat::Encoder(true) => format!("score texts with it: paguro rerank {name} QUERY FILE"),
+            Chat::Assistant => "it drafts for its model, beside which it is found".to_owned(),
             _ => format!("run it: paguro run {name}"),
         }
     }

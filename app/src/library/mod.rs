@@ -113,6 +113,8 @@ enum Chat {
     /// The file has none, or cannot run.
     #[default]
     None,
+    /// The model is an assistant, which drafts for its model.
+    Assistant,
     /// The model is an encoder, which computes vectors, or scores if `true`.
     Encoder(bool),
     /// It compiles.
@@ -134,6 +136,7 @@ fn inspect_with_chat(path: &Path) -> Result<(Details, Chat), Box<dyn Error + Sen
     // Everything except the weights is read: architecture, tensors and their formats, tokenizer.
     let of_encoder = || Chat::Encoder(matches!(file.has_scores(), Ok(true)));
     let (problem, chat) = match file.load(&LoadOptions { max_context }) {
+        Err(ModelError::AssistantAlone(_)) => (None, Chat::Assistant),
         Ok(model) => {
             let chat = match (model.chat_problem(), &model.chat_template) {
                 _ if model.is_encoder() => of_encoder(),

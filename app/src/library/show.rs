@@ -1,17 +1,18 @@
 //! `paguro list` and `paguro show`.
 
-use std::time::SystemTime;
+use std::{path::Path, time::SystemTime};
 
 use humantime::format_rfc3339_millis;
-use paguro_library::{ModelRecord, Source, found::Program, plain_name};
+use paguro_library::{Library, ModelRecord, Source, found::Program, plain_name};
+use paguro_model::ModelFile;
 use serde_json::{Value, json};
 
 use super::{VERSION, empty, failure, find, import::list_found, inspect};
 use crate::{
-    adapters,
+    adapters, assistant,
     cli::{ListArgs, ShowArgs},
     failure::Outcome,
-    models::is_embedded,
+    models::{self, is_embedded},
     output::Output,
     presets::Preset,
     settings::{LibrarySettings, Terminal},
@@ -63,6 +64,9 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         ];
         let last = match (problem, model.is_adapter()) {
             (Some(problem), _) => format!("cannot run: {problem}"),
+            (None, false) if assistant::is_record(model) => {
+                "assistant, which drafts for its model".to_owned()
+            }
             (None, false) => String::new(),
             (None, true) => match base(model, &records) {
                 Ok(base) => format!("adapter of {base}"),
@@ -72,6 +76,14 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         table.push(cells, last);
     }
     table.write(&mut out, terminal)
+}
+
+/// Returns the name of the assistant that drafts for a model.
+fn assistant_of(model: &ModelRecord, path: &Path, library: &Library) -> Option<String> {
+    let source = models::Source::Library { name: model.name.to_string(), path: path.to_owned() };
+    let mut file = ModelFile::open(path).ok()?;
+    assistant::add(&mut file, &source, None, || assistant::of_library(library), |_| ()).ok()?;
+    file.assistant().map(|assistant| assistant.name().to_owned())
 }
 
 /// Runs `paguro show`. Missing files are no error: the row `problem` reports them.
@@ -116,6 +128,9 @@ pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     row("changed", format!("{} ({})", ago(model.modified_at), format_rfc3339_millis(model.modified_at)))?;
     match path {
         Ok(path) => {
+            if let Some(name) = assistant_of(&model, &path, &library) {
+                row("drafts", format!("with its assistant {name}"))?;
+            }
             row("path", path.display().to_string())?;
             unusable.map_or(Ok(()), |problem| row("problem", problem))?;
         }

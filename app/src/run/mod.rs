@@ -28,7 +28,7 @@ use paguro_engine::{Adapter, Constraint, DiskCache, DraftModel, EngineOptions, P
 use paguro_model::Model;
 
 use crate::{
-    adapters,
+    adapters, assistant,
     cli::{RunArgs, Speculate},
     devices::Devices,
     eval,
@@ -220,7 +220,10 @@ impl Invocation<'_> {
             adapters.push(adapters::place(text, self.library)?);
         }
         let weights = self.session.and_then(|session| session.weights(&base));
-        let file = self.args.projector.choice().open(&base, |line| self.terminal.note(line))?;
+        let mut file = self.args.projector.choice().open(&base, |line| self.terminal.note(line))?;
+        let draft = self.args.speculate.draft.source(self.library)?;
+        let assistants = || assistant::of_settings(self.library);
+        assistant::add(&mut file, &base, draft.as_ref(), assistants, |line| self.terminal.note(line))?;
         let mut model = load::writer_of(&file, &base, context)?;
         // Of several adapters, none has the right to its own tokens.
         if let [(path, _)] = &adapters[..]

@@ -641,6 +641,32 @@ class Gemma4(Model):
         return keys | self.keys
 
 
+@dataclasses.dataclass
+class Assistant(Gemma4):
+    """An assistant of the model `of`: layers without K and V, between two projections."""
+    arch: str = "gemma4-assistant"
+    pattern: str = "lllf"
+    hidden: int = 32
+    of: str = ""
+    positions: tuple = NEAR[1:]
+
+    def target(self):
+        return next(model for model in CASES if model.name == self.of)
+
+    def tensors(self):
+        width = self.target().hidden
+        self.local, self.full, self.shared_kv = self.target().local, self.target().full, len(self.pattern)
+        spread = scale_of(self.kind, 1) if self.kind.name in BLOCKS else float(np.float32(12**0.5))
+        return super().tensors() + [
+            Tensor("nextn.pre_projection.weight", (self.hidden, 2 * width), self.kind, 0.0, spread * (2 * width)**-0.5),
+            Tensor("nextn.post_projection.weight", (width, self.hidden), self.kind, 0.0, spread * self.hidden**-0.5),
+        ]
+
+    def metadata(self):
+        self.tensors()
+        return super().metadata() | {"embedding_length_out": self.target().hidden, "nextn_predict_layers": len(self.pattern)}
+
+
 # --- Vocabularies, made up: the smallest that tokenizers accept.
 
 def spm(writer):
@@ -868,6 +894,9 @@ CASES = [
     Gemma4("gemma4-31b", pattern="llfllf", keys_as_values=True, local=(4, 32), full=(2, 48)),
     Gemma4("gemma4-moe", pattern="llflf", keys_as_values=True, experts=8, expert_ffn=40, keys={"expert_used_count": 3}),
     Gemma4("gemma4-q8_0", shared_kv=3, layer_embed=32, kind=Type.Q8_0, hidden=128, ffn=96),
+    Assistant("gemma4-e2b-assistant", of="gemma4-e2b"),
+    Assistant("gemma4-31b-assistant", of="gemma4-31b", pattern="llf", hidden=48, positions=(1, 33, 96)),
+    Assistant("gemma4-q8_0-assistant", of="gemma4-q8_0", kind=Type.Q8_0, hidden=64),
     Gemma4("gemma4-far", pattern="lflflf", shared_kv=2, layer_embed=16, positions=FAR, context=1280,
            keys={"attention.sliding_window": 300}),
     Encoder("jina-bert-v2", arch="jina-bert-v2", fused_ffn=True),
@@ -910,6 +939,9 @@ def main():
                 out = pathlib.Path(folder) / "out.f32"
                 positions = ",".join(map(str, model.positions))
                 kind = [model.kind_of_rows] if model.kind_of_rows else []
+                if isinstance(model, Assistant):
+                    kind, path = ["assistant", path], path.with_name(f"target-{path.name}")
+                    model.target().write(path, decoded=path.name == "target-decoded.gguf")
                 subprocess.run([program, path, str(model.context), out, positions, *kind, *map(str, tokens)], check=True)
                 return np.fromfile(out, dtype=np.float32)
 
@@ -930,7 +962,7 @@ def main():
               f"from the first {model.arch} {distance(exact, plain):.2f}, file {len(data)} bytes", flush=True)
         entries.append({
             "name": model.name, "context": model.context, "positions": model.positions,
-            "peer_error": float(f"{error:.2e}"), **({"head": True} if model.head else {}),
+            "peer_error": float(f"{error:.2e}"), **({"head": True} if model.head else {}), **({"assistant_of": model.of} if isinstance(model, Assistant) else {}),
             "adler32": zlib.adler32(data), "tensors": [[t.name, t.center, t.spread, t.kind.name, int(np.prod(t.shape))] for t in model.tensors()],
         })
     lines = [json.dumps(entry, separators=(",", ":")).replace(',"tensors"', ',\n"tensors"') for entry in entries]

@@ -3,7 +3,8 @@
 //! `make.py` created tiny models with random weights and recorded llama.cpp's logits in `cases/`. Prompts are longer
 //! than the sliding windows, and run here in chunks over scattered pages.
 
-pub mod hf;
+pub mod assistants;
+mod hf;
 mod mlx;
 mod towers;
 mod weights;
@@ -11,8 +12,8 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, GivenRows, KvDtype, Limits, LoadError, Output, OutputKind, OutputValue, PageId,
-    Program, StateId, Step, StepOutput, StepSequence, Weights, reference::Reference,
+    AttentionMode, Backend, GivenRows, KvDtype, KvGroup, Limits, LoadError, Output, OutputKind, OutputValue,
+    PageId, Program, StateId, Step, StepOutput, StepSequence, Weights, reference::Reference,
 };
 use paguro_backend_conformance::Draw;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -70,6 +71,11 @@ fn folders_of_mlx_compute_the_same() {
 }
 
 #[test]
+fn folders_of_assistants_are_lowered_as_their_files() {
+    assistants::compare_folder();
+}
+
+#[test]
 fn converted_folders_compute_the_same() {
     hf::convert_all(&Reference { poison: Some(7), ..Reference::default() });
 }
@@ -88,6 +94,8 @@ struct Case {
     peer_error: f32,
     /// True if the logits are those of the model's head for multi-token prediction.
     of_head: bool,
+    /// File of the model, if this one is its assistant.
+    model: Option<Vec<u8>>,
 }
 
 /// What a program reads.
@@ -131,6 +139,7 @@ fn cases() -> Vec<Case> {
             logits: logits.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
             peer_error: weights::number(&case["peer_error"]),
             of_head: case["head"] == true,
+            model: case["assistant_of"].as_str().map(gguf),
             name,
         }
     };
@@ -140,7 +149,7 @@ fn cases() -> Vec<Case> {
 /// Runs these cases on these backends; those that are not exact round like the CPU's.
 fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
     let mut failures = Vec::new();
-    for Case { name, file, context, vocab, positions, logits, peer_error, of_head } in cases {
+    for Case { name, file, context, vocab, positions, logits, peer_error, of_head, model } in cases {
         let tokens = weights::tokens(positions[positions.len() - 1] + 1, vocab);
         let has_gelu = ["gemma", "gpt2", "gptneox", "jina", "nomic", "phi2", "starcoder2"]
             .iter()
@@ -154,11 +163,21 @@ fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
         for &(backend, rounds) in backends {
             let tolerance =
                 rounding + if rounds { half_pages(&name) + PEER_ERRORS * peer_error } else { 0.0 };
-            let model = load(&name, file.clone(), context);
-            let own = match model.is_encoder() {
-                true => encode(backend, model, context, &tokens, &positions),
-                false if of_head => predict(backend, model, context, &tokens, &positions),
-                false => run(backend, model, context, &tokens, &CHUNKS, &positions, OutputKind::Logits),
+            let own = match &model {
+                Some(model) => {
+                    let (_folder, model) = assistants::load((&name, &file), model, context);
+                    assistants::logits(backend, model, context, &tokens, &positions)
+                }
+                None => {
+                    let model = load(&name, file.clone(), context);
+                    match model.is_encoder() {
+                        true => encode(backend, model, context, &tokens, &positions),
+                        false if of_head => predict(backend, model, context, &tokens, &positions),
+                        false => {
+                            run(backend, model, context, &tokens, &CHUNKS, &positions, OutputKind::Logits)
+                        }
+                    }
+                }
             };
             let Some(own) = own else { continue };
             let error = distance(&own, &logits);
@@ -241,19 +260,8 @@ fn run_program(
     kind: OutputKind<'_>,
 ) -> Option<Vec<f32>> {
     let blocks = tokens.len().div_ceil(BLOCK_SIZE);
-    let groups = program.kv.groups.clone();
-    let limits = Limits {
-        block_size: BLOCK_SIZE,
-        pages: 2 * groups.len() * blocks + 1,
-        max_rows: 300,
-        max_sequences: 1,
-        max_outputs: 128,
-        max_context: context,
-        states: 1,
-        kv_dtype: KvDtype::F16,
-        attention: AttentionMode::Paged,
-        expert_slots: None,
-    };
+    let groups = &program.kv.groups;
+    let limits = limits(groups.len(), blocks, context);
     let may_refuse = gpus_may_refuse(program);
     let mut runner = match backend.load(program, weights, limits) {
         Err(LoadError::Unsupported { what, .. }) if may_refuse && backend.name() == "gpu" => {
@@ -270,19 +278,10 @@ fn run_program(
             break;
         }
         let rows = end - start;
-        let mut pages = Vec::new();
-        for (group, kv) in groups.iter().enumerate() {
-            let seen_from = kv.window.map_or(0, |window| (start + 1).saturating_sub(window as usize));
-            for block in 0..end.div_ceil(BLOCK_SIZE) {
-                // Every other page, from the end to the beginning; none where the window has passed.
-                let page = PageId(2 * (groups.len() * blocks - group * blocks - block) as u32 - 1);
-                let passed = (block + 1) * BLOCK_SIZE <= seen_from;
-                pages.push(if passed { PageId::SCRATCH } else { page });
-            }
-        }
+        let pages = tables(groups, blocks, start, end);
         let state = program.state.in_place(StateId(0));
-        let rows_given = given.get(start * program.hidden..end * program.hidden).unwrap_or_default();
-        let joined = [GivenRows { rows: 0..rows, values: rows_given }];
+        let values = given.get(start * program.hidden..end * program.hidden).unwrap_or_default();
+        let joined = [GivenRows { rows: 0..rows, values }];
         let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
         let outputs: Vec<_> = positions
             .iter()
@@ -311,14 +310,45 @@ fn run_program(
     Some(values)
 }
 
+/// Returns limits for a sequence of `blocks` blocks.
+fn limits(groups: usize, blocks: usize, context: usize) -> Limits {
+    Limits {
+        block_size: BLOCK_SIZE,
+        pages: 2 * groups * blocks + 1,
+        max_rows: 300,
+        max_sequences: 1,
+        max_outputs: 128,
+        max_context: context,
+        states: 1,
+        kv_dtype: KvDtype::F16,
+        attention: AttentionMode::Paged,
+        expert_slots: None,
+    }
+}
+
+/// Returns the block tables of `end` tokens of a sequence of `blocks` blocks, for rows from `start` on: every other page, from the end to
+/// the beginning; none where the window has passed.
+fn tables(groups: &[KvGroup], blocks: usize, start: usize, end: usize) -> Vec<PageId> {
+    let mut pages = Vec::new();
+    for (group, kv) in groups.iter().enumerate() {
+        let seen_from = kv.window.map_or(0, |window| (start + 1).saturating_sub(window as usize));
+        for block in 0..end.div_ceil(BLOCK_SIZE) {
+            let page = PageId(2 * (groups.len() * blocks - group * blocks - block) as u32 - 1);
+            let passed = (block + 1) * BLOCK_SIZE <= seen_from;
+            pages.push(if passed { PageId::SCRATCH } else { page });
+        }
+    }
+    pages
+}
+
 /// Tolerance for the rounding of a model's K and V to half precision.
 fn half_pages(name: &str) -> f32 {
     if AMPLIFIED.contains(&name) { HALF_PAGES_AMPLIFIED } else { HALF_PAGES }
 }
 
-/// True for models that GPUs refuse by name: encoders.
+/// True for programs that GPUs refuse by name: some encoders, and heads for multi-token prediction.
 fn gpus_may_refuse(program: &Program) -> bool {
-    program.bidirectional
+    program.bidirectional || program.joined().is_some()
 }
 
 /// Root of the mean square error, as a part of the spread of `expected`.

@@ -192,7 +192,7 @@ impl Driver {
         Self::with_runner(runner, backend, head, options, limits)
     }
 
-    fn limits(model: &RandomModel, options: &DriveOptions) -> Limits {
+    pub(crate) fn limits(model: &RandomModel, options: &DriveOptions) -> Limits {
         let spare = options.least_rows.div_ceil(options.block_size) * model.program.kv.groups.len();
         let longest = options.max_context.max(options.least_rows);
         Limits {

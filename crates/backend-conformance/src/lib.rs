@@ -34,6 +34,7 @@
 //! Each case becomes a separate test. [`RandomModel`] and [`Driver`] also serve tests of other crates.
 
 mod adapters;
+mod assistants;
 mod carried;
 mod compare;
 mod contract;
@@ -64,7 +65,7 @@ pub use adapters::random_adapter;
 pub use draw::Draw;
 pub use drive::{DriveOptions, Driver, SequenceId, submit};
 pub use gpu::gpu_subject;
-pub use model::{Biases, ExpertsShape, ModelShape, RandomModel, RecurrentShape, Spans};
+pub use model::{Biases, ExpertsShape, ModelShape, PagesOf, RandomModel, RecurrentShape, Spans};
 pub use random::random_matrix;
 pub use rng::Rng;
 
@@ -241,6 +242,7 @@ pub const CASES: &[Case] = &[
     Case { name: "stages", run: rows::stages },
     Case { name: "joined_rows", run: heads::joined_rows },
     Case { name: "exact_heads", run: heads::exact },
+    Case { name: "shared_pages", run: assistants::shared_pages },
     Case { name: "towers", run: towers::towers },
     Case { name: "latent_attention", run: latent::latent_attention },
     Case { name: "expert_groups", run: latent::expert_groups },
@@ -308,7 +310,7 @@ macro_rules! conformance {
             shared_kv keys_as_values layer_embeds experts_beside unreadable_tables
             experts routers expert_formats short_convolutions delta_rules hybrids attention_gates
             scans mixer_sums bare_layers ungated_experts
-            given_rows rope_axes spans spans_of_encoders residuals stages joined_rows exact_heads towers latent_attention expert_groups adapters bad_adapters everything pages lengths many_rows embeddings
+            given_rows rope_axes spans spans_of_encoders residuals stages joined_rows exact_heads shared_pages towers latent_attention expert_groups adapters bad_adapters everything pages lengths many_rows embeddings
             limits long_context gather
             batch_invariance exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads

@@ -6,8 +6,9 @@ mod ssd;
 mod tensors;
 
 use paguro_backend::{
-    Activation, DeltaShape, Exit, ExpertGroups, Input, KeySharing, LatentShape, NormKind, PositionScale,
-    Program, QkNormKind, Residual, RopeStyle, Scores, StateLayout, StateShape, WeightFormat, Weights,
+    Activation, DeltaShape, Exit, ExpertGroups, Input, KeySharing, KvLayout, KvSlot, LatentShape, NormKind,
+    PositionScale, Program, QkNormKind, Residual, RopeStyle, Scores, StateLayout, StateShape, WeightFormat,
+    Weights,
 };
 
 use self::builder::Builder;
@@ -119,12 +120,34 @@ pub struct ModelShape {
     pub given_parts: usize,
     /// True if given rows are joined with embeddings, see [`Joined`](paguro_backend::Joined).
     pub joined: bool,
+    /// The program whose pages all layers read, see [`Program::shares_pages`].
+    pub pages_of: Option<PagesOf>,
     /// See [`Rope::axes`](paguro_backend::Rope::axes): the axes of the first pairs, which repeat. Empty is none.
     pub axes: &'static [u8],
     /// Layers that see spans.
     pub spans: Spans,
     /// True if the residual stream has norms after each branch, see [`Layer::norm_after_mixer`](paguro_backend::Layer::norm_after_mixer).
     pub norms_after: bool,
+}
+
+/// Pages of another program, and its width.
+#[derive(Clone, Debug)]
+pub struct PagesOf {
+    kv: KvLayout,
+    /// Slots of the last layer with a window, and of the last one without.
+    slots: [Option<KvSlot>; 2],
+    hidden: usize,
+}
+
+impl PagesOf {
+    /// Returns those of a program.
+    pub fn program(program: &Program) -> Self {
+        let has_window = |slot: &KvSlot| program.kv.groups[slot.group].window.is_some();
+        let last = |window: bool| {
+            program.attentions().map(|op| op.kv).filter(|slot| has_window(slot) == window).last()
+        };
+        Self { kv: program.kv.clone(), slots: [last(true), last(false)], hidden: program.hidden }
+    }
 }
 
 /// Layers that see spans.
@@ -298,6 +321,7 @@ impl Default for ModelShape {
             embed_norm: false,
             given_parts: 0,
             joined: false,
+            pages_of: None,
             axes: &[],
             spans: Spans::None,
             norms_after: false,
@@ -313,7 +337,7 @@ impl ModelShape {
 
     /// Returns true if a layer reads the K and V of an earlier one.
     fn shares_kv(&self, layer: usize) -> bool {
-        layer + self.shared_kv >= self.windows.len()
+        self.pages_of.is_some() || layer + self.shared_kv >= self.windows.len()
     }
 
     /// Returns the shapes of the states of all layers that have one.

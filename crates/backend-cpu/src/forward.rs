@@ -24,7 +24,7 @@
 //! before the first layer and at the end of each.
 
 use paguro_backend::{
-    Branch, Exit, FeedForward, Head, Input, Layer, Mixer, OutputKind, OutputValue, Residual, StepError,
+    Branch, Exit, FeedForward, Head, Input, Layer, Mixer, OutputKind, OutputValue, Projection, Residual, StepError,
     sampling,
 };
 use paguro_cpu_kernels::ops;
@@ -214,7 +214,11 @@ fn end(pass: &mut Pass<'_>, pending: AllPending, answers: &Answers) {
 fn head(pass: &mut Pass<'_>, op: &Head, pending: AllPending, answers: &Answers) {
     let (model, buffers, plan) = (pass.model, pass.buffers, pass.plan);
     let (hidden, vocab) = (model.program.hidden, model.program.vocab);
-    let kinds = Kinds::of(model, &[op.linear]);
+    let projection = op.projection;
+    let kinds = match projection {
+        Some(projection) => Kinds::of(model, &[op.linear, projection.linear]),
+        None => Kinds::of(model, &[op.linear]),
+    };
     let slice = buffers.logits.len() / vocab;
     let mut first = 0;
     while first < plan.outputs.rows.len() {
@@ -229,6 +233,7 @@ fn head(pass: &mut Pass<'_>, op: &Head, pending: AllPending, answers: &Answers) 
                 worker.norm_row(rows[at], Some(op.norm));
                 for &output in plan.outputs.outputs_of(start + at) {
                     match &worker.step.outputs[output].kind {
+                        OutputKind::Embedding if projection.is_some() => {}
                         OutputKind::Embedding => {
                             let embedding = worker.scratch.row[..hidden].to_vec();
                             put(&answers[output], OutputValue::Embedding(embedding));
@@ -239,11 +244,14 @@ fn head(pass: &mut Pass<'_>, op: &Head, pending: AllPending, answers: &Answers) 
                         | OutputKind::Logits => {}
                     }
                 }
-                if at < logit_rows {
+                if at < logit_rows || projection.is_some() {
                     worker.set_input(&buffers.input, at, 0, &worker.scratch.row[..hidden], kinds, true);
                 }
             }
         });
+        if let Some(projection) = projection {
+            project(pass, projection, start, rows.len(), answers);
+        }
         if logit_rows == 0 {
             continue;
         }
@@ -272,4 +280,25 @@ fn head(pass: &mut Pass<'_>, op: &Head, pending: AllPending, answers: &Answers) 
             }
         });
     }
+}
+
+/// Phases: projects the next matmul's input, which has `rows` rows with outputs from number `first` on, and returns the results as
+/// embeddings.
+fn project(pass: &mut Pass<'_>, op: Projection, first: usize, rows: usize, answers: &Answers) {
+    let (model, buffers, plan) = (pass.model, pass.buffers, pass.plan);
+    pass.multiply_rows(&buffers.input, rows, &[], [(op.linear.matrix, &buffers.projected)]);
+    pass.phase(Kernel::AddNorm, rows, Chunking::Guided(1), |worker, range| {
+        for at in range {
+            // SAFETY: the phase is shared by row; see the table at the head of this file.
+            let row = unsafe { worker.write(&buffers.projected, at, op.width) };
+            if let Some(bias) = op.linear.bias {
+                model.rows.add(row, model.vector(bias));
+            }
+            for &output in plan.outputs.outputs_of(first + at) {
+                if matches!(worker.step.outputs[output].kind, OutputKind::Embedding) {
+                    put(&answers[output], OutputValue::Embedding(row.to_vec()));
+                }
+            }
+        }
+    });
 }

@@ -88,7 +88,7 @@ impl HeadAttention<'_> {
             scale: self.op.scale,
             soft_cap: self.op.soft_cap,
             window: group.window,
-            len: self.program.bidirectional.then(|| self.sequence.len()),
+            len: self.program.seen_tokens(self.sequence),
             spans: group.spans.then_some(&spans[..]),
         };
         let mut out = vec![0.0; self.sequence.rows.len() * queries_per_kv * head_dim];

@@ -98,7 +98,7 @@ pub struct Tile {
     pub queries: usize,
     /// Position of the first row.
     pub position: usize,
-    /// Tokens of the sequence, if rows see later ones.
+    /// See [`Program::seen_tokens`].
     pub len: Option<usize>,
     /// Splits that any of the rows attends to.
     pub splits: Range<usize>,
@@ -169,14 +169,12 @@ struct Run {
     rows: Range<usize>,
     /// Position of the first row.
     position: usize,
-    /// Tokens of the sequence, if rows see later ones.
+    /// See [`Program::seen_tokens`].
     len: Option<usize>,
 }
 
 /// Division of a step.
 pub struct StepPlan {
-    /// See [`Program::bidirectional`].
-    bidirectional: bool,
     block_size: usize,
     threads: usize,
     /// Maximum number of partial results of a query with one split.
@@ -187,7 +185,7 @@ pub struct StepPlan {
     pub positions: Vec<usize>,
     /// Sequence of each row.
     sequences: Vec<usize>,
-    /// Tokens of each sequence, if rows see later ones.
+    /// [`Program::seen_tokens`] of each sequence.
     lens: Vec<Option<usize>>,
     /// Spans of each sequence.
     pub spans: Spans,
@@ -206,13 +204,7 @@ pub struct StepPlan {
 impl StepPlan {
     /// Creates a plan for the window and heads of each K/V group, on `threads` threads, with room for `partials`
     /// partial results of a query.
-    pub fn new(
-        groups: &[(KvGroup, Heads)],
-        bidirectional: bool,
-        limits: &Limits,
-        threads: usize,
-        partials: usize,
-    ) -> Self {
+    pub fn new(groups: &[(KvGroup, Heads)], limits: &Limits, threads: usize, partials: usize) -> Self {
         let mut attention: Vec<AttentionWork> = Vec::new();
         let attention_of_group = groups.iter().map(|&(group, heads)| {
             let KvGroup { window, spans: sees_spans, layer_slots: _, kv_heads: _, head_dim: _ } = group;
@@ -228,7 +220,6 @@ impl StepPlan {
             })
         });
         Self {
-            bidirectional,
             block_size: limits.block_size,
             threads,
             partials,
@@ -268,8 +259,8 @@ impl StepPlan {
         self.sequences[row]
     }
 
-    /// Plans a step.
-    pub fn make(&mut self, step: &Step<'_>) {
+    /// Plans a step. `seen_tokens` is [`Program::seen_tokens`].
+    pub fn make(&mut self, step: &Step<'_>, seen_tokens: impl Fn(&StepSequence) -> Option<usize>) {
         self.rows.clear();
         self.rows.extend(0..step.tokens.len());
         self.positions.clear();
@@ -278,7 +269,7 @@ impl StepPlan {
         for (index, sequence) in step.sequences.iter().enumerate() {
             self.positions.extend((0..sequence.rows.len()).map(|row| sequence.start + row));
             self.sequences.extend(sequence.rows.clone().map(|_| index));
-            self.lens.push(self.bidirectional.then(|| sequence.len()));
+            self.lens.push(seen_tokens(sequence));
         }
         self.spans.make(step);
         self.plan_rows(step);
@@ -413,8 +404,8 @@ impl AttentionWork {
         self.items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.tile, item.splits.start));
     }
 
-    /// Returns the positions that any of `rows` rows from `position` on attends to, of a sequence of `len` tokens if they
-    /// attend to later ones, with these spans.
+    /// Returns the positions that any of `rows` rows from `position` on attends to, of a sequence with these spans. `len` is
+    /// [`Program::seen_tokens`].
     fn seen(&self, position: usize, rows: usize, len: Option<usize>, spans: &[Range<usize>]) -> Range<usize> {
         let spans = self.sees_spans.then_some(spans);
         let visible = |row: usize| visible(self.window, len, spans, position + row);

@@ -26,7 +26,8 @@ pub struct CpuRunner {
     adapters: Adapters,
     limits: Limits,
     buffers: Buffers,
-    arena: Arena,
+    /// Shared with heads that read its pages.
+    arena: Arc<Mutex<Arena>>,
     page_format: PageFormat,
     states: States,
     plan: StepPlan,
@@ -51,20 +52,21 @@ impl CpuRunner {
             return;
         }
         let groups = self.model.program.kv.groups.len();
+        let mut arena = lock(&self.arena);
         for sequence in step.sequences {
             for group in 0..groups {
                 let table = sequence.table(step.pages, group, groups);
                 for &page in &table[sequence.start / self.limits.block_size..] {
-                    self.arena.clear_state(page);
+                    arena.clear_state(page);
                 }
             }
         }
     }
 }
 
-/// Locks the thread pool, which one runner uses at a time.
-fn lock(pool: &Mutex<ThreadPool>) -> MutexGuard<'_, ThreadPool> {
-    pool.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks the thread pool or the pages, which one runner uses at a time.
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Runner for CpuRunner {
@@ -74,7 +76,7 @@ impl Runner for CpuRunner {
         step.has_adapters(|id| self.adapters.has(id))?;
         self.model.adapted = !step.adapters.is_empty();
         self.clear_written(step);
-        self.plan.make(step);
+        self.plan.make(step, |sequence| self.model.program.seen_tokens(sequence));
         let Self {
             pool,
             model,
@@ -90,7 +92,7 @@ impl Runner for CpuRunner {
             answers,
             ..
         } = self;
-        let mut pool = lock(pool);
+        let (mut pool, arena) = (lock(pool), lock(arena));
         let tail =
             tail.as_mut().filter(|_| plan.outputs.rows.len() < plan.rows.len()).map(|(first, tail)| {
                 tail.make_outputs(step, plan);
@@ -100,7 +102,7 @@ impl Runner for CpuRunner {
             model,
             adapters,
             buffers,
-            arena,
+            arena: &arena,
             states,
             step,
             plan,
@@ -114,7 +116,7 @@ impl Runner for CpuRunner {
         if pool.pace.as_ref().is_some_and(|pace| pace.is_abandoned()) {
             return Err(StepError::Device("the step was abandoned".into()));
         }
-        drop(pool);
+        drop((pool, arena));
         self.outputs = step.outputs.len();
         self.submitted += 1;
         Ok(Ticket(self.submitted))
@@ -147,22 +149,21 @@ impl Runner for CpuRunner {
     ) -> Result<Box<dyn Runner>, LoadError> {
         let packed = shared.iter().map(|&(own, id)| (own, Arc::clone(&self.model.matrices[id.0 as usize])));
         let packed: Vec<_> = packed.collect();
-        let (pool, squares) = (self.pool.clone(), None);
-        let head = Self::load_on(pool, self.isa, program, weights, limits, self.poison, squares, &packed)?;
+        let (pool, squares, shared) = (self.pool.clone(), None, (&packed[..], Some(&self.arena)));
+        let head = Self::load_on(pool, self.isa, program, weights, limits, self.poison, squares, shared)?;
         Ok(Box::new(head))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
-        let parts = self.states.bytes_of_slot().div_ceil(self.arena.page_bytes());
+        let mut arena = lock(&self.arena);
+        let parts = self.states.bytes_of_slot().div_ceil(arena.page_bytes());
         for &page_move in moves {
             page_move.check(&self.limits, parts)?;
             match page_move {
-                PageMove::Copy { from, to } => self.arena.copy(from, to),
-                PageMove::SaveState { state, part, to } => {
-                    self.arena.save(to, self.states.bytes(state), part)
-                }
+                PageMove::Copy { from, to } => arena.copy(from, to),
+                PageMove::SaveState { state, part, to } => arena.save(to, self.states.bytes(state), part),
                 PageMove::RestoreState { from, part, state } => {
-                    self.arena.restore(from, self.states.bytes_mut(state), part);
+                    arena.restore(from, self.states.bytes_mut(state), part);
                 }
             }
         }
@@ -175,16 +176,18 @@ impl Runner for CpuRunner {
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
         self.page_format.check(pages, out.len(), &self.limits)?;
+        let arena = lock(&self.arena);
         for (&page, out) in pages.iter().zip(out.chunks_exact_mut(self.page_format.page_bytes)) {
-            out.copy_from_slice(self.arena.bytes(page));
+            out.copy_from_slice(arena.bytes(page));
         }
         Ok(())
     }
 
     fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
         self.page_format.check(pages, bytes.len(), &self.limits)?;
+        let mut arena = lock(&self.arena);
         for (&page, bytes) in pages.iter().zip(bytes.chunks_exact(self.page_format.page_bytes)) {
-            self.arena.fill(page, bytes, content);
+            arena.fill(page, bytes, content);
         }
         Ok(())
     }

@@ -27,13 +27,14 @@ pub fn tail(program: &Program) -> Option<usize> {
 }
 
 paguro_backend::known_fields! {
-    Program { hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit }
+    Program { hidden, vocab, bidirectional, shares_pages, kv, state, ropes, input, given_parts, layers, exit }
     Embed { table, scale, positions, types, norm, layers, joined }
-    Joined { token_norm, given_norm, linear }
+    Joined { width, token_norm, given_norm, linear }
     LayerEmbeds { table, scale, count, width, projection, norm }
     Patches { width, ops }
     Merged { rows, width, taps }
-    Head { norm, linear, scale, soft_cap }
+    Head { norm, linear, scale, soft_cap, projection }
+    Projection { width, linear }
     Layer { mixer, ffn, residual, norm_after_mixer, norm_after_ffn, branch_scale, input, output_scale }
     LayerInput { index, gate, activation, out, post_norm }
     Branch { mixer, scale }

@@ -107,11 +107,11 @@ impl Worker<'_> {
         unsafe { buffer.get_mut(row * width..(row + 1) * width) }
     }
 
-    /// Returns a part of a given row, `[hidden]`.
+    /// Returns a part of a given row, `[hidden]`, or the row that is joined with an embedding.
     pub fn given(&self, row: usize, part: usize) -> Option<&[f32]> {
-        let (hidden, parts) = (self.model.program.hidden, self.model.program.given_parts);
-        let given = self.step.given_row(self.plan.rows[row], parts * hidden)?;
-        Some(&given[part * hidden..][..hidden])
+        let (width, parts) = (self.model.program.part_width(), self.model.program.given_parts);
+        let given = self.step.given_row(self.plan.rows[row], parts * width)?;
+        Some(&given[part * width..][..width])
     }
 
     /// Bias and norm of a whole row, in place.

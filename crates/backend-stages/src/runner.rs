@@ -184,12 +184,12 @@ impl Runner for StagesRunner {
 
     fn load_head(
         &mut self,
-        _: &Program,
+        program: &Program,
         _: Weights,
         _: &[(MatrixId, MatrixId)],
         _: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        Err(LoadError::no_heads("several devices"))
+        Err(LoadError::no_heads("several devices", program))
     }
 
     fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError> {

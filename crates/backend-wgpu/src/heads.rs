@@ -103,6 +103,11 @@ struct Refusal<'a> {
 
 impl Refusal<'_> {
     fn program(&self, program: &Program) -> Result<(), LoadError> {
+        self.require(!program.shares_pages, "programs that read the pages of another one")?;
+        let projects = program.head().is_some_and(|head| head.projection.is_some());
+        self.require(!projects, "heads that project rows")?;
+        let is_as_wide = program.joined().is_none_or(|joined| joined.width == program.hidden);
+        self.require(is_as_wide, "joined embeddings of another width than the model's")?;
         let has_own = |op: &Attention| op.k.is_some() && op.v.is_some() && op.gate.is_none();
         let is_tower = !program.has_bounds() || program.attentions().all(has_own);
         self.require(is_tower, "bounds in layers without K and V of their own")?;
@@ -169,13 +174,14 @@ impl Refusal<'_> {
 }
 
 paguro_backend::known_fields! {
-    Program { hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit }
+    Program { hidden, vocab, bidirectional, shares_pages, kv, state, ropes, input, given_parts, layers, exit }
     Embed { table, scale, positions, types, norm, layers, joined }
-    Joined { token_norm, given_norm, linear }
+    Joined { width, token_norm, given_norm, linear }
     LayerEmbeds { table, scale, count, width, projection, norm }
     Patches { width, ops }
     Merged { rows, width, taps }
-    Head { norm, linear, scale, soft_cap }
+    Head { norm, linear, scale, soft_cap, projection }
+    Projection { width, linear }
     Layer { mixer, ffn, residual, norm_after_mixer, norm_after_ffn, branch_scale, input, output_scale }
     LayerInput { index, gate, activation, out, post_norm }
     Branch { mixer, scale }

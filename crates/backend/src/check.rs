@@ -1,13 +1,15 @@
 //! Validation of weights against a program: [`Program::check`], which every backend calls first in `load`.
 
+mod ends;
+
 use std::collections::HashSet;
 
 use crate::{
     AXES, Activation, Attention, Beside, Bounds, Convolution, DeltaRule, Dense, DistanceBias, Embed, Exit,
-    ExpertGroups, Experts, FeedForward, Head, Input, Joined, KvSlot, Latent, LatentQuery, LatentShape,
-    LayerEmbeds, LayerInput, Linear, LoadError, Matrix, MatrixId, Merged, Mixer, Norm, NormKind, Patches,
-    Program, QkNormKind, Residual, Role, RowOp, SharedExpert, ShortConv, Ssd, StateShape, TableId, VectorId,
-    Visitor, Weights,
+    ExpertGroups, Experts, FeedForward, Head, Input, Joined, KvGroup, KvSlot, Latent, LatentQuery,
+    LatentShape, LayerEmbeds, LayerInput, Linear, LoadError, Matrix, MatrixId, Mixer, Norm, NormKind,
+    Program, Projection, QkNormKind, Residual, Role, SharedExpert, ShortConv, Ssd, StateShape, TableId,
+    VectorId, Visitor, Weights,
 };
 
 impl Program {
@@ -17,8 +19,19 @@ impl Program {
     /// # Errors
     /// [`LoadError::BadProgram`], or [`LoadError::BadWeights`] with the tensor and its problem.
     pub fn check(&self, weights: &Weights) -> Result<(), LoadError> {
-        let Self { hidden, vocab, bidirectional, kv: _, state: _, ropes, input, given_parts, layers, exit } =
-            self;
+        let Self {
+            hidden,
+            vocab,
+            bidirectional,
+            shares_pages,
+            kv,
+            state: _,
+            ropes,
+            input,
+            given_parts,
+            layers,
+            exit,
+        } = self;
         let (hidden, vocab) = (*hidden, *vocab);
         nonzero("a width of the program", &[hidden, self.kv.groups.len()])?;
         // A tower may consist of its ends.
@@ -54,6 +67,13 @@ impl Program {
             Input::Patches(patches) => weights.patches(patches)?,
         }
         let mut stored = HashSet::new();
+        if *shares_pages {
+            // All slots are those of the other program.
+            for (group, KvGroup { layer_slots, .. }) in kv.groups.iter().enumerate() {
+                stored.extend((0..*layer_slots).map(|layer_slot| KvSlot { group, layer_slot }));
+            }
+            self.check_shared_pages()?;
+        }
         for layer in layers {
             finite("the scale of a layer's branches", layer.branch_scale)?;
             finite("the scale of a layer's output", layer.output_scale)?;
@@ -84,14 +104,31 @@ impl Program {
             "mixers other than attention in a bidirectional program".to_owned()
         })?;
         match exit {
-            Exit::Logits(Head { norm, linear, scale, soft_cap: _ }) => {
+            Exit::Logits(Head { norm, linear, scale, soft_cap: _, projection }) => {
                 weights.norm(norm, hidden)?;
                 finite("the scale of logits", *scale)?;
-                weights.linear(linear, vocab, hidden)
+                weights.linear(linear, vocab, hidden)?;
+                projection.iter().try_for_each(|Projection { width, linear }| {
+                    nonzero("the width of a projection", &[*width])?;
+                    weights.linear(linear, *width, hidden)
+                })
             }
             Exit::Rows => Ok(()),
             Exit::Merged(merged) => weights.merged(merged, layers.len()),
         }
+    }
+
+    /// Checks a program that reads the pages of another one.
+    fn check_shared_pages(&self) -> Result<(), LoadError> {
+        let stores = |mixer: &Mixer| !matches!(mixer, Mixer::Attention(Attention { k: None, .. }));
+        require(!self.mixers().any(stores) && !self.bidirectional, || {
+            "K, V or states of a program that reads the pages of another one".to_owned()
+        })?;
+        // A row does not see itself, so that a window of one token is empty.
+        let sees = |group: &KvGroup| group.window.is_none_or(|window| window > 1) && !group.spans;
+        require(self.kv.groups.iter().all(sees), || {
+            "a window or spans without tokens in a program that reads the pages of another one".to_owned()
+        })
     }
 
     /// Checks that every id exists.
@@ -127,29 +164,31 @@ impl Program {
 
     fn check_embed(&self, embed: &Embed, weights: &Checker<'_>) -> Result<(), LoadError> {
         let Embed { table, scale, positions, types, norm, layers, joined } = embed;
-        weights.matrix(*table, 1, self.vocab, self.hidden)?;
+        let width = self.part_width();
+        weights.matrix(*table, 1, self.vocab, width)?;
         finite("the scale of embeddings", *scale)?;
         if let Some(positions) = positions {
-            weights.matrix(positions.table, 1, positions.count, self.hidden)?;
+            weights.matrix(positions.table, 1, positions.count, width)?;
         }
         if let Some(types) = types {
             nonzero("the number of token types", &[types.count])?;
-            let size = types.count.checked_mul(self.hidden);
+            let size = types.count.checked_mul(width);
             let size = size.filter(|_| u32::try_from(self.token_ids()).is_ok());
             let size = size.ok_or_else(|| LoadError::BadProgram(format!("{} token types", types.count)))?;
             weights.vector(types.table, size)?;
         }
-        weights.optional_norm(*norm, self.hidden)?;
+        weights.optional_norm(*norm, width)?;
         if let Some(layers) = layers {
             require(types.is_none(), || "token types beside embeddings for layers".to_owned())?;
             self.check_layer_embeds(layers, weights)?;
         }
-        if let Some(Joined { token_norm, given_norm, linear }) = joined {
+        if let Some(Joined { width, token_norm, given_norm, linear }) = joined {
             let (parts, fits) = (self.given_parts, layers.is_none() && !self.bidirectional);
             require(parts == 1 && fits, || format!("{parts} parts of given rows beside embeddings"))?;
-            weights.norm(token_norm, self.hidden)?;
-            weights.norm(given_norm, self.hidden)?;
-            weights.linear(linear, self.hidden, 2 * self.hidden)?;
+            nonzero("the width of embeddings", &[*width])?;
+            weights.optional_norm(*token_norm, *width)?;
+            weights.optional_norm(*given_norm, *width)?;
+            weights.linear(linear, self.hidden, 2 * width)?;
         }
         Ok(())
     }
@@ -461,64 +500,6 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    fn patches(&self, patches: &Patches) -> Result<(), LoadError> {
-        let Patches { width, ops } = patches;
-        nonzero("the width of patches", &[*width])?;
-        let end = self.row_ops(ops, 1, *width, true)?;
-        require(end == (1, self.hidden), || {
-            format!("patches become {end:?} rows of a stream of {}", self.hidden)
-        })
-    }
-
-    fn merged(&self, merged: &Merged, layers: usize) -> Result<(), LoadError> {
-        let Merged { rows, width, taps } = merged;
-        nonzero("a dimension of merged rows", &[*rows, *width, taps.len()])?;
-        for tap in taps {
-            require(tap.layers <= layers, || format!("rows after layer {} of {layers}", tap.layers))?;
-            let end = self.row_ops(&tap.ops, *rows, self.hidden, false)?;
-            require(end == (1, *width), || format!("{rows} rows become {end:?}, not one of {width}"))?;
-        }
-        Ok(())
-    }
-
-    /// Checks operations on `rows` rows of `width` elements. Returns the number of rows and their width at the end.
-    fn row_ops(
-        &self,
-        ops: &[RowOp],
-        mut rows: usize,
-        mut width: usize,
-        is_beginning: bool,
-    ) -> Result<(usize, usize), LoadError> {
-        for op in ops {
-            match op {
-                RowOp::Norm(norm) => self.norm(norm, width)?,
-                RowOp::Linear { linear, width: out, activation } => {
-                    nonzero("the width of rows", &[*out])?;
-                    self.linear(linear, *out, width)?;
-                    let clamped =
-                        matches!(activation, Some(Activation::ClampedSwiglu { alpha: _, limit: _ }));
-                    require(!clamped, || "clamped SwiGLU of rows".to_owned())?;
-                }
-                RowOp::Add => require(is_beginning && width == self.hidden, || {
-                    format!("something is added to rows of {width} elements")
-                })?,
-                RowOp::Join(joined) | RowOp::Mean { rows: joined, scale: _ } => {
-                    let fits = *joined > 0 && rows.is_multiple_of(*joined);
-                    require(fits && !is_beginning, || format!("{joined} of {rows} rows become one"))?;
-                }
-                RowOp::Affine { scale, bias } => {
-                    self.vector(*scale, width)?;
-                    self.vector(*bias, width)?;
-                }
-            }
-            if let RowOp::Mean { rows: _, scale } = op {
-                finite("the scale of a mean", *scale)?;
-            }
-            (rows, width) = op.shape(rows, width);
-        }
-        Ok((rows, width))
-    }
-
     fn dense(&self, dense: &Dense) -> Result<(), LoadError> {
         let Dense { norm, width, gate, up, activation, down, post_norm } = dense;
         nonzero("the width of a feed-forward network", &[*width])?;

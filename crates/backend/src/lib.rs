@@ -44,8 +44,8 @@ pub use program::{
     Activation, Attention, Beside, Bounds, Branch, Dense, Digest, DistanceBias, Embed, Exit, ExpertGroups,
     ExpertLatent, Experts, FeedForward, Head, Input, Joined, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
     LayerInput, Linear, MatrixId, Merged, Mixer, Norm, NormKind, Patches, PositionScale, Positions, Program,
-    QkNorm, QkNormKind, Residual, Role, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert, TableId, Tap,
-    TokenTypes, VectorId, Visitor, visible,
+    Projection, QkNorm, QkNormKind, Residual, Role, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert,
+    TableId, Tap, TokenTypes, VectorId, Visitor, visible,
 };
 pub use recurrent::{
     Convolution, DROPPABLE_ROWS, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, STATE_CHUNK,

@@ -22,7 +22,7 @@ pub use self::{
 };
 #[cfg(doc)]
 use crate::StateUse;
-use crate::{DeltaRule, Latent, ShortConv, Ssd, StateLayout};
+use crate::{DeltaRule, Latent, ShortConv, Ssd, StateLayout, StepSequence};
 
 /// Index of a matrix in [`Weights::matrices`](crate::Weights::matrices).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +46,10 @@ pub struct Program {
     /// True if a row attends to all rows of its sequence, also to later ones (encoders). Every sequence of a step then
     /// starts at position 0, so that its K and V are needed in this step only.
     pub bidirectional: bool,
+    /// True if the program stores no K and V and reads those of another program with the same pages, whose runner
+    /// [loads it](crate::Runner::load_head) (assistants of Gemma 4). A sequence of a step has one row, which attends to the
+    /// tokens before its position.
+    pub shares_pages: bool,
     /// Arrangement of K and V.
     pub kv: KvLayout,
     /// States of a sequence, beside K and V.
@@ -54,9 +58,9 @@ pub struct Program {
     pub ropes: Vec<Rope>,
     /// Makes the residual stream.
     pub input: Input,
-    /// Parts of a [given row](crate::GivenRows), `[hidden]` each: the first one replaces the row's embedding (or is [joined with
-    /// it](Joined)), and part `i` is
-    /// added to the residual stream at the end of layer `i - 1` (Qwen3-VL). Zero in a program without given rows.
+    /// Parts of a [given row](crate::GivenRows), `[hidden]` each: the first one replaces the row's embedding, and part `i` is
+    /// added to the residual stream at the end of layer `i - 1` (Qwen3-VL). A program that [joins](Joined) both has one part of
+    /// the width of embeddings. Zero in a program without given rows.
     pub given_parts: usize,
     /// The layers, in order.
     pub layers: Vec<Layer>,
@@ -89,7 +93,7 @@ pub enum Exit {
 /// `x = norm(table[token] * scale + positions[position] + types[type])`
 #[derive(Clone, Debug)]
 pub struct Embed {
-    /// `[vocab, hidden]`
+    /// `[vocab, hidden]`, or `[vocab, width]` in a program that [joins](Joined) embeddings with given rows.
     pub table: MatrixId,
     /// Multiplies rows of the table.
     pub scale: f32,
@@ -110,11 +114,13 @@ pub struct Embed {
 /// part](Program::given_parts), which replaces no embedding.
 #[derive(Clone, Copy, Debug)]
 pub struct Joined {
-    /// Norm of the embedding, `[hidden]`.
-    pub token_norm: Norm,
-    /// Norm of the given row, `[hidden]`.
-    pub given_norm: Norm,
-    /// `[hidden, 2 * hidden]`
+    /// Elements of the embedding, and of the given row.
+    pub width: usize,
+    /// Norm of the embedding, `[width]`; none in assistants of Gemma 4.
+    pub token_norm: Option<Norm>,
+    /// Norm of the given row, `[width]`; none in assistants of Gemma 4.
+    pub given_norm: Option<Norm>,
+    /// `[hidden, 2 * width]`
     pub linear: Linear,
 }
 
@@ -244,7 +250,7 @@ pub enum FeedForward {
     Experts(Experts),
 }
 
-/// `logits = norm(x)·Wᵀ * scale`, soft-capped; only for rows with outputs. `norm(x)` is a row's embedding.
+/// `logits = norm(x)·Wᵀ * scale`, soft-capped; only for rows with outputs. `norm(x)` is a row's embedding, unless the head projects it.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// Norm of the residual stream, `[hidden]`.
@@ -255,6 +261,17 @@ pub struct Head {
     pub scale: f32,
     /// `cap * tanh(logit / cap)` after scaling (Gemma 2).
     pub soft_cap: Option<f32>,
+    /// Makes a row's embedding of `norm(x)` (assistants of Gemma 4).
+    pub projection: Option<Projection>,
+}
+
+/// A linear whose output has another width than the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Projection {
+    /// Elements of the output.
+    pub width: usize,
+    /// `[width, hidden]`
+    pub linear: Linear,
 }
 
 /// `y = x·Wᵀ + b`; the matrix is `[out, in]`.
@@ -422,9 +439,29 @@ impl Program {
     /// Returns the number of elements of a [given row](crate::GivenRows).
     pub fn given_width(&self) -> usize {
         match &self.input {
-            Input::Tokens(_) | Input::Rows => self.given_parts * self.hidden,
+            Input::Tokens(_) | Input::Rows => self.given_parts * self.part_width(),
             Input::Patches(patches) => patches.given_width(self.hidden),
         }
+    }
+
+    /// Returns the number of elements of an embedding, and of a part of a [given row](crate::GivenRows) of a program without patches.
+    pub fn part_width(&self) -> usize {
+        self.joined().map_or(self.hidden, |joined| joined.width)
+    }
+
+    /// Returns the number of tokens of a sequence that its rows see in any order, see [`visible`]. `None` in a program whose rows see
+    /// earlier ones only.
+    pub fn seen_tokens(&self, sequence: &StepSequence) -> Option<usize> {
+        match (self.bidirectional, self.shares_pages) {
+            (true, _) => Some(sequence.len()),
+            (false, true) => Some(sequence.start),
+            (false, false) => None,
+        }
+    }
+
+    /// Returns the number of tokens of a sequence whose pages a step reads or writes.
+    pub fn paged_tokens(&self, sequence: &StepSequence) -> usize {
+        if self.shares_pages { sequence.start } else { sequence.len() }
     }
 
     /// Returns the end of a tower.

@@ -30,7 +30,8 @@ pub trait Backend: Send + Sync {
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64;
 
     /// Allocates all memory for `limits`, repacks the weights, and returns a runner. An operation, weight format or
-    /// [`KvDtype`] that is not supported fails here, by name, never during a request.
+    /// [`KvDtype`] that is not supported fails here, by name, never during a request. A program that [shares
+    /// pages](Program::shares_pages) is loaded by the runner that has them.
     ///
     /// # Errors
     /// [`LoadError`].
@@ -74,7 +75,7 @@ impl dyn Backend + '_ {
         MemoryPlan {
             weights: all.saturating_sub(host).saturating_add(slots).saturating_add(staging),
             host,
-            kv: (limits.pages as u64).saturating_mul(page_bytes),
+            kv: if program.shares_pages { 0 } else { (limits.pages as u64).saturating_mul(page_bytes) },
             states: (limits.states as u64).saturating_mul(self.state_bytes(program) as u64),
             buffers: self.buffer_bytes(program, limits),
         }
@@ -103,7 +104,8 @@ pub trait Runner: Send {
     fn carries(&self, kind: &OutputKind<'_>) -> bool;
 
     /// Loads a head of this runner's model: a program whose steps alternate with this runner's, and which has matrices in common
-    /// with it. `shared` lists them by their numbers in the head and in the model; they are in memory once.
+    /// with it. `shared` lists them by their numbers in the head and in the model; they are in memory once. A head that [shares
+    /// pages](Program::shares_pages) reads those of this runner, with the same limits of pages.
     ///
     /// # Errors
     /// [`LoadError`], as for [`Backend::load`]. A device that runs no heads refuses them by name.
@@ -317,11 +319,20 @@ impl PageMove {
 }
 
 impl LoadError {
-    /// Returns the refusal of heads for multi-token prediction by a device that has no kernels for them.
-    pub fn no_heads(device: &str) -> Self {
+    /// Returns the error for a program that [shares pages](Program::shares_pages) with another one than that of the runner which loads it.
+    pub fn no_shared_pages(found: &str) -> Self {
+        Self::BadProgram(format!("a program that reads the pages of another one, but {found}"))
+    }
+
+    /// Returns the refusal of a head for multi-token prediction, or of an assistant, by a device that has no kernels for them.
+    pub fn no_heads(device: &str, program: &Program) -> Self {
+        let what = match program.shares_pages {
+            true => "assistants, which read the pages of their model",
+            false => "heads for multi-token prediction",
+        };
         Self::Unsupported {
             device: device.to_owned(),
-            what: "heads for multi-token prediction".to_owned(),
+            what: what.to_owned(),
             supported: "--device cpu does".to_owned(),
         }
     }

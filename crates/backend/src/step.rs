@@ -56,7 +56,8 @@ pub const AXES: usize = 3;
 pub struct GivenRows<'a> {
     /// Rows of [`Step::tokens`].
     pub rows: Range<usize>,
-    /// `[rows, parts, hidden]`, see [`Program::given_parts`](crate::Program::given_parts); or rows of
+    /// `[rows, parts, hidden]`, see [`Program::given_parts`](crate::Program::given_parts); `[rows, width]` of [`Joined`](crate::Joined)
+    /// rows; or rows of
     /// [`Patches`](crate::Patches) with what is added to them.
     pub values: &'a [f32],
 }
@@ -68,8 +69,8 @@ pub struct StepSequence {
     pub rows: Range<usize>,
     /// Position of its first row; everything before it is already in the pages.
     pub start: usize,
-    /// Range of its block tables in [`Step::pages`]: for each KV group, `ceil((start + rows) / block_size)` pages.
-    /// Pages that no row of this step attends to may be [`PageId::SCRATCH`].
+    /// Range of its block tables in [`Step::pages`]: for each KV group, `ceil((start + rows) / block_size)` pages, or those of the
+    /// `start` tokens in a program that [shares pages](crate::Program::shares_pages). Pages that no row of this step attends to may be [`PageId::SCRATCH`].
     pub tables: Range<usize>,
     /// Its states; present if the program has some, and only then.
     pub state: Option<StateUse>,
@@ -158,8 +159,8 @@ pub enum OutputKind<'a> {
     },
     /// The whole row of logits, `[vocab]`.
     Logits,
-    /// The input of the head: the row of the residual stream after the last norm, `[hidden]`. It needs no matmul with
-    /// the head.
+    /// The input of the head: the row of the residual stream after the last norm, `[hidden]`; or the head's
+    /// [projection](crate::Head::projection) of it. It needs no matmul with the head.
     Embedding,
     /// The row of the residual stream after the last layer, `[hidden]`: the input of another program that continues this one. Of a
     /// program that [merges](crate::Merged) rows, the merged row that begins with this one.

@@ -57,7 +57,13 @@ impl Step<'_> {
                 start == 0 || !program.bidirectional,
                 "sequence {index}: begins at position {start}, but its rows attend to later ones"
             );
-            self.validate_tables(index, sequence, &program.kv, limits)?;
+            let shares_pages = program.shares_pages;
+            rule!(
+                !shares_pages || start > 0 && end - first == 1,
+                "sequence {index}: {} rows at position {start}, not one row after the tokens of another program",
+                end - first
+            );
+            self.validate_tables(index, sequence, program, limits)?;
             if let Some(longest) = longest {
                 let len = sequence.len();
                 rule!(len <= longest, "sequence {index}: {len} tokens, but biases are for {longest}");
@@ -71,7 +77,9 @@ impl Step<'_> {
         self.validate_merged(program)?;
         self.validate_spans()?;
         self.validate_adapters()?;
-        self.validate_writes(&program.kv, limits)?;
+        if !program.shares_pages {
+            self.validate_writes(&program.kv, limits)?;
+        }
         self.validate_states(program, limits)?;
         for (index, output) in self.outputs.iter().enumerate() {
             rule!(output.row < rows, "output {index}: row {} of {rows} does not exist", output.row);
@@ -199,21 +207,21 @@ impl Step<'_> {
         &self,
         index: usize,
         sequence: &StepSequence,
-        kv: &KvLayout,
+        program: &Program,
         limits: &Limits,
     ) -> Result<(), StepError> {
+        let (kv, paged) = (&program.kv, program.paged_tokens(sequence));
         let tokens = sequence.start.checked_add(sequence.rows.len());
         let fits = tokens.is_some_and(|tokens| tokens <= limits.max_context);
         rule!(fits, "sequence {index}: longer than the {} tokens that were loaded for", limits.max_context);
-        let blocks = sequence.len().div_ceil(limits.block_size);
+        let blocks = paged.div_ceil(limits.block_size);
         let (start, end) = (sequence.tables.start, sequence.tables.end);
         let inside = start <= end && end <= self.pages.len();
         rule!(inside, "sequence {index}: tables {start}..{end} are not in the {} given", self.pages.len());
         let (groups, pages) = (kv.groups.len(), end - start);
         rule!(
             pages == groups * blocks,
-            "sequence {index}: {pages} pages, not {groups} groups of {blocks} for {} tokens",
-            sequence.len()
+            "sequence {index}: {pages} pages, not {groups} groups of {blocks} for {paged} tokens"
         );
         for (group, window) in kv.groups.iter().map(|group| group.window).enumerate() {
             // The first row attends to positions from here on; later rows do not attend to earlier ones.

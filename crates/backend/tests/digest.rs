@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use paguro_backend::{
-    Activation, Digest, Exit, FeedForward, Input, KvSlot, MatrixId, Mixer, Program, QkNormKind, Residual,
-    Role, RopeStyle, TableId, VectorId, Visitor, visible,
+    Activation, Digest, Exit, FeedForward, Input, Joined, KvSlot, MatrixId, Mixer, Program, Projection,
+    QkNormKind, Residual, Role, RopeStyle, TableId, VectorId, Visitor, visible,
 };
 use paguro_backend_conformance::{Biases, ExpertsShape, ModelShape, RandomModel};
 
@@ -22,9 +22,19 @@ fn model() -> RandomModel {
     shape.build(1)
 }
 
+type Change = fn(&mut Program);
+
+/// Returns the digest of a program after a change.
+fn digest_after(change: Change) -> [u8; 32] {
+    let mut program = model().program;
+    // Computed numbers may differ in the last bit between systems.
+    program.ropes.iter_mut().for_each(|rope| rope.frequencies = vec![1.0, 0.5, 0.25]);
+    change(&mut program);
+    program.digest()
+}
+
 /// Returns the digests of a program after different changes.
 fn digests() -> Vec<[u8; 32]> {
-    type Change = fn(&mut Program);
     fn attention(program: &mut Program) -> &mut paguro_backend::Attention {
         let Mixer::Attention(op) = &mut program.layers[0].mixer else { panic!("attention comes first") };
         op
@@ -65,20 +75,30 @@ fn digests() -> Vec<[u8; 32]> {
         |program| program.exit = Exit::Rows,
         |program| program.head_mut().expect("logits").soft_cap = Some(2.0),
     ];
-    let digests = changes.iter().map(|change| {
-        let mut program = model().program;
-        // Computed numbers may differ in the last bit between systems.
-        program.ropes.iter_mut().for_each(|rope| rope.frequencies = vec![1.0, 0.5, 0.25]);
-        change(&mut program);
-        program.digest()
-    });
-    digests.collect()
+    changes.map(digest_after).to_vec()
+}
+
+/// Returns the digests after changes of fields that add nothing to the digests of programs without them.
+fn later_digests() -> Vec<[u8; 32]> {
+    let changes: [Change; 3] = [
+        |program| program.shares_pages = true,
+        |program| {
+            let head = program.head_mut().expect("logits");
+            head.projection = Some(Projection { width: 8, linear: head.linear });
+        },
+        |program| {
+            let linear = program.head().expect("logits").linear;
+            let joined = Joined { width: 8, token_norm: None, given_norm: None, linear };
+            program.embed_mut().expect("tokens").joined = Some(joined);
+        },
+    ];
+    changes.map(digest_after).to_vec()
 }
 
 /// Every change of a program changes its digest, and no two changes give one digest.
 #[test]
 fn other_programs_have_other_digests() {
-    let digests = digests();
+    let digests = [digests(), later_digests()].concat();
     assert_eq!(digests.iter().collect::<HashSet<_>>().len(), digests.len());
     assert_eq!(model().program.digest(), model().program.digest());
 }

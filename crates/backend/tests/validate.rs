@@ -74,6 +74,7 @@ fn validate_for(step: &Owned, states: usize, change: impl FnOnce(&mut Program)) 
         hidden: 8,
         vocab: 70,
         bidirectional: false,
+        shares_pages: false,
         kv: KvLayout {
             groups: [None, Some(5)]
                 .map(|window| KvGroup { window, spans: false, layer_slots: 1, kv_heads: 1, head_dim: 8 })
@@ -99,6 +100,7 @@ fn validate_for(step: &Owned, states: usize, change: impl FnOnce(&mut Program)) 
             linear: Linear { matrix: MatrixId(0), bias: None, bounds: None },
             scale: 1.0,
             soft_cap: None,
+            projection: None,
         }),
     };
     change(&mut program);
@@ -153,6 +155,48 @@ fn valid_steps_pass() {
         ..Owned::default()
     };
     expect!["valid"].assert_eq(&validate(&shared));
+}
+
+/// Rows of a program that reads the pages of another one see the tokens before them, and write nothing.
+#[test]
+fn shared_pages() {
+    let check = |change: fn(&mut Owned), expected: Expect| {
+        let mut step = Owned {
+            tokens: vec![1, 2],
+            sequences: vec![
+                StepSequence { rows: 0..1, start: 4, tables: 0..2, state: None },
+                StepSequence { rows: 1..2, start: 5, tables: 2..6, state: None },
+            ],
+            pages: vec![1, 2, 1, 3, 2, 4],
+            ..Owned::default()
+        };
+        change(&mut step);
+        expected.assert_eq(&validate_for(&step, 0, |program| program.shares_pages = true));
+    };
+    check(|_| (), expect!["valid"]);
+    check(
+        |step| step.sequences[1].start = 0,
+        expect![
+            "invalid step: sequence 1: 1 rows at position 0, not one row after the tokens of another program"
+        ],
+    );
+    check(
+        |step| {
+            step.tokens.push(3);
+            step.sequences[1].rows = 1..3;
+        },
+        expect![
+            "invalid step: sequence 1: 2 rows at position 5, not one row after the tokens of another program"
+        ],
+    );
+    check(
+        |step| step.sequences[0].start = 5,
+        expect!["invalid step: sequence 0: 2 pages, not 2 groups of 2 for 5 tokens"],
+    );
+    check(
+        |step| step.pages[3] = 0,
+        expect!["invalid step: sequence 1, group 0, block 1: scratch, but its tokens are still seen"],
+    );
 }
 
 #[test]

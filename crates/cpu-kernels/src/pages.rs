@@ -78,6 +78,11 @@ impl Arena {
         Ok(Self { memory, start, pages, page_bytes, shapes, has_state })
     }
 
+    /// Returns true if it has as many pages, whose groups have these shapes.
+    pub fn has_shape(&self, pages: usize, shapes: &[PageShape]) -> bool {
+        self.pages == pages && self.shapes == shapes
+    }
+
     /// Fills every slot of every page with large finite noise, so that reads of unwritten slots are detected.
     pub fn poison(&mut self) {
         let mut state = 0x2545_f491_4f6c_dd1d_u64;

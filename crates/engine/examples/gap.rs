@@ -230,12 +230,12 @@ impl Runner for ClockRunner {
 
     fn load_head(
         &mut self,
-        _: &Program,
+        program: &Program,
         _: Weights,
         _: &[(MatrixId, MatrixId)],
         _: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        Err(LoadError::no_heads("clock"))
+        Err(LoadError::no_heads("clock", program))
     }
 
     fn move_pages(&mut self, _: &[PageMove]) -> Result<(), StepError> {
@@ -294,6 +294,7 @@ fn program() -> Program {
         hidden: 1,
         vocab: VOCAB,
         bidirectional: false,
+        shares_pages: false,
         kv: KvLayout { groups: vec![group] },
         state: StateLayout { layers: Vec::new() },
         ropes: Vec::new(),
@@ -313,6 +314,7 @@ fn program() -> Program {
             linear: Linear { matrix: MatrixId(0), bias: None, bounds: None },
             scale: 1.0,
             soft_cap: None,
+            projection: None,
         }),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use paguro_backend::{Backend, Limits, LoadError, MatrixId, MemoryPlan, Program, Runner, Weights};
 use paguro_model::{Model, MtpHead};
 
-use crate::{layout::BlockLayout, speculation::KEPT_ROWS, states::States};
+use crate::{layout::BlockLayout, speculation::kept_rows, states::States};
 
 /// A model that drafts the answers of another one, see [`EngineOptions::draft`](crate::EngineOptions::draft).
 #[derive(Clone, Debug)]
@@ -16,13 +16,13 @@ pub struct DraftModel {
     pub weights: Weights,
     /// Most tokens that it reads at once.
     pub max_context: usize,
-    /// For a head of the model: the matrices that it shares, by number in the head and in the model. `None` for a model of its
-    /// own, whose tokens must be those of the other one.
+    /// For a head of the model, or an assistant: the matrices that it shares, by number in the head and in the model. `None` for a model
+    /// of its own, whose tokens must be those of the other one.
     pub shared: Option<Vec<(MatrixId, MatrixId)>>,
 }
 
 impl DraftModel {
-    /// Returns a model's head for multi-token prediction; `max_context` is that of the model.
+    /// Returns a model's head for multi-token prediction or its assistant; `max_context` is that of the model.
     pub fn head(head: &MtpHead, max_context: usize) -> Arc<Self> {
         let MtpHead { program, weights, shared } = head.clone();
         Arc::new(Self { program, weights, max_context, shared: Some(shared) })
@@ -44,6 +44,9 @@ impl DraftModel {
 
     /// Returns the bytes of its pages for each page of the model's.
     pub(crate) fn bytes_per_page(&self, backend: &dyn Backend, limits: &Limits, groups: usize) -> u64 {
+        if self.program.shares_pages {
+            return 0;
+        }
         let page = backend.page_bytes(&self.program, limits.block_size, limits.kv_dtype);
         (page.saturating_mul(self.program.kv.groups.len()) as u64).div_ceil(groups.max(1) as u64)
     }
@@ -51,8 +54,14 @@ impl DraftModel {
     /// Returns its limits beside a model with these.
     pub(crate) fn limits(&self, model: &Limits, layout: &BlockLayout) -> Limits {
         let states = if self.program.state.is_empty() { 0 } else { States::slots_for(model.max_sequences) };
+        // A step of an assistant has a row of each sequence.
+        let (pages, max_rows) = match self.program.shares_pages {
+            true => (model.pages, model.max_sequences),
+            false => (self.pages(model.pages - 1, layout) + 1, model.max_rows),
+        };
         Limits {
-            pages: self.pages(model.pages - 1, layout) + 1,
+            pages,
+            max_rows,
             // A token, and the row behind it.
             max_outputs: 2 * model.max_sequences,
             max_context: model.max_context.min(self.max_context),
@@ -68,8 +77,9 @@ impl DraftModel {
             let bytes =
                 shared.iter().map(|(own, _)| backend.device_layout(self.weights.matrix(*own)).bytes as u64);
             plan.weights = plan.weights.saturating_sub(bytes.sum());
-            let row = self.program.hidden * size_of::<f32>();
-            plan.buffers = plan.buffers.saturating_add((model.max_sequences * KEPT_ROWS * row) as u64);
+            let row = self.program.given_width() * size_of::<f32>();
+            let rows = kept_rows(self.program.shares_pages);
+            plan.buffers = plan.buffers.saturating_add((model.max_sequences * rows * row) as u64);
         }
         plan
     }

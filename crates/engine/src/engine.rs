@@ -283,7 +283,8 @@ fn start_draft(
 }
 
 /// Computes a few tokens to check that the logits are finite, and to measure a step. Returns their number. The pages
-/// that it writes are free; their next owner overwrites them before reading.
+/// that it writes are free; their next owner overwrites them before reading. A program that shares pages reads those that its model has
+/// written here.
 ///
 /// # Errors
 /// The step fails, or a logit is NaN.
@@ -294,10 +295,14 @@ fn probe(
     program: &Program,
 ) -> Result<usize, EngineError> {
     let rows = 8.min(limits.block_size).min(limits.max_context).min(limits.max_rows);
+    let (start, rows) = match program.shares_pages {
+        true => (rows.min(limits.max_context - 1), 1),
+        false => (0, rows),
+    };
     let tokens: Vec<u32> = (0..rows).map(|row| (row * program.vocab / rows) as u32).collect();
     let pages: Vec<PageId> = (1..=layout.groups() as u32).map(PageId).collect();
     let state = program.state.in_place(StateId(0));
-    let sequences = [StepSequence { rows: 0..rows, start: 0, tables: 0..pages.len(), state }];
+    let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
     let kind = if program.bidirectional { OutputKind::Embedding } else { OutputKind::Logits };
     let outputs = [Output { row: rows - 1, kind }];
     let values = vec![0.0; rows * program.given_width()];

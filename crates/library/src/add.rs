@@ -294,8 +294,8 @@ impl Library {
             Ok(FileRecord { name: name.clone(), size, digest: *digest, location: None })
         };
         let mut files = files.iter().map(record).collect::<Result<Vec<_>, LibraryError>>()?;
-        // The first file of a split model also has the first name. The model comes before its projector.
-        files.sort_by_key(|file| (import::is_projector(&file.name), file.name.clone()));
+        // The first file of a split model also has the first name. The model comes before its companions.
+        files.sort_by_key(|file| (import::is_companion(&file.name), file.name.clone()));
         for file in &files {
             if !self.store.is_sound(&file.digest, &Cancel::default(), |_| {})? {
                 // The client is then told that the blob is missing, and uploads it again.

@@ -125,9 +125,20 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
     regular(path).is_ok_and(|file| file.len() >= 4) && read().is_ok() && &magic == b"GGUF"
 }
 
-/// Returns true for the name of a file that encodes images, beside a model.
+/// Returns true for the name of a file that belongs to the model beside it: a projector for images, or an assistant, which drafts.
+pub(crate) fn is_companion(name: &str) -> bool {
+    is_projector(name) || is_assistant(name)
+}
+
+/// Returns true for the name of a projector for images.
 pub(crate) fn is_projector(name: &str) -> bool {
     name.to_ascii_lowercase().contains("mmproj")
+}
+
+/// Returns true for the name of an assistant (Gemma 4): `mtp-gemma-4-E2B-it-Q8_0.gguf` as llama.cpp has them, or with the word itself.
+pub(crate) fn is_assistant(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    lower.contains("gemma") && (lower.starts_with("mtp-") || lower.contains("assistant"))
 }
 
 /// Returns the library's name of a file in a folder, or of the file itself.
@@ -213,8 +224,8 @@ pub(crate) fn format_of(path: &Path, names: &[&str]) -> Result<Format, LibraryEr
             }
         };
     }
-    if sorted.iter().any(|name| !is_projector(name)) {
-        sorted.retain(|name| !is_projector(name) || gguf_stem(name).is_none());
+    if sorted.iter().any(|name| !is_companion(name)) {
+        sorted.retain(|name| !is_companion(name) || gguf_stem(name).is_none());
     }
     match sorted[..] {
         [] => Err(bad("there are no files".into())),

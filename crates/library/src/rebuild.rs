@@ -160,8 +160,8 @@ impl Library {
                 continue;
             }
             let mut links = entries(&view)?;
-            // The model comes before its projector.
-            links.sort_by_key(|link| (import::is_projector(&name_of(link)), link.clone()));
+            // The model comes before its companions.
+            links.sort_by_key(|link| (import::is_companion(&name_of(link)), link.clone()));
             let mut files = Vec::new();
             for link in links {
                 let (digest, size) = hash_file(&link, cancel, |_| {})?;

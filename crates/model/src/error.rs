@@ -58,6 +58,19 @@ pub enum ModelError {
         /// Supported alternatives; empty, or begins with a separator.
         instead: String,
     },
+    /// An assistant that is no model by itself.
+    #[error("`{0}` is an assistant: it drafts for its model, and writes no text by itself")]
+    AssistantAlone(String),
+    /// An assistant of another model.
+    #[error("the assistant `{assistant}` does not fit the model `{model}`: {problem}")]
+    Assistant {
+        /// Name of the assistant.
+        assistant: String,
+        /// Name of the model.
+        model: String,
+        /// The difference.
+        problem: String,
+    },
     /// Hyperparameters that are missing or contradict each other.
     #[error("the model's configuration is not usable: {0}")]
     Config(String),

@@ -26,7 +26,7 @@ pub mod tokenizer;
 mod vision;
 
 pub use adapter::AdapterFile;
-pub use arch::MtpHead;
+pub use arch::{MtpHead, is_assistant};
 pub use error::ModelError;
 pub use judge::Judge;
 pub use load::{

@@ -39,6 +39,8 @@ pub struct ModelFile {
     source: Source,
     /// The vision tower of a GGUF file.
     projector: Option<Box<Gguf>>,
+    /// The assistant that drafts for it.
+    assistant: Option<Box<ModelFile>>,
     /// All files with weights.
     files: Vec<PathBuf>,
     /// True if a tower is ignored.
@@ -89,7 +91,7 @@ impl ModelFile {
             Source::Gguf(gguf) => gguf.files.clone(),
             Source::Hf(folder) => folder.files.clone(),
         };
-        Self { name, source, projector: None, files, text_only: false }
+        Self { name, source, projector: None, assistant: None, files, text_only: false }
     }
 
     /// Adds the vision tower of a GGUF file: an mmproj file.
@@ -111,6 +113,50 @@ impl ModelFile {
         self.files.extend(gguf.files.iter().cloned());
         self.projector = Some(Box::new(gguf));
         Ok(self)
+    }
+
+    /// Sets the assistant that drafts for the model. Only vectors are read, to check that it fits.
+    ///
+    /// # Errors
+    /// [`ModelError`], if it is none or that of another model. The model has no assistant then.
+    pub fn set_assistant(&mut self, path: &Path) -> Result<(), ModelError> {
+        self.assistant = None;
+        let assistant = Self::open(path)?;
+        if !assistant.is_assistant() {
+            let kind = assistant.architecture().unwrap_or_default();
+            let problem = format!("it is a model of architecture `{kind}` and no assistant");
+            return Err(ModelError::NotAModel { path: path.to_owned(), problem });
+        }
+        self.assistant = Some(Box::new(assistant));
+        let fits = self.lower(None).map(drop);
+        if fits.is_err() {
+            self.assistant = None;
+        }
+        fits
+    }
+
+    /// Returns the assistant that drafts for the model.
+    pub fn assistant(&self) -> Option<&Self> {
+        self.assistant.as_deref()
+    }
+
+    /// Returns true for an assistant, which drafts for another model and is none by itself.
+    pub fn is_assistant(&self) -> bool {
+        self.definition().is_some_and(|definition| definition.drafts_for.is_some())
+    }
+
+    /// Returns true if assistants may draft for the model.
+    pub fn may_have_assistant(&self) -> bool {
+        self.definition().is_some_and(Definition::may_have_assistant)
+    }
+
+    /// Returns the definition of a supported architecture.
+    fn definition(&self) -> Option<&'static Definition> {
+        let name = self.architecture()?;
+        match &self.source {
+            Source::Gguf(_) => Definition::from_gguf(name).ok(),
+            Source::Hf(_) => Definition::from_hf(name).ok(),
+        }
     }
 
     /// Ignores the vision tower.
@@ -179,13 +225,11 @@ impl ModelFile {
     /// Returns true if rows attend in both directions, so that the model writes no text.
     pub fn is_encoder(&self) -> bool {
         let name = self.architecture().unwrap_or_default();
-        let (definition, is_causal) = match &self.source {
-            Source::Gguf(gguf) => {
-                (Definition::from_gguf(name), gguf.metadata.bool(&format!("{name}.attention.causal")))
-            }
-            Source::Hf(_) => (Definition::from_hf(name), None),
+        let is_causal = match &self.source {
+            Source::Gguf(gguf) => gguf.metadata.bool(&format!("{name}.attention.causal")),
+            Source::Hf(_) => None,
         };
-        is_causal == Some(false) || definition.is_ok_and(Definition::is_encoder)
+        is_causal == Some(false) || self.definition().is_some_and(Definition::is_encoder)
     }
 
     /// Returns the files with weights; none for a model in memory.
@@ -359,33 +403,58 @@ impl ModelFile {
         }
     }
 
-    /// Lowers the model, and returns its weights.
+    /// Lowers the model with its assistant, and returns its weights.
     fn lower(&self, max_context: Option<usize>) -> Result<(Config, Lowered), ModelError> {
-        let tensors = self.tensors();
-        let resolved;
-        let (config, names, tensors) = match &self.source {
+        let (config, mut lowered) = self.with_parts(max_context, |config, names, tensors| {
+            if config.definition.drafts_for.is_some() {
+                return Err(ModelError::AssistantAlone(self.name.clone()));
+            }
+            let max_context = max_context.unwrap_or(config.context_length);
+            let lowered = arch::lower(&config, &names, tensors, max_context)?;
+            Ok((config, lowered))
+        })?;
+        if let Some(assistant) = &self.assistant {
+            let head = assistant.with_parts(max_context, |own, names, tensors| {
+                arch::lower_assistant(&own, &names, tensors, (&config, &lowered))
+            });
+            let head = head.map_err(|error| match error {
+                ModelError::Config(problem) => {
+                    let (assistant, model) = (assistant.name.clone(), self.name.clone());
+                    ModelError::Assistant { assistant, model, problem }
+                }
+                other => other,
+            })?;
+            lowered.mtp = Some(head);
+        }
+        Ok((config, lowered))
+    }
+
+    /// Calls a function with the hyperparameters, the names of tensors and the tensors.
+    fn with_parts<T>(
+        &self,
+        max_context: Option<usize>,
+        then: impl FnOnce(Config, Names, Tensors<'_>) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        match &self.source {
             Source::Gguf(gguf) => {
                 let architecture = gguf.metadata.require_str("general.architecture")?;
                 let definition = Definition::from_gguf(architecture)?;
-                let mut tensors = Tensors::new(definition.gguf, &WeightFormat::ALL, tensors);
+                let mut tensors = Tensors::new(definition.gguf, &WeightFormat::ALL, self.tensors());
                 let config = arch::config_from_gguf(&gguf.metadata, &mut tensors, max_context)?;
-                (config, Names::gguf(definition), tensors)
+                then(config, Names::gguf(definition), tensors)
             }
             Source::Hf(folder) => {
                 let config = hf_config(folder, max_context)?;
-                resolved = self.usable_tensors()?;
+                let resolved = self.usable_tensors()?;
                 let formats: &[WeightFormat] = match &resolved {
                     Cow::Borrowed(_) => &arch::FLOATS,
                     Cow::Owned(_) => &WeightFormat::ALL,
                 };
                 let tensors = Tensors::new(config.definition.gguf, formats, &resolved);
                 let names = Names::hf(config.definition, |name| tensors.has(name));
-                (config, names, tensors)
+                then(config, names, tensors)
             }
-        };
-        let max_context = max_context.unwrap_or(config.context_length);
-        let lowered = arch::lower(&config, &names, tensors, max_context)?;
-        Ok((config, lowered))
+        }
     }
 }
 

@@ -31,6 +31,7 @@ use self::{
 };
 use super::disk;
 use crate::{
+    assistant,
     cli::{BatchTokensArg, RunOnArgs, ServeOptions, Speculate},
     devices::{Chosen, Devices},
     failure::{Failure, Outcome},
@@ -273,11 +274,15 @@ impl ServedModels {
         details
     }
 
-    /// Opens a model with its projector.
+    /// Opens a model with its projector and its assistant.
     pub(super) fn file(&self, name: &str, source: &Source) -> Outcome<ModelFile> {
         let named = self.projector.as_ref().filter(|(model, _)| model == name).map(|(_, file)| file.clone());
         let note = |line: &str| tracing::warn!(model = name, "{line}");
-        Projector::new(named, self.text_only).open(source, note)
+        let mut file = Projector::new(named, self.text_only).open(source, note)?;
+        let assistants = || self.library.as_deref().map(assistant::of_library).unwrap_or_default();
+        let draft = self.drafts_for(&file).cloned();
+        assistant::add(&mut file, source, draft.as_ref(), assistants, note)?;
+        Ok(file)
     }
 
     /// Returns the entry of a model outside of the library.

@@ -87,7 +87,7 @@ impl Named {
         let source = Source::Path(path);
         match load::file(&source) {
             // Its model is served.
-            Ok(file) if file.architecture() == Some(PROJECTOR) => return,
+            Ok(file) if file.architecture() == Some(PROJECTOR) || file.is_assistant() => return,
             Ok(_) => {}
             Err(failure) => return warn(failure.message()),
         }

@@ -80,7 +80,7 @@ impl ServedModels {
     ) -> Result<(EnginePlan, Placement), LoadError> {
         let shape = file.shape(&LoadOptions { max_context: Some(context) });
         let ModelShape { program, weights, mtp, vision, .. } = shape.map_err(|error| unusable(&error))?;
-        let draft = match self.drafts_for(file) {
+        let draft = match self.drafts_for(file).filter(|_| file.assistant().is_none()) {
             Some(source) => Some(draft_shape(source, context)?),
             None => mtp.map(|head| DraftModel::head(&head, context)),
         };

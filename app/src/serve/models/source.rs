@@ -2,6 +2,7 @@
 
 use paguro_backend::Weights;
 use paguro_engine::{DiskCache, Engine, EngineOptions, EnginePlan, PageBudget};
+use paguro_library::ModelRecord;
 use paguro_model::{LoadOptions, ModelFile};
 use paguro_server::{
     Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,
@@ -9,6 +10,7 @@ use paguro_server::{
 
 use super::{ServedModels, failed, identity::Identity, unusable};
 use crate::{
+    assistant,
     devices::Chosen,
     failure::Failure,
     load,
@@ -30,7 +32,8 @@ impl ModelSource for ServedModels {
                 Vec::new()
             });
             let is_own = |name: &str| self.models.iter().any(|(own, _)| own == name);
-            let records = records.iter().filter(|record| !is_own(&record.name.short()));
+            let is_model = |record: &&ModelRecord| !assistant::is_record(record);
+            let records = records.iter().filter(is_model).filter(|record| !is_own(&record.name.short()));
             for record in records {
                 let entry = self.recorded(library, record);
                 let aliases: Vec<_> = record.aliases().filter(|alias| !is_own(alias)).collect();
@@ -89,8 +92,9 @@ impl ModelSource for ServedModels {
             (model.tool_template, model.template_problem) = (None, None);
         }
         let mut options = EngineOptions { expert_slots, ..self.engine_options(&preset, context, pages) };
-        let draft = self.drafts_for(&file).map(|source| load::draft_of(source, &model)).transpose();
-        options.draft = draft.map_err(failed)?;
+        if let Some(source) = self.drafts_for(&file) {
+            options.draft = load::draft_of(source, &model).map_err(failed)?;
+        }
         let mut options = load::with_head(&model, options);
         options.host.clone_from(&self.tiers.host);
         options.events = self.tiers.events.as_ref().map(|events| events.of(&wanted.name));

@@ -2,10 +2,14 @@
 
 use paguro_backend::{KvGroup, KvLayout, KvSlot};
 
-use super::{ModelShape, Spans};
+use super::{ModelShape, PagesOf, Spans};
 
 /// Assigns a group and a layer slot to each layer.
 pub(super) fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
+    if let Some(PagesOf { kv, slots, .. }) = &shape.pages_of {
+        let slot = |window: &Option<u32>| slots[usize::from(window.is_none())].expect("such a layer");
+        return (kv.clone(), shape.windows.iter().map(slot).collect());
+    }
     let attends = |layer: &usize| "alh".contains(shape.mixer(*layer)) && !shape.shares_kv(*layer);
     let windows: Vec<_> =
         (0..shape.windows.len()).filter(attends).map(|layer| shape.windows[layer]).collect();

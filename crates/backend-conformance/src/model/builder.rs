@@ -3,8 +3,8 @@
 use paguro_backend::{
     Attention, Beside, DeltaRule, Dense, DistanceBias, Embed, Exit, ExpertLatent, Experts, FeedForward, Head,
     Input, Joined, KvGroup, KvSlot, Latent, LatentQuery, LatentShape, Layer, LayerEmbeds, LayerInput, Linear,
-    Mixer, Positions, Program, QkNorm, QkNormKind, Router, SharedExpert, ShortConv, TableId, TokenTypes,
-    Weights,
+    Mixer, Positions, Program, Projection, QkNorm, QkNormKind, Router, SharedExpert, ShortConv, TableId,
+    TokenTypes, Weights,
 };
 
 use super::{Biases, ExpertsShape, ModelShape, RecurrentShape, arrange::arrange};
@@ -22,10 +22,12 @@ impl Builder<'_> {
         let shape = self.shape;
         let ModelShape { hidden, vocab, .. } = *shape;
         let (kv, places) = arrange(shape);
-        let table = self.matrix("embedding", 1, vocab, hidden, 1.0);
+        let (shares_pages, width) =
+            (shape.pages_of.is_some(), shape.pages_of.as_ref().map_or(hidden, |other| other.hidden));
+        let table = self.matrix("embedding", 1, vocab, width, 1.0);
         let positions = shape
             .positions
-            .map(|count| Positions { table: self.matrix("positions", 1, count, hidden, 0.7), count });
+            .map(|count| Positions { table: self.matrix("positions", 1, count, width, 0.7), count });
         let types = shape.types.map(|count| {
             let table = (0..count * hidden).map(|_| 0.7 * self.rng.normal()).collect();
             TokenTypes { table: self.vector(table), count }
@@ -33,9 +35,10 @@ impl Builder<'_> {
         let embed_norm = shape.embed_norm.then(|| self.norm(hidden));
         let layer_embeds = shape.layer_embeds.map(|width| self.layer_embeds(width));
         let joined = shape.joined.then(|| Joined {
-            token_norm: self.norm(hidden),
-            given_norm: self.norm(hidden),
-            linear: self.linear("join", hidden, 2 * hidden, 1.0, shape.biases == Biases::All),
+            width,
+            token_norm: (!shares_pages).then(|| self.norm(width)),
+            given_norm: (!shares_pages).then(|| self.norm(width)),
+            linear: self.linear("join", hidden, 2 * width, 1.0, shape.biases == Biases::All),
         });
         let mut states = 0..;
         let layers = places.iter().enumerate().map(|(layer, &place)| {
@@ -78,6 +81,10 @@ impl Builder<'_> {
             true => Linear { matrix: table, bias: None, bounds: None },
             false => self.linear("head", vocab, hidden, 1.0, shape.biases == Biases::All),
         };
+        let projection = shares_pages.then(|| Projection {
+            width,
+            linear: self.linear("projection", width, hidden, 1.0, shape.biases == Biases::All),
+        });
         let local = shape.window_heads.map_or(shape.head_dim, |heads| heads.1);
         let mut ropes = vec![(1e4, shape.head_dim), (1e3, local)];
         if shape.mixers.contains('l') {
@@ -87,6 +94,7 @@ impl Builder<'_> {
             hidden,
             vocab,
             bidirectional: shape.bidirectional,
+            shares_pages,
             ropes: ropes.into_iter().map(|(base, head_dim)| self.rope(base, head_dim)).collect(),
             kv,
             state: shape.states(),
@@ -101,7 +109,13 @@ impl Builder<'_> {
             }),
             given_parts: shape.given_parts,
             layers,
-            exit: Exit::Logits(Head { norm, linear, scale: shape.logit_scale, soft_cap: shape.logit_cap }),
+            exit: Exit::Logits(Head {
+                norm,
+                linear,
+                scale: shape.logit_scale,
+                soft_cap: shape.logit_cap,
+                projection,
+            }),
         }
     }
 

@@ -13,6 +13,19 @@ pub(super) fn no_sinks(
     attention(q, k, v, HeadVectors { sinks: None, ..vectors }, shape, out);
 }
 
+/// Rows that see the tokens before them also see what is in the slot of their own.
+pub(super) fn own_slot(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    vectors: HeadVectors<'_>,
+    shape: &AttentionShape<'_>,
+    out: &mut [f32],
+) {
+    let has_slot = (shape.start + 1) * shape.kv_heads * shape.head_dim <= k.len();
+    attention(q, k, v, vectors, &AttentionShape { len: shape.len.filter(|_| !has_slot), ..*shape }, out);
+}
+
 pub(super) fn no_window(
     q: &[f32],
     k: &[f32],

@@ -81,6 +81,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
             Defect { given: |values, _| values.iter_mut().for_each(|value| *value *= 1.1), ..NONE },
             &["given_rows", "stages"],
         ),
+        ("sees a row's own slot", Defect { attention: own_slot, ..NONE }, &["shared_pages"]),
         ("joins in the wrong order", Defect { program: swaps_norms_of_join, ..NONE }, &["joined_rows"]),
         ("adds parts of given rows to other layers", Defect { given: other_parts, ..NONE }, &["given_rows"]),
         (

@@ -42,6 +42,8 @@ pub struct Buffers {
     pub partials: Shared<f32>,
     /// Logits of a slice of the output rows, `[slice, vocab]`.
     pub logits: Shared<f32>,
+    /// Rows that the head projects, `[outputs, width]`.
+    pub projected: Shared<f32>,
     /// Buffers of mixtures of experts.
     pub experts: ExpertBuffers,
     /// Buffers of mixers with a state.

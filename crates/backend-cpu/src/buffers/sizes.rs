@@ -39,6 +39,10 @@ pub struct BufferSizes {
     attention_gate: usize,
     rows: usize,
     hidden: usize,
+    /// Elements of a row of the stream, or of an embedding before it is joined.
+    widest_x: usize,
+    /// Elements of rows that the head projects.
+    projected: usize,
     /// Elements of the widest row.
     pub widest: usize,
     /// Elements of the widest row of an expert.
@@ -79,6 +83,7 @@ impl BufferSizes {
         let layer_embeds = embeds.map_or(0, |embeds| embeds.count * embeds.width);
         let rope_stride = program.ropes.iter().map(|rope| 2 * rope.frequencies.len()).max().unwrap_or(0);
         let hidden = program.hidden;
+        let projection = program.head().and_then(|head| head.projection);
         let latent = LatentSizes::of(program);
         let recurrent = RecurrentSizes::of(program);
         let has_gate = program.attentions().any(|attention| attention.gate.is_some());
@@ -93,7 +98,10 @@ impl BufferSizes {
             attention_gate: if has_gate { rows * q } else { 0 },
             rows,
             hidden,
-            widest: if program.joined().is_some() { 2 * hidden } else { hidden }
+            widest_x: hidden.max(program.part_width()),
+            projected: projection.map_or(0, |projection| limits.max_outputs * projection.width),
+            widest: hidden
+                .max(program.joined().map_or(0, |joined| 2 * joined.width))
                 .max(ffn)
                 .max(q)
                 .max(experts.count)
@@ -136,7 +144,7 @@ impl BufferSizes {
         let floats = Shared::<f32>::new;
         let (slots, stream) = (self.slots(), self.rows * self.hidden);
         Ok(Buffers {
-            x: floats(stream, "the residual stream")?,
+            x: floats(self.rows * self.widest_x, "the residual stream")?,
             branch_outputs: [floats(stream, "outputs of branches")?, floats(stream, "outputs of branches")?],
             input: Self::input(self.rows, self.widest)?,
             q: floats(self.q, "queries")?,
@@ -149,6 +157,7 @@ impl BufferSizes {
             rope_table: floats(self.rope_table, "rotations")?,
             partials: floats(self.partials, "partial attention")?,
             logits: floats(self.logits, "logits")?,
+            projected: floats(self.projected, "projected rows")?,
             row_ops: self.row_ops.allocate()?,
             recurrent: self.recurrent.allocate(self.rows)?,
             layer_embeds: floats(self.rows * self.layer_embeds, "embeddings for layers")?,
@@ -184,7 +193,7 @@ impl BufferSizes {
         /// A thread's strips of weights, its scores and its stack, as far as it gets resident.
         const THREAD: usize = 512 << 10;
         let slots = self.slots();
-        let shared = 3 * self.rows * self.hidden
+        let shared = self.rows * (2 * self.hidden + self.widest_x)
             + 2 * (self.q + self.kv + self.ffn)
             + self.rows * (self.widest + self.experts.count + 1)
             + slots
@@ -197,7 +206,8 @@ impl BufferSizes {
             + self.row_ops.floats()
             + self.rope_table
             + self.partials
-            + self.logits;
+            + self.logits
+            + self.projected;
         let (key_dim, value_dim) = self.recurrent.head();
         let per_thread = 2 * self.tile_partial
             + self.widest.max(self.row_ops.widest)

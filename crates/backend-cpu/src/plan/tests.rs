@@ -1,6 +1,6 @@
 //! Tests of plans.
 
-use paguro_backend::{AttentionMode, KvDtype, Output, OutputKind, StepSequence};
+use paguro_backend::{AttentionMode, KvDtype, Output, OutputKind};
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn plan(windows: &[Option<u32>], threads: usize, partials: usize) -> StepPlan {
     let heads = Heads { queries: 8, kv: 2, dim: 64 };
     let group = |window| KvGroup { window, spans: false, layer_slots: 1, kv_heads: 2, head_dim: 64 };
     let groups: Vec<_> = windows.iter().map(|&window| (group(window), heads)).collect();
-    StepPlan::new(&groups, false, &LIMITS, threads, partials)
+    StepPlan::new(&groups, &LIMITS, threads, partials)
 }
 
 /// Sequences by start and rows. Block tables do not matter here.
@@ -34,7 +34,7 @@ fn make(plan: &mut StepPlan, sequences: &[(usize, usize)], outputs: &[Output<'_>
             StepSequence { rows: row - rows..row, start, tables: 0..0, state: None }
         })
         .collect();
-    plan.make(&Step { tokens: &vec![0; row], sequences: &sequences, outputs, ..Step::default() });
+    plan.make(&Step { tokens: &vec![0; row], sequences: &sequences, outputs, ..Step::default() }, |_| None);
 }
 
 /// Checks that every row and head has each of its splits once, and that partial results do not overlap.

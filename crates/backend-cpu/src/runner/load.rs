@@ -50,10 +50,11 @@ impl CpuRunner {
         })?;
         pool.pace = pace;
         let pool = Arc::new(Mutex::new(pool));
-        Self::load_on(pool, isa, program, weights, limits, poison, squares, &[])
+        Self::load_on(pool, isa, program, weights, limits, poison, squares, (&[], None))
     }
 
-    /// Packs the weights on the thread pool and allocates all buffers for `limits`. Matrices in `packed` are packed already.
+    /// Packs the weights on the thread pool and allocates all buffers for `limits`. Matrices in `packed` are packed already, and `pages`
+    /// are those of a program that shares pages.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -66,7 +67,7 @@ impl CpuRunner {
         limits: Limits,
         poison: bool,
         squares: Option<Arc<InputSquares>>,
-        packed: &[(MatrixId, Arc<PackedMatrix>)],
+        (packed, pages): (&[(MatrixId, Arc<PackedMatrix>)], Option<&Arc<Mutex<Arena>>>),
     ) -> Result<Self, LoadError> {
         let mut pool = lock(&shared_pool);
         let threads = pool.threads();
@@ -101,21 +102,32 @@ impl CpuRunner {
         }
         let adapters = Adapters::new(program, &weights, limits.max_rows)?;
         let Weights { matrices: _, vectors, tables } = weights;
-        let mut arena = Arena::new(limits.pages, shapes)?;
         let mut states = States::new(&program.state, limits.states)?;
         if poison {
-            arena.poison();
             states.poison();
         }
+        let arena = match pages.filter(|_| program.shares_pages) {
+            Some(arena) if lock(arena).has_shape(limits.pages, &shapes) => Arc::clone(arena),
+            Some(_) => return Err(LoadError::no_shared_pages("these have another shape")),
+            None if program.shares_pages => {
+                return Err(LoadError::no_shared_pages("no runner has loaded it"));
+            }
+            None => {
+                let mut arena = Arena::new(limits.pages, shapes)?;
+                if poison {
+                    arena.poison();
+                }
+                Arc::new(Mutex::new(arena))
+            }
+        };
 
+        let page_format = page_format::of(isa, &limits, lock(&arena).page_bytes());
         let sizes = BufferSizes::new(program, &limits, threads);
         let groups: Vec<_> = program.kv.groups.iter().copied().zip(support::heads(program)?).collect();
-        let plan = StepPlan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count);
+        let plan = StepPlan::new(&groups, &limits, threads, sizes.partial_count);
         let needs_all = limits.attention != AttentionMode::Paged || squares.is_some();
         let tail = support::tail(program).filter(|_| !needs_all);
-        let tail = tail.map(|first| {
-            (first, StepPlan::new(&groups, program.bidirectional, &limits, threads, sizes.partial_count))
-        });
+        let tail = tail.map(|first| (first, StepPlan::new(&groups, &limits, threads, sizes.partial_count)));
         drop(pool);
         let scratch = (0..threads).map(|_| WorkerScratch {
             matmul: Scratch::default(),
@@ -156,7 +168,7 @@ impl CpuRunner {
             isa,
             poison,
             limits,
-            page_format: page_format::of(isa, &limits, arena.page_bytes()),
+            page_format,
             arena,
             states,
             plan,

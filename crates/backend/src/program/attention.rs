@@ -22,7 +22,7 @@ pub struct Attention {
     /// `[heads * head_dim, hidden]`
     pub q: Linear,
     /// `[kv_heads * head_dim, hidden]`; `None` reads the K and V that an earlier layer has stored at [`Attention::kv`]
-    /// (Gemma 4).
+    /// (Gemma 4), or those of [another program](crate::Program::shares_pages).
     pub k: Option<Linear>,
     /// `[kv_heads * head_dim, hidden]`; `None` uses K as it is before its norm and rotation (Gemma 4).
     pub v: Option<Linear>,
@@ -171,7 +171,7 @@ impl KvLayout {
 }
 
 /// Returns the positions of the keys to which a query at `position` attends, see [`KvGroup::window`]. `len` is the number of tokens
-/// of the sequence, in a [bidirectional](crate::Program::bidirectional) program only. `spans` are the positions of the sequence's
+/// that rows [see in any order](crate::Program::seen_tokens), in programs that have such rows only. `spans` are the positions of the sequence's
 /// spans, in a group that [sees](KvGroup::spans) them only. Neither end of the result decreases from one position to the next.
 pub fn visible(
     window: Option<u32>,

@@ -8,8 +8,8 @@ use super::{
     Activation, Attention, Beside, Bounds, Branch, Dense, DistanceBias, Embed, Exit, ExpertGroups,
     ExpertLatent, Experts, FeedForward, Head, Input, Joined, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds,
     LayerInput, Linear, MatrixId, Merged, Mixer, Norm, NormKind, Patches, PositionScale, Positions, Program,
-    QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert, TableId, Tap,
-    TokenTypes, VectorId,
+    Projection, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, RowOp, Scores, SharedExpert, TableId,
+    Tap, TokenTypes, VectorId,
 };
 use crate::{
     Convolution, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, Latent, LatentQuery, LatentShape,
@@ -198,11 +198,8 @@ macro_rules! enums {
 }
 
 structs! {
-    Program {
-        hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit,
-    }
     TokenTypes { table, count }
-    Joined { token_norm, given_norm, linear }
+    Joined { width, token_norm, given_norm, linear }
     LayerEmbeds { table, scale, count, width, projection, norm }
     Layer {
         mixer, ffn, residual, norm_after_mixer, norm_after_ffn, branch_scale, input, output_scale,
@@ -274,6 +271,38 @@ enums! {
     KeySharing { 0 Consecutive, 1 Alternating, }
 }
 
+impl Fields for Program {
+    fn walk(&mut self, walk: &mut Walk<'_>) {
+        let Self {
+            hidden,
+            vocab,
+            bidirectional,
+            shares_pages,
+            kv,
+            state,
+            ropes,
+            input,
+            given_parts,
+            layers,
+            exit,
+        } = self;
+        hidden.walk(walk);
+        vocab.walk(walk);
+        bidirectional.walk(walk);
+        kv.walk(walk);
+        state.walk(walk);
+        ropes.walk(walk);
+        input.walk(walk);
+        given_parts.walk(walk);
+        layers.walk(walk);
+        exit.walk(walk);
+        // Its absence adds nothing, so that other programs keep their digests.
+        if *shares_pages {
+            shares_pages.walk(walk);
+        }
+    }
+}
+
 impl Fields for Linear {
     fn walk(&mut self, walk: &mut Walk<'_>) {
         let Self { matrix, bias, bounds } = self;
@@ -308,11 +337,21 @@ impl Fields for Positions {
 
 impl Fields for Head {
     fn walk(&mut self, walk: &mut Walk<'_>) {
-        let Self { norm, linear, scale, soft_cap } = self;
+        let Self { norm, linear, scale, soft_cap, projection } = self;
         norm.walk(walk);
         walk.with(Role::Head, &mut [linear]);
         scale.walk(walk);
         soft_cap.walk(walk);
+        // Its absence adds nothing, so that other programs keep their digests.
+        projection.iter_mut().for_each(|projection| projection.walk(walk));
+    }
+}
+
+impl Fields for Projection {
+    fn walk(&mut self, walk: &mut Walk<'_>) {
+        let Self { width, linear } = self;
+        width.walk(walk);
+        walk.with(Role::Head, &mut [linear]);
     }
 }
 

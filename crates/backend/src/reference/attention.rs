@@ -23,7 +23,7 @@ pub struct AttentionShape<'a> {
     /// A query at position `p` attends to keys at positions `> p - window`, and `<= p` or, in both directions,
     /// `< p + window`; `None` to all.
     pub window: Option<u32>,
-    /// Number of tokens of the sequence, if a query also sees keys at later positions.
+    /// Number of tokens that queries see in any order, see [`Program::seen_tokens`](crate::Program::seen_tokens).
     pub len: Option<usize>,
     /// Positions of the spans of the sequence, in a group that sees them only; see [`visible`](crate::visible).
     pub spans: Option<&'a [Range<usize>]>,
@@ -135,8 +135,9 @@ impl ReferenceRunner {
                 queries.extend(self.queries(op, row, &h, place));
                 if let Some(k) = &op.k {
                     let [k, v] = self.keys_values(op, k, row, &h, place);
-                    self.arena.store(table, op.kv, Half::K, position, &k);
-                    self.arena.store(table, op.kv, Half::V, position, &v);
+                    let mut arena = self.arena();
+                    arena.store(table, op.kv, Half::K, position, &k);
+                    arena.store(table, op.kv, Half::V, position, &v);
                 }
             }
             let mut attended = self.attend(op, step, sequence, &queries);
@@ -226,11 +227,10 @@ impl ReferenceRunner {
             scale: op.scale,
             soft_cap: op.soft_cap,
             window: group.window,
-            len: self.program.bidirectional.then(|| sequence.len()),
+            len: self.program.seen_tokens(sequence),
             spans: group.spans.then_some(&spans[..]),
         };
-        let k = self.arena.gather(table, op.kv, Half::K);
-        let v = self.arena.gather(table, op.kv, Half::V);
+        let [k, v] = [Half::K, Half::V].map(|half| self.arena().gather(table, op.kv, half));
         let vector = |id: Option<VectorId>| id.map(|id| self.vector(id));
         let vectors =
             HeadVectors { sinks: vector(op.sinks), biases: vector(op.distance_bias.map(|bias| bias.table)) };

@@ -21,8 +21,9 @@ impl ReferenceRunner {
                 let mut turned = down[latent..].to_vec();
                 ops::rotate(&mut turned, position, coordinates, &rope);
                 k.extend(turned);
-                self.arena.store(table, op.kv, Half::K, position, &k);
-                self.arena.store(table, op.kv, Half::V, position, &k);
+                let mut arena = self.arena();
+                arena.store(table, op.kv, Half::K, position, &k);
+                arena.store(table, op.kv, Half::V, position, &k);
                 let factor = op.position_scale.map_or(1.0, |scale| ops::position_scale(&scale, position));
                 let q = self.latent_query(&op.query, row, &h);
                 for (head, q) in q.chunks_exact(plain + rotated).enumerate() {
@@ -33,8 +34,7 @@ impl ReferenceRunner {
                     queries.extend(query.into_iter().map(|x| x * factor));
                 }
             }
-            let k = self.arena.gather(table, op.kv, Half::K);
-            let v = self.arena.gather(table, op.kv, Half::V);
+            let [k, v] = [Half::K, Half::V].map(|half| self.arena().gather(table, op.kv, half));
             let head_dim = op.shape.key_dim();
             let group = self.program.kv.groups[op.kv.group];
             let spans: Vec<_> = step.spans_of(sequence).collect();

@@ -113,10 +113,10 @@ impl ReferenceRunner {
             }
             input => match (self.given(step, row, 0), input) {
                 (Some(given), Input::Tokens(Embed { joined: Some(joined), .. })) => {
-                    let Joined { token_norm, given_norm, linear } = joined;
+                    let Joined { width: _, token_norm, given_norm, linear } = *joined;
                     let x = self.program.embed().map(|embed| self.embed(embed, step.tokens[row], position));
-                    let x = self.norm(token_norm, &x.unwrap_or_default());
-                    self.plain(linear, &[x, self.norm(given_norm, given)].concat())
+                    let x = self.optional_norm(token_norm, &x.unwrap_or_default());
+                    self.plain(&linear, &[x, self.optional_norm(given_norm, given)].concat())
                 }
                 (Some(given), _) => given.to_vec(),
                 (None, Input::Tokens(embed)) => self.embed(embed, step.tokens[row], position),
@@ -125,11 +125,11 @@ impl ReferenceRunner {
         }
     }
 
-    /// Returns a part of a given row, `[hidden]`.
+    /// Returns a part of a given row, `[hidden]`, or the row that is joined with an embedding.
     fn given<'a>(&self, step: &Step<'a>, row: usize, part: usize) -> Option<&'a [f32]> {
-        let hidden = self.program.hidden;
-        let parts = step.given_row(row, self.program.given_parts * hidden)?;
-        Some(&parts[part * hidden..][..hidden])
+        let width = self.program.part_width();
+        let parts = step.given_row(row, self.program.given_parts * width)?;
+        Some(&parts[part * width..][..width])
     }
 
     /// Embeddings for layers of all rows, `[count * width]` each; none without [`LayerEmbeds`].
@@ -228,15 +228,15 @@ impl ReferenceRunner {
 
     /// Returns the embedding of a token.
     fn embed(&self, embed: &Embed, token: u32, position: usize) -> Vec<f32> {
-        let hidden = self.program.hidden;
-        let row = |table: MatrixId, row: usize| &self.matrices[table.0 as usize][row * hidden..][..hidden];
+        let width = self.program.part_width();
+        let row = |table: MatrixId, row: usize| &self.matrices[table.0 as usize][row * width..][..width];
         let (kind, token) = (token as usize / self.program.vocab, token as usize % self.program.vocab);
         let mut x: Vec<f32> = row(embed.table, token).iter().map(|x| x * embed.scale).collect();
         if let Some(positions) = &embed.positions {
             x.iter_mut().zip(row(positions.table, position)).for_each(|(x, y)| *x += y);
         }
         if let Some(types) = &embed.types {
-            let of_type = &self.vector(types.table)[kind * hidden..][..hidden];
+            let of_type = &self.vector(types.table)[kind * width..][..width];
             x.iter_mut().zip(of_type).for_each(|(x, y)| *x += y);
         }
         self.optional_norm(embed.norm, &x)
@@ -304,7 +304,9 @@ impl ReferenceRunner {
                 *logit = ops::soft_cap(*logit, cap);
             }
         }
-        sampling::answer(&logits, kind, &mut self.sampler).unwrap_or(OutputValue::Embedding(h))
+        let embedding = || op.projection.map_or_else(|| h.clone(), |op| self.plain(&op.linear, &h));
+        let embedding = OutputValue::Embedding(embedding());
+        sampling::answer(&logits, kind, &mut self.sampler).unwrap_or(embedding)
     }
 }
 

@@ -12,7 +12,7 @@ pub mod recurrent;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 pub use attention::{AttentionShape, HeadVectors, attention};
@@ -82,13 +82,8 @@ impl Backend for Reference {
         weights: Weights,
         limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        Ok(Box::new(self.load_with(
-            attention,
-            rounding(limits.kv_dtype, self.kv),
-            program,
-            weights,
-            limits,
-        )?))
+        let round = rounding(limits.kv_dtype, self.kv);
+        Ok(Box::new(self.load_with(attention, round, program, weights, limits)?))
     }
 
     fn runs_tower(&self, _: &Program) -> bool {
@@ -119,6 +114,23 @@ impl Reference {
         weights: Weights,
         limits: Limits,
     ) -> Result<ReferenceRunner, LoadError> {
+        if program.shares_pages {
+            return Err(LoadError::no_shared_pages("no runner has loaded it"));
+        }
+        let arena = Arena::new(&program.kv, &limits, round, self.poison);
+        self.load_beside(attention, round, program, weights, limits, Arc::new(Mutex::new(arena)))
+    }
+
+    /// Loads a model with these pages.
+    fn load_beside(
+        &self,
+        attention: AttentionFn,
+        round: RoundFn,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+        arena: Arc<Mutex<Arena>>,
+    ) -> Result<ReferenceRunner, LoadError> {
         program.check(&weights)?;
         let matrices = weights.matrices.iter().map(decode).collect::<Result<_, LoadError>>()?;
         weights.check_unchanged()?;
@@ -127,7 +139,7 @@ impl Reference {
             adapters: BTreeMap::new(),
             adapted: Vec::new(),
             tables: weights.tables,
-            arena: Arena::new(&program.kv, &limits, round, self.poison),
+            arena,
             states: States::new(&program.state, &limits, self.poison),
             program: Arc::new(program.clone()),
             matrices,
@@ -179,7 +191,8 @@ pub struct ReferenceRunner {
     /// Adapters of each row of the step.
     adapted: Vec<Vec<AdapterUse>>,
     limits: Limits,
-    arena: Arena,
+    /// Shared with heads that read its pages.
+    arena: Arc<Mutex<Arena>>,
     states: States,
     attention: AttentionFn,
     round: RoundFn,
@@ -252,20 +265,29 @@ impl Runner for ReferenceRunner {
         // Memory is no concern here.
         let Self { attention, round, poison, .. } = *self;
         let reference = Reference { poison, ..Reference::default() };
-        Ok(Box::new(reference.load_with(attention, round, program, weights, limits)?))
+        if !program.shares_pages {
+            return Ok(Box::new(reference.load_with(attention, round, program, weights, limits)?));
+        }
+        if !self.arena().has_shape(&program.kv, &limits) {
+            return Err(LoadError::no_shared_pages("these have another shape"));
+        }
+        let arena = Arc::clone(&self.arena);
+        Ok(Box::new(reference.load_beside(attention, round, program, weights, limits, arena)?))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
-        let parts = self.states.numbers().div_ceil(self.arena.page_numbers());
+        let Self { arena, states, limits, .. } = self;
+        let mut arena = lock(arena);
+        let parts = states.numbers().div_ceil(arena.page_numbers());
         for &page_move in moves {
-            page_move.check(&self.limits, parts)?;
+            page_move.check(limits, parts)?;
             match page_move {
-                PageMove::Copy { from, to } => self.arena.copy(from, to),
+                PageMove::Copy { from, to } => arena.copy(from, to),
                 PageMove::SaveState { state, part, to } => {
-                    self.states.part(state, part, self.arena.page_mut(to), |number, page| *page = *number);
+                    states.part(state, part, arena.page_mut(to), |number, page| *page = *number);
                 }
                 PageMove::RestoreState { from, part, state } => {
-                    self.states.part(state, part, self.arena.page_mut(from), |number, page| *number = *page);
+                    states.part(state, part, arena.page_mut(from), |number, page| *number = *page);
                 }
             }
         }
@@ -275,25 +297,24 @@ impl Runner for ReferenceRunner {
     fn page_format(&self) -> Option<PageFormat> {
         let (block_size, kv_dtype) = (self.limits.block_size, self.limits.kv_dtype);
         let name = format!("reference {NUMERICS} {} {block_size}", kv_dtype.name());
-        Some(PageFormat { name, page_bytes: self.arena.page_numbers() * size_of::<f32>() })
+        Some(PageFormat { name, page_bytes: self.arena().page_numbers() * size_of::<f32>() })
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
-        let bytes = self.arena.page_numbers() * size_of::<f32>();
         self.page_format().into_iter().try_for_each(|format| format.check(pages, out.len(), &self.limits))?;
-        pages.iter().zip(out.chunks_exact_mut(bytes)).for_each(|(&page, out)| self.arena.read(page, out));
+        let arena = self.arena();
+        let bytes = arena.page_numbers() * size_of::<f32>();
+        pages.iter().zip(out.chunks_exact_mut(bytes)).for_each(|(&page, out)| arena.read(page, out));
         Ok(())
     }
 
     fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], _: PageContent) -> Result<(), StepError> {
-        let page_bytes = self.arena.page_numbers() * size_of::<f32>();
         self.page_format()
             .into_iter()
             .try_for_each(|format| format.check(pages, bytes.len(), &self.limits))?;
-        pages
-            .iter()
-            .zip(bytes.chunks_exact(page_bytes))
-            .for_each(|(&page, from)| self.arena.write(page, from));
+        let mut arena = self.arena();
+        let page_bytes = arena.page_numbers() * size_of::<f32>();
+        pages.iter().zip(bytes.chunks_exact(page_bytes)).for_each(|(&page, from)| arena.write(page, from));
         Ok(())
     }
 
@@ -328,7 +349,16 @@ impl Runner for ReferenceRunner {
     }
 }
 
+/// Locks pages, which one runner uses at a time.
+fn lock(arena: &Mutex<Arena>) -> MutexGuard<'_, Arena> {
+    arena.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl ReferenceRunner {
+    fn arena(&self) -> MutexGuard<'_, Arena> {
+        lock(&self.arena)
+    }
+
     fn count(&mut self, kernel: &'static str) {
         *self.launches.entry(kernel).or_default() += 1;
     }

@@ -96,6 +96,14 @@ impl Arena {
         Self { numbers, round, groups: kv.groups.clone(), block_size: limits.block_size, page }
     }
 
+    /// Returns true if a program with this layout and these limits has the same pages.
+    pub(super) fn has_shape(&self, kv: &KvLayout, limits: &Limits) -> bool {
+        let shape = |group: &KvGroup| (group.layer_slots, group.kv_heads, group.head_dim);
+        let page = kv.page_elements(limits.block_size);
+        kv.groups.iter().map(shape).eq(self.groups.iter().map(shape))
+            && (limits.block_size, limits.pages * page) == (self.block_size, self.numbers.len())
+    }
+
     /// Returns the range of one page's tokens in one layer.
     fn tokens(&self, PageId(page): PageId, kv: KvSlot, half: Half) -> Range<usize> {
         let size = self.block_size * self.groups[kv.group].width();

@@ -55,8 +55,8 @@ impl Scheduler {
         let held = |sequence: &Sequence| sequence.drafts.speculator.as_ref().map_or(0, Speculator::held);
         let mut free = MOST_HELD_IN_ALL.saturating_sub(self.running.iter().map(held).sum());
         for sequence in self.running.iter_mut().filter(|sequence| sequence.may_draft()) {
-            if speculation.model == Some(ModelKind::Head) && sequence.drafts.rows.is_none() {
-                sequence.drafts.rows = Some(HiddenRows::default());
+            if let Some(ModelKind::Head { kept_rows }) = speculation.model {
+                sequence.drafts.rows.get_or_insert_with(|| HiddenRows::new(kept_rows));
             }
             let needed = sequence.tokens.len() + sequence.request.drafts.prediction.len();
             if sequence.drafts.speculator.is_none() && needed <= free {

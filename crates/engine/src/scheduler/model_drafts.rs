@@ -38,7 +38,10 @@ struct Planned {
 impl Scheduler {
     /// Drafts with a model from now on, beside the sequences' own texts.
     pub fn draft_by(&mut self, drafter: &DraftRunner) {
-        let kind = if drafter.is_head() { ModelKind::Head } else { ModelKind::Model };
+        let kind = match drafter.is_head() {
+            true => ModelKind::Head { kept_rows: drafter.kept_rows() },
+            false => ModelKind::Model,
+        };
         if let Some(speculation) = &mut self.speculation {
             speculation.model = Some(kind);
             self.defers_masks = true;
@@ -56,7 +59,7 @@ impl Scheduler {
     /// Returns the number of rows of a step whose outputs are reserved for a head.
     pub(super) fn hidden_outputs(&self) -> usize {
         let model = self.speculation.as_ref().and_then(|speculation| speculation.model);
-        if model == Some(ModelKind::Head) { self.limits.max_rows } else { 0 }
+        if matches!(model, Some(ModelKind::Head { kept_rows: _ })) { self.limits.max_rows } else { 0 }
     }
 
     /// Returns true if the model will probably draft before the next step.
@@ -190,7 +193,12 @@ impl Scheduler {
 
 /// Returns a sequence as a draft model sees it.
 fn text(sequence: &Sequence) -> Text<'_> {
-    Text { owner: sequence.owner(), tokens: &sequence.tokens, rows: sequence.drafts.rows.as_ref() }
+    Text {
+        owner: sequence.owner(),
+        tokens: &sequence.tokens,
+        rows: sequence.drafts.rows.as_ref(),
+        tables: &sequence.kv.tables,
+    }
 }
 
 /// Returns the chance of each of the model's tokens that it and all before it are accepted, as many as the request permits.

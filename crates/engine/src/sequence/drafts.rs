@@ -93,7 +93,7 @@ impl Sequence {
     pub fn hidden_in(&self, rows: usize) -> Range<usize> {
         let end = self.kv.computed + rows;
         match &self.drafts.rows {
-            Some(_) => end.min(self.kv.computed.max(self.tokens.len().saturating_sub(KEPT_ROWS)))..end,
+            Some(rows) => end.min(self.kv.computed.max(self.tokens.len().saturating_sub(rows.kept())))..end,
             None => 0..0,
         }
     }

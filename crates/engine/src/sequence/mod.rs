@@ -33,7 +33,7 @@ use paguro_backend::PageMove;
 
 pub(crate) use self::{
     drafts::Drafts,
-    kv::KvState,
+    kv::{BlockTable, KvState},
     outputs::{PromptOutputs, SequenceOutput, SequenceOutputs},
     sampler::Sampler,
     sched::{PlannedRows, Rank, SchedState},

@@ -32,7 +32,7 @@ pub(crate) use self::{
     drafter::{Drafter, History, Replayed},
     lengths::{Candidate, Credit, LEAST_RATE, choose},
     rows::{HiddenRows, KEPT_ROWS},
-    runner::{DraftRunner, Lag, MOST_BY_MODEL, MOST_READ, Text},
+    runner::{DraftRunner, Lag, MOST_BY_MODEL, MOST_READ, Text, kept_rows},
     times::RowTimes,
 };
 
@@ -228,7 +228,10 @@ pub(crate) struct Speculation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ModelKind {
     /// It continues rows of the model, which are outputs of its steps.
-    Head,
+    Head {
+        /// Least number of rows that are kept.
+        kept_rows: usize,
+    },
     /// It reads tokens.
     Model,
 }

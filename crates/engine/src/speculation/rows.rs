@@ -4,8 +4,10 @@
 pub(crate) const KEPT_ROWS: usize = 512;
 
 /// The last rows of a sequence, after the model's last norm.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct HiddenRows {
+    /// Least number of rows to keep, at least one.
+    kept: usize,
     /// Position of the first one.
     first: usize,
     /// `[rows, width]`
@@ -14,6 +16,16 @@ pub(crate) struct HiddenRows {
 }
 
 impl HiddenRows {
+    /// Creates a list of the last rows, `kept` at least.
+    pub fn new(kept: usize) -> Self {
+        Self { kept, first: 0, values: Vec::new(), width: 0 }
+    }
+
+    /// Returns the least number of rows that are kept.
+    pub fn kept(&self) -> usize {
+        self.kept
+    }
+
     /// Returns the position of the first row.
     pub fn first(&self) -> usize {
         self.first
@@ -33,8 +45,8 @@ impl HiddenRows {
             self.values.clear();
         }
         // Removed many at a time, because removal moves the others.
-        if self.end() - self.first >= 2 * KEPT_ROWS {
-            self.drop_before(self.end() - KEPT_ROWS);
+        if self.end() - self.first >= 2 * self.kept {
+            self.drop_before(self.end() - self.kept);
         }
         self.values.extend_from_slice(row);
     }
@@ -64,7 +76,7 @@ mod tests {
 
     #[test]
     fn rows_are_contiguous_and_few() {
-        let mut rows = HiddenRows::default();
+        let mut rows = HiddenRows::new(KEPT_ROWS);
         (5..9).for_each(|at| rows.push(at, &[at as f32, 0.5]));
         assert_eq!((rows.first(), rows.end(), rows.of(6..8)), (5, 9, &[6.0, 0.5, 7.0, 0.5][..]));
         // Rows that were rejected are replaced.

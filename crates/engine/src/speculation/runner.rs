@@ -1,14 +1,16 @@
-//! Drafts by a model: a head of the model itself, or a smaller model with the same tokens.
+//! Drafts by a model: a head of the model itself, its assistant, or a smaller model with the same tokens.
 //!
-//! | | model of its own | head |
-//! |-|-|-|
-//! | row of position `p` | token `p` | token `p`, and the model's row of position `p - 1` |
-//! | output | the draft of token `p + 1` | the same, and a row in place of the model's |
-//! | rows that remain after a check | those of accepted tokens | those before the draft: the others are computed again with the model's rows |
-//! | reads at most | the last [`MOST_READ`] tokens before it begins | those of rows that are kept ([`HiddenRows`]) |
+//! | | model of its own | head | assistant |
+//! |-|-|-|-|
+//! | row of position `p` | token `p` | token `p`, and the model's row of position `p - 1` | as of a head |
+//! | output | the draft of token `p + 1` | the same, and a row in place of the model's | as of a head |
+//! | rows that remain after a check | those of accepted tokens | those before the draft: the others are computed again with the model's rows | none |
+//! | reads at most | the last [`MOST_READ`] tokens before it begins | those of rows that are kept ([`HiddenRows`]) | the last token |
 //!
-//! It has pages and states of its own. They follow a sequence lazily: rows are computed when a draft is wanted. Its positions
-//! count from the first token that it has read, because rotations depend on distances alone.
+//! A model of its own and a head have pages and states of their own. They follow a sequence lazily: rows are computed when a draft is
+//! wanted. Their positions count from the first token that they have read, because rotations depend on distances alone. An
+//! assistant reads the model's pages ([`Program::shares_pages`]). All rows of a draft are at the position of the last token, and
+//! see the tokens before it.
 
 use std::{collections::HashMap, time::Instant};
 
@@ -17,8 +19,11 @@ use paguro_backend::{
     Sampled, SamplingParams, StateId, StateUse, Step, StepError, StepOutput, StepSequence,
 };
 
-use super::{HiddenRows, RowTimes};
-use crate::cost::{StepCost, Work};
+use super::{HiddenRows, KEPT_ROWS, MOST_DRAFTED, RowTimes};
+use crate::{
+    cost::{StepCost, Work},
+    sequence::BlockTable,
+};
 
 /// Most drafted tokens of a model in a step.
 pub(crate) const MOST_BY_MODEL: usize = 8;
@@ -33,6 +38,8 @@ pub(crate) struct DraftRunner {
     /// Number of K/V groups.
     groups: usize,
     is_head: bool,
+    /// True for an assistant, which has no pages.
+    shares_pages: bool,
     /// Tokens that both models have.
     vocab: usize,
     has_states: bool,
@@ -72,6 +79,8 @@ pub(crate) struct Text<'a> {
     pub tokens: &'a [u32],
     /// The model's last rows, for heads.
     pub rows: Option<&'a HiddenRows>,
+    /// The model's pages of the tokens but the last one, for assistants.
+    pub tables: &'a [BlockTable],
 }
 
 /// Rows that a draft needs before its second token.
@@ -103,7 +112,7 @@ impl Lag {
 
 /// Rows of a sequence in a step.
 struct Part<'a> {
-    owner: (u64, usize),
+    text: Text<'a>,
     tokens: &'a [u32],
     /// For heads, `[rows, hidden]`.
     given: &'a [f32],
@@ -122,15 +131,18 @@ impl DraftRunner {
     ) -> Self {
         let mut cost = StepCost::default();
         cost.learn(Work::default().and(0, rows), seconds);
+        let shares_pages = program.shares_pages;
+        let pages = if shares_pages { 1 } else { limits.pages };
         Self {
             runner,
             limits,
             groups: program.kv.groups.len(),
             is_head: program.joined().is_some(),
+            shares_pages,
             vocab: vocab.min(program.vocab),
             has_states: !program.state.is_empty(),
             droppable: program.droppable_rows().unwrap_or(usize::MAX),
-            free: (1..limits.pages as u32).rev().map(PageId).collect(),
+            free: (1..pages as u32).rev().map(PageId).collect(),
             free_states: (0..limits.states as u32).rev().map(StateId).collect(),
             sequences: HashMap::new(),
             cost,
@@ -140,9 +152,14 @@ impl DraftRunner {
         }
     }
 
-    /// Returns true for a head, which reads rows of the model.
+    /// Returns true for a head or an assistant, which read rows of the model.
     pub fn is_head(&self) -> bool {
         self.is_head
+    }
+
+    /// Returns the number of the model's rows that are kept for it.
+    pub fn kept_rows(&self) -> usize {
+        kept_rows(self.shares_pages)
     }
 
     /// Drops the rows of sequences that do not run.
@@ -165,6 +182,13 @@ impl DraftRunner {
             (true, _) => return None,
             (false, _) => len.saturating_sub(MOST_READ),
         };
+        if self.shares_pages {
+            let (start, last) = (len - 1, text.tokens[len - 1]);
+            let blocks = start.div_ceil(self.limits.block_size);
+            let has_pages = text.tables.iter().all(|table| table.pages.len() >= blocks);
+            let fits = has_pages && (last as usize) < self.vocab && len <= self.limits.max_context;
+            return fits.then_some(Lag { start, base: 0, rows: 1, most: usize::MAX });
+        }
         let fresh = Lag { start: first, base: first, rows: len - first, most: 0 };
         let known = self.sequences.get(&text.owner).map(|known| {
             let start = known.valid(text.tokens, self.is_head);
@@ -236,7 +260,7 @@ impl DraftRunner {
             if samples {
                 drafting.push((index, most));
             }
-            parts.push(Part { owner: text.owner, tokens: &text.tokens[lag.start..end], given, samples });
+            parts.push(Part { text: *text, tokens: &text.tokens[lag.start..end], given, samples });
         }
         if parts.is_empty() {
             return Ok(drafts);
@@ -259,8 +283,8 @@ impl DraftRunner {
             }
             let mut parts = Vec::with_capacity(next.len());
             for (index, _, token, row) in &next {
-                let (owner, tokens) = (texts[*index].0.owner, std::slice::from_ref(token));
-                parts.push(Part { owner, tokens, given: row, samples: true });
+                let (text, tokens) = (texts[*index].0, std::slice::from_ref(token));
+                parts.push(Part { text, tokens, given: row, samples: true });
             }
             sampled = self.step(&parts)?;
             drafting = next.into_iter().map(|(index, most, ..)| (index, most)).collect();
@@ -277,6 +301,9 @@ impl DraftRunner {
     /// Prepares the next `rows` rows of a text. Returns false if there are no pages for them, also without those of texts that have no
     /// draft now.
     fn begin(&mut self, text: &Text<'_>, lag: Lag, rows: usize, all: &[(Text<'_>, usize)]) -> bool {
+        if self.shares_pages {
+            return true;
+        }
         let owner = text.owner;
         if self.sequences.get(&owner).is_some_and(|known| known.base != lag.base) {
             self.release(owner);
@@ -314,23 +341,27 @@ impl DraftRunner {
     /// Computes rows. Returns the drafted token after each part that has one, and for heads the last row.
     fn step(&mut self, parts: &[Part<'_>]) -> Result<Vec<(u32, Vec<f32>)>, StepError> {
         let begin = Instant::now();
-        let Self { runner, limits, is_head, sequences, greedy, out, .. } = self;
+        let Self { runner, limits, is_head, shares_pages, sequences, greedy, out, .. } = self;
         let (mut tokens, mut given, mut pages) = (Vec::new(), Vec::new(), Vec::new());
         let (mut steps, mut outputs, mut work) = (Vec::new(), Vec::new(), Work::default());
         for part in parts {
-            let Some(known) = sequences.get(&part.owner) else { continue };
             let (first_row, first_page) = (tokens.len(), pages.len());
+            let (start, state) = if *shares_pages {
+                let start = part.text.tokens.len() - 1;
+                let blocks = start.div_ceil(limits.block_size);
+                part.text.tables.iter().for_each(|table| pages.extend_from_slice(&table.pages[..blocks]));
+                (start, None)
+            } else {
+                let Some(known) = sequences.get(&part.text.owner) else { continue };
+                let blocks = (known.rows + part.tokens.len()).div_ceil(limits.block_size);
+                known.tables.iter().for_each(|table| pages.extend_from_slice(&table[..blocks]));
+                (known.rows, known.state.map(StateUse::in_place))
+            };
             tokens.extend_from_slice(part.tokens);
             given.extend_from_slice(part.given);
-            let blocks = (known.rows + part.tokens.len()).div_ceil(limits.block_size);
-            known.tables.iter().for_each(|table| pages.extend_from_slice(&table[..blocks]));
-            work = work.and(known.rows, part.tokens.len());
-            steps.push(StepSequence {
-                rows: first_row..tokens.len(),
-                start: known.rows,
-                tables: first_page..pages.len(),
-                state: known.state.map(StateUse::in_place),
-            });
+            work = work.and(start, part.tokens.len());
+            let (rows, tables) = (first_row..tokens.len(), first_page..pages.len());
+            steps.push(StepSequence { rows, start, tables, state });
             if part.samples {
                 let row = tokens.len() - 1;
                 let request = SampleRequest {
@@ -372,7 +403,7 @@ impl DraftRunner {
             }
         }
         for part in parts {
-            if let Some(known) = self.sequences.get_mut(&part.owner) {
+            if let Some(known) = self.sequences.get_mut(&part.text.owner) {
                 known.rows += part.tokens.len();
             }
         }
@@ -387,11 +418,17 @@ impl DraftRunner {
         let held: usize = self.sequences.values().flat_map(|known| &known.tables).map(Vec::len).sum();
         let states = self.sequences.values().filter(|known| known.state.is_some()).count();
         let all = (self.free.len() + held + 1, self.free_states.len() + states);
-        match all == (self.limits.pages, self.limits.states) {
+        let pages = if self.shares_pages { 1 } else { self.limits.pages };
+        match all == (pages, self.limits.states) {
             true => Ok(()),
             false => Err(format!("a draft model has {all:?} pages and states of {:?}", self.limits)),
         }
     }
+}
+
+/// Returns the number of a model's rows that are kept for a head, or for an assistant, which reads the last row that remains after a check.
+pub(crate) fn kept_rows(shares_pages: bool) -> usize {
+    if shares_pages { MOST_DRAFTED + 1 } else { KEPT_ROWS }
 }
 
 impl Known {

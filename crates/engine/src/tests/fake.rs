@@ -59,6 +59,7 @@ pub fn program(windows: &[Option<u32>], states: bool, bidirectional: bool) -> Pr
         hidden: 1,
         vocab: VOCAB,
         bidirectional,
+        shares_pages: false,
         kv: KvLayout { groups: windows.iter().map(group).collect() },
         state: StateLayout { layers: vec![state; usize::from(states)] },
         ropes: Vec::new(),
@@ -78,6 +79,7 @@ pub fn program(windows: &[Option<u32>], states: bool, bidirectional: bool) -> Pr
             linear: Linear { matrix: MatrixId(0), bias: None, bounds: None },
             scale: 1.0,
             soft_cap: None,
+            projection: None,
         }),
     }
 }

@@ -1,9 +1,9 @@
-//! Drafts by models: heads, and models of their own.
+//! Drafts by models: heads, assistants, and models of their own.
 
 use std::sync::Arc;
 
 use paguro_backend::{MatrixId, SamplingParams, WeightFormat};
-use paguro_backend_conformance::{ModelShape, RandomModel, Rng};
+use paguro_backend_conformance::{ModelShape, PagesOf, RandomModel, Rng};
 
 use super::{
     fake::{self, FakeBackend},
@@ -20,9 +20,9 @@ fn draft_of(model: &ModelParts) -> Arc<DraftModel> {
     Arc::new(DraftModel { program, weights, max_context, shared: None })
 }
 
-/// Returns a random head for random models of these tests.
-fn random_head(parts: &ModelParts) -> Arc<DraftModel> {
-    let shape = ModelShape {
+/// Returns the shape of a random head for random models of these tests.
+fn head_shape() -> ModelShape {
+    ModelShape {
         joined: true,
         given_parts: 1,
         hidden: 24,
@@ -33,7 +33,24 @@ fn random_head(parts: &ModelParts) -> Arc<DraftModel> {
         ffn: 32,
         windows: vec![None],
         ..ModelShape::default()
-    };
+    }
+}
+
+/// Returns a random assistant, whose rows are narrower than those of the model. It has a layer of each kind that the model has.
+fn random_assistant(parts: &ModelParts) -> Arc<DraftModel> {
+    let mut windows: Vec<_> = parts.program.kv.groups.iter().map(|group| group.window).collect();
+    windows.dedup();
+    let pages_of = Some(PagesOf::program(&parts.program));
+    shared_head(&ModelShape { hidden: 16, windows, pages_of, ..head_shape() }, parts)
+}
+
+/// Returns a random head for random models of these tests.
+fn random_head(parts: &ModelParts) -> Arc<DraftModel> {
+    shared_head(&head_shape(), parts)
+}
+
+/// Returns a random head that has its embeddings in common with a model.
+fn shared_head(shape: &ModelShape, parts: &ModelParts) -> Arc<DraftModel> {
     let RandomModel { program, mut weights, .. } = shape.build(9);
     let own = program.embed().unwrap().table;
     let table = parts.program.embed().unwrap().table;
@@ -57,6 +74,7 @@ fn answers_with_drafts_of_models_are_bit_for_bit_those_without() {
             ("with windows", draft_of(&model_of(&[Some(5), None], ""))),
             ("a hybrid", draft_of(&model_of(&[None, None, None], "dac"))),
             ("a head", random_head(&parts)),
+            ("an assistant", random_assistant(&parts)),
         ];
         for (name, draft) in models {
             let pages = PageBudget::Tokens(300);
@@ -131,8 +149,8 @@ fn f32s(values: impl Iterator<Item = f32>) -> paguro_backend::Bytes {
 }
 
 /// A model whose next token depends on the last one only, `next(token)`: its layers add nothing. And a head that ignores the token: from
-/// the model's row of a token it computes the token after the next one.
-fn chain(next: impl Fn(usize) -> usize) -> (ModelParts, Arc<DraftModel>) {
+/// the model's row of a token it computes the token after the next one. An assistant also computes the model's row of the next token.
+fn chain(next: impl Fn(usize) -> usize, is_assistant: bool) -> (ModelParts, Arc<DraftModel>) {
     const VOCAB: usize = 61;
     let shape = ModelShape {
         hidden: 64,
@@ -144,8 +162,9 @@ fn chain(next: impl Fn(usize) -> usize) -> (ModelParts, Arc<DraftModel>) {
         windows: vec![None],
         ..ModelShape::default()
     };
-    let head_shape = ModelShape { joined: true, given_parts: 1, ..shape.clone() };
-    let (model, head) = (shape.build(1), head_shape.build(1));
+    let model = shape.build(1);
+    let pages_of = is_assistant.then(|| PagesOf::program(&model.program));
+    let head = ModelShape { joined: true, given_parts: 1, pages_of, ..shape.clone() }.build(1);
     let embedding = |token: usize, at: usize| f32::from(u8::from(token == at));
     let fill = |mut model: RandomModel, steps: usize| {
         let after = |token: usize| (0..steps).fold(token, |token, _| next(token));
@@ -153,6 +172,7 @@ fn chain(next: impl Fn(usize) -> usize) -> (ModelParts, Arc<DraftModel>) {
         let (embed, output) =
             (model.program.embed().unwrap().table, model.program.head().unwrap().linear.matrix);
         let joined = model.program.joined().map(|joined| joined.linear.matrix);
+        let projection = model.program.head().unwrap().projection.map(|it| it.linear.matrix);
         for (id, matrix) in model.weights.matrices.iter_mut().enumerate() {
             assert_eq!(matrix.format, WeightFormat::F32);
             let (rows, cols, id) = (matrix.rows, matrix.cols, MatrixId(id as u32));
@@ -161,6 +181,7 @@ fn chain(next: impl Fn(usize) -> usize) -> (ModelParts, Arc<DraftModel>) {
                 // Token `after(i)` has the row with which token `i` begins.
                 _ if id == output => f32::from(u8::from(col < VOCAB && after(col) == row)),
                 _ if Some(id) == joined => f32::from(u8::from(col == row + 64)),
+                _ if Some(id) == projection => f32::from(u8::from(col < VOCAB && next(col) == row)),
                 _ => 0.0,
             };
             matrix.bytes =
@@ -187,8 +208,15 @@ fn chain(next: impl Fn(usize) -> usize) -> (ModelParts, Arc<DraftModel>) {
 #[test]
 fn a_head_gets_the_row_of_the_token_before() {
     // No period is shorter than the answer, so that the text's own drafts are none.
-    let (parts, head) = chain(|token| (token * 2 + 1) % 61);
-    for (most, share) in [(1, 1.0), (2, 0.5), (3, 0.33)] {
+    for (is_assistant, most, share) in [
+        (false, 1, 1.0),
+        (false, 2, 0.5),
+        (false, 3, 0.33),
+        // Its row takes the place of the model's.
+        (true, 1, 1.0),
+        (true, 3, 1.0),
+    ] {
+        let (parts, head) = chain(|token| (token * 2 + 1) % 61, is_assistant);
         for rows in [4, 64] {
             let options = EngineOptions {
                 block_size: 4,

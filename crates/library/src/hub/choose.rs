@@ -6,7 +6,9 @@ use super::{Choice, RemoteFile, Repository};
 use crate::{
     adapter::{belongs_to_adapter, is_adapter},
     error::LibraryError,
-    import::{TORCH_WEIGHTS, belongs_to_folder, gguf_stem, is_file_name, is_safetensors, is_weights, split},
+    import::{
+        self, TORCH_WEIGHTS, belongs_to_folder, gguf_stem, is_file_name, is_safetensors, is_weights, split,
+    },
     record::Format,
 };
 
@@ -150,19 +152,22 @@ impl Candidate<'_> {
         if same > 1 { self.stem.to_owned() } else { self.label() }
     }
 
-    /// Returns the files of the model, and its projector for images last.
+    /// Returns the files of the model, and last its projector for images and its assistant.
     fn chosen(&self, all: &[RemoteFile]) -> Chosen {
         let tag = match &self.quantization {
             Some(quantization) => quantization.clone(),
             None => crate::name::LATEST.to_owned(),
         };
-        let files = self.files.iter().copied().chain(self.projector(all));
+        let assistant =
+            if import::is_assistant(self.stem) { None } else { self.companion(all, is_assistant) };
+        let companions = self.companion(all, is_projector).into_iter().chain(assistant);
+        let files = self.files.iter().copied().chain(companions);
         Chosen { format: Format::Gguf, tag, files: files.cloned().collect() }
     }
 
-    /// Returns the projector of the model: of those in the deepest of its folders, the one whose weights have the closest
+    /// Returns the file of a kind that belongs to the model: of those in the deepest of its folders, the one whose weights have the closest
     /// number of bits. BF16 comes before F16, and F16 before others of the same distance.
-    fn projector<'a>(&self, all: &'a [RemoteFile]) -> Option<&'a RemoteFile> {
+    fn companion<'a>(&self, all: &'a [RemoteFile], is_kind: fn(&str) -> bool) -> Option<&'a RemoteFile> {
         let folder_of = |path: &'a str| path.rsplit_once('/').unwrap_or(("", path));
         let (own, _) = self.files.first()?.path.rsplit_once('/').unwrap_or(("", ""));
         let contains = |folder: &str| {
@@ -179,17 +184,22 @@ impl Candidate<'_> {
                 ["BF16", "F16"].into_iter().position(|other| format.as_deref() == Some(other)).unwrap_or(2);
             (std::cmp::Reverse(folder.len()), distance, order, &file.path)
         };
-        let projectors = all.iter().filter(|file| {
+        let found = all.iter().filter(|file| {
             let (folder, name) = folder_of(&file.path);
-            is_projector(name) && is_file_name(name) && contains(folder)
+            is_kind(name) && is_file_name(name) && contains(folder)
         });
-        projectors.min_by_key(rank)
+        found.min_by_key(rank)
     }
 }
 
 /// Returns true for a file whose name says that it is a projector for images.
 fn is_projector(name: &str) -> bool {
-    gguf_stem(name).is_some() && name.to_lowercase().contains("mmproj")
+    gguf_stem(name).is_some() && import::is_projector(name)
+}
+
+/// Returns true for a file whose name says that it is an assistant.
+fn is_assistant(name: &str) -> bool {
+    gguf_stem(name).is_some() && import::is_assistant(name)
 }
 
 /// Returns the bits of a weight in a quantization, by its name.
@@ -199,8 +209,8 @@ fn bits(quantization: &str) -> u32 {
     digits.parse().unwrap_or(16)
 }
 
-/// Returns the GGUF models by name, without auxiliary files (projectors for images, importance matrices) and incomplete
-/// sets.
+/// Returns the GGUF models by name, without auxiliary files (projectors for images, importance matrices, assistants beside models)
+/// and incomplete sets.
 fn candidates(files: &[RemoteFile]) -> Vec<Candidate<'_>> {
     // Parts of one set have one folder, name and count.
     let mut sets: BTreeMap<(&str, &str, u32), Vec<&RemoteFile>> = BTreeMap::new();
@@ -222,7 +232,11 @@ fn candidates(files: &[RemoteFile]) -> Vec<Candidate<'_>> {
         let quantization = quantization(stem).or_else(|| quantization(folder));
         (files.len() == count as usize).then_some(Candidate { quantization, stem, files })
     };
-    sets.into_iter().filter_map(candidate).collect()
+    let mut all: Vec<_> = sets.into_iter().filter_map(candidate).collect();
+    if all.iter().any(|candidate| !import::is_assistant(candidate.stem)) {
+        all.retain(|candidate| !import::is_assistant(candidate.stem));
+    }
+    all
 }
 
 /// Returns the last quantization that a name mentions: `Q4_K_M` of `llama-3.2-1b.q4_k_m` and of `m-Q4_K_M-imat`, `Q4` of
@@ -398,6 +412,29 @@ mod tests {
             Some(Choice::File("x.gguf".into())),
             expect!["o/r: it has no model in a file `x.gguf`; there is Q2_K, Q4_K_M, Q8_0"],
         );
+    }
+
+    #[test]
+    fn an_assistant_comes_with_its_model() {
+        let files = [
+            "gemma-4-E2B-it-Q4_K_M.gguf",
+            "gemma-4-E2B-it-Q8_0.gguf",
+            "mmproj-F16.gguf",
+            "mtp-gemma-4-E2B-it-Q4_0.gguf",
+            "mtp-gemma-4-E2B-it-Q8_0.gguf",
+        ];
+        check(
+            &files,
+            None,
+            expect!["Q4_K_M: gemma-4-E2B-it-Q4_K_M.gguf mmproj-F16.gguf mtp-gemma-4-E2B-it-Q4_0.gguf"],
+        );
+        check(
+            &files,
+            tag("Q8_0"),
+            expect!["Q8_0: gemma-4-E2B-it-Q8_0.gguf mmproj-F16.gguf mtp-gemma-4-E2B-it-Q8_0.gguf"],
+        );
+        // In a repository of its own.
+        check(&files[3..], tag("Q8_0"), expect!["Q8_0: mtp-gemma-4-E2B-it-Q8_0.gguf"]);
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl Config {
             if let Some(problem) = rope.and_then(|rope| rope.check(head_dim).err()) {
                 return bad(problem);
             }
-            if layer.geometry.shares_kv {
+            if layer.geometry.shares_kv && self.definition.drafts_for.is_none() {
                 let source =
                     self.kv_source(index).map(|source| (self.kv_heads_of(source), self.head_dim_of(source)));
                 if source != Some((kv_heads, head_dim)) {

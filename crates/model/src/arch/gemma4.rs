@@ -1,6 +1,7 @@
 //! Gemma 4: layers with a window and others differ in the size and number of their heads. V has a norm without weights,
 //! and is K in the larger models' full layers. E2B and E4B have embeddings for each layer, and their last layers read
-//! the K and V of earlier ones. 26B has experts beside dense networks.
+//! the K and V of earlier ones. 26B has experts beside dense networks. Its assistants are smaller models of the same layers, all of which
+//! read the K and V of their model (`lower/assistant.rs`).
 
 use paguro_backend::{QkNormKind, RopeStyle};
 
@@ -51,18 +52,39 @@ pub(super) const DEF: Definition = Definition {
     ..Definition::LLAMA
 };
 
+pub(super) const ASSISTANT: Definition = Definition {
+    gguf: "gemma4-assistant",
+    hf: &["Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"],
+    experts: None,
+    gguf_keys: &[
+        "attention.shared_kv_layers",
+        "embedding_length_per_layer_input",
+        "nextn_predict_layers", // all of its layers
+    ],
+    drafts_for: Some(DEF.gguf),
+    hf_ignored: &["masked_embedding."],
+    ..DEF
+};
+
 /// Divisor of frequencies that are effectively zero, as in files.
 const STILL: f32 = 1e30;
 
-/// Sets the options that GGUF files and Hugging Face folders share. The last `shared` layers have no K and V of their own.
+/// Sets the options that GGUF files and Hugging Face folders share. The last `shared` layers have no K and V of their own; no layer of an
+/// assistant has.
 fn finish(config: &mut Config, shared: usize) -> Result<(), ModelError> {
     config.embed_scale = (config.hidden as f32).sqrt();
     config.attention_scale = 1.0;
     let layers = config.layers.len();
-    if shared >= layers {
-        return Err(ModelError::Config(format!("{shared} of {layers} layers read the K and V of others")));
-    }
-    config.layers[layers - shared..].iter_mut().for_each(|layer| layer.geometry.shares_kv = true);
+    let own = match config.definition.drafts_for {
+        Some(_) => 0,
+        None if shared >= layers => {
+            return Err(ModelError::Config(format!(
+                "{shared} of {layers} layers read the K and V of others"
+            )));
+        }
+        None => layers - shared,
+    };
+    config.layers[own..].iter_mut().for_each(|layer| layer.geometry.shares_kv = true);
     Ok(())
 }
 

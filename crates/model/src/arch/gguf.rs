@@ -29,7 +29,10 @@ pub(crate) fn config(
     keys.refuse_unsupported()?;
 
     let all_layers = keys.size("block_count")?;
-    let extra_layers = keys.optional_size("nextn_predict_layers")?.unwrap_or(0).min(all_layers);
+    let extra_layers = match definition.drafts_for {
+        None => keys.optional_size("nextn_predict_layers")?.unwrap_or(0).min(all_layers),
+        Some(_) => 0,
+    };
     let layers = all_layers - extra_layers;
     if all_layers > count {
         // Before anything is allocated for each layer.

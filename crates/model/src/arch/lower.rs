@@ -1,5 +1,6 @@
 //! A [`Config`] and tensors become a program and its weights.
 
+mod assistant;
 mod distances;
 mod experts;
 mod latent;
@@ -14,8 +15,8 @@ use paguro_backend::{
 };
 
 pub use self::mtp::MtpHead;
-pub(crate) use self::mtp::with_layer;
 use self::recurrent::Rows;
+pub(crate) use self::{assistant::lower as lower_assistant, mtp::with_layer};
 use super::{
     Config, HfMatrices, Names, Recurrent, Tensors,
     kv::{self, KvKind},
@@ -30,7 +31,7 @@ use crate::{
 pub(crate) struct Lowered {
     pub(crate) program: Program,
     pub(crate) weights: Weights,
-    /// Its head for multi-token prediction, if the files have one.
+    /// Its head for multi-token prediction, if the files have one, or its assistant.
     pub(crate) mtp: Option<MtpHead>,
 }
 
@@ -98,9 +99,20 @@ pub(crate) fn lower(
     let ropes = config.ropes.iter().map(|rope| rope.lower()).collect();
     let (hidden, bidirectional) = (config.hidden, config.block.bidirectional);
     let (input, exit) = (Input::Tokens(embed), Exit::Logits(head));
-    let given_parts = 0;
-    let program =
-        Program { hidden, vocab, bidirectional, kv, state, ropes, input, given_parts, layers, exit };
+    let (shares_pages, given_parts) = (false, 0);
+    let program = Program {
+        hidden,
+        vocab,
+        bidirectional,
+        shares_pages,
+        kv,
+        state,
+        ropes,
+        input,
+        given_parts,
+        layers,
+        exit,
+    };
     let mtp = mtp.map(|mtp| mtp.with_ropes(&program));
     Ok(Lowered { program, weights, mtp })
 }
@@ -284,7 +296,8 @@ impl Lowering<'_, '_> {
         let bias = self.tensors.vector(&format!("{name}.bias"), vocab)?;
         let bias = bias.map(|bias| self.tensors.add_vector(bias));
         let (scale, soft_cap) = (self.config.logit_scale, self.config.logit_soft_cap);
-        Ok(Head { norm, linear: Linear { matrix, bias, bounds: None }, scale, soft_cap })
+        let linear = Linear { matrix, bias, bounds: None };
+        Ok(Head { norm, linear, scale, soft_cap, projection: None })
     }
 
     fn qkv(&mut self, layer: usize) -> Result<Qkv, ModelError> {

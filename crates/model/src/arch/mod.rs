@@ -66,7 +66,7 @@ pub(crate) use self::{
     gguf::config as config_from_gguf,
     hf::config as config_from_hf,
     linears::{Linears, Naming, Piece},
-    lower::{Lowered, lower, with_layer},
+    lower::{Lowered, lower, lower_assistant, with_layer},
     names::{Names, hf_stacks},
     tensors::{FLOATS, Tensors},
 };
@@ -102,6 +102,7 @@ const ALL: &[&Definition] = &[
     &gemma2::DEF,
     &gemma3::DEF,
     &gemma4::DEF,
+    &gemma4::ASSISTANT,
     &gpt_oss::DEF,
     &phi2::DEF,
     &phi3::DEF,
@@ -174,6 +175,8 @@ pub(crate) struct Definition {
     hf_matrices: HfMatrices,
     /// True if heads for multi-token prediction have one of the model's layers with attention; others are not run.
     mtp: bool,
+    /// The architecture, by GGUF's name, of the models that it drafts for: an assistant. `None` for models of their own.
+    pub(crate) drafts_for: Option<&'static str>,
     /// Beginnings of the names of tensors without effect on text, such as towers for images; ends, where they begin with a
     /// dot.
     hf_ignored: &'static [&'static str],
@@ -209,6 +212,7 @@ impl Definition {
         hf_layers: "layers",
         hf_matrices: HfMatrices::Plain,
         mtp: false,
+        drafts_for: None,
         hf_ignored: &[],
     };
 
@@ -223,11 +227,24 @@ impl Definition {
         self.block.bidirectional
     }
 
+    /// Returns true if there are assistants of its models.
+    pub(crate) fn may_have_assistant(&self) -> bool {
+        ALL.iter().any(|definition| definition.drafts_for == Some(self.gguf))
+    }
+
     /// Finds a definition by the class in Hugging Face's `config.json`.
     pub(crate) fn from_hf(class: &str) -> Result<&'static Self, ModelError> {
         let known = ALL.iter().copied().find(|definition| definition.hf.contains(&class));
         known.ok_or_else(|| unsupported(class, ALL.iter().flat_map(|definition| definition.hf).copied()))
     }
+}
+
+/// Returns true if this architecture, by the name that files have for it, is that of assistants, which draft for a certain model and are none
+/// by themselves.
+pub fn is_assistant(architecture: &str) -> bool {
+    let names =
+        |definition: &Definition| definition.gguf == architecture || definition.hf.contains(&architecture);
+    ALL.iter().any(|definition| definition.drafts_for.is_some() && names(definition))
 }
 
 /// RoPE pairs neighbours, in both kinds of files.

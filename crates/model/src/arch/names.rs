@@ -107,6 +107,11 @@ pub(crate) enum Part {
     MtpEmbedding,
     MtpOutputNorm,
     MtpOutput,
+    // Of an assistant.
+    /// Joins an embedding of the model with a row of it.
+    AssistantIn,
+    /// Makes a row in place of the model's.
+    AssistantOut,
     // Of a scan.
     /// z, x, B, C and d in one matrix, in this order.
     SsmIn,
@@ -191,7 +196,11 @@ impl Names {
     pub(crate) fn model(&self, part: Part) -> String {
         match &self.convention {
             Convention::Gguf => self.part(part).to_owned(),
-            Convention::Hf { head, .. } if part == Part::Head => format!("{head}{}", self.part(part)),
+            Convention::Hf { head, .. }
+                if matches!(part, Part::Head | Part::AssistantIn | Part::AssistantOut) =>
+            {
+                format!("{head}{}", self.part(part))
+            }
             Convention::Hf { model, .. } => format!("{model}{}", self.part(part)),
         }
     }
@@ -398,6 +407,8 @@ fn gguf_part(part: Part) -> &'static str {
         Part::MtpEmbedding => "nextn.embed_tokens",
         Part::MtpOutputNorm => "nextn.shared_head_norm",
         Part::MtpOutput => "nextn.shared_head_head",
+        Part::AssistantIn => "nextn.pre_projection",
+        Part::AssistantOut => "nextn.post_projection",
         Part::SsmIn => "ssm_in",
         Part::SsmSkip => "ssm_d",
         Part::ExpertsIn => "ffn_latent_down",
@@ -484,6 +495,8 @@ fn hf_part(part: Part) -> &'static str {
         Part::MtpEmbedding => "embed_tokens",
         Part::MtpOutputNorm => "shared_head.norm",
         Part::MtpOutput => "shared_head.head",
+        Part::AssistantIn => "pre_projection",
+        Part::AssistantOut => "post_projection",
         Part::SsmIn => "mamba.in_proj",
         Part::SsmSkip => "mamba.D",
         Part::ExpertsIn => "mlp.fc1_latent_proj",

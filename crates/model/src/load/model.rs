@@ -34,7 +34,7 @@ pub struct Model {
     pub program: Program,
     /// Its weights, which stay in the file.
     pub weights: Weights,
-    /// Its head for multi-token prediction, if the files have one that is supported.
+    /// Its head for multi-token prediction, if the files have one that is supported, or its [assistant](ModelFile::set_assistant).
     pub mtp: Option<Arc<MtpHead>>,
     /// Its linears, which adapters change.
     pub(crate) linears: Linears,
@@ -83,7 +83,7 @@ pub struct ModelShape {
     pub program: Program,
     /// Its weights, which stay in the file.
     pub weights: Weights,
-    /// Its head for multi-token prediction, if the files have one that is supported.
+    /// Its head for multi-token prediction, if the files have one that is supported, or its [assistant](ModelFile::set_assistant).
     pub mtp: Option<Arc<MtpHead>>,
     /// Its vision tower, if it sees.
     pub vision: Option<Arc<Vision>>,

@@ -196,6 +196,7 @@ impl Blocks {
             hidden: self.hidden,
             vocab: 0,
             bidirectional: true,
+            shares_pages: false,
             kv: KvLayout { groups: groups.iter().map(group).collect() },
             state: StateLayout::default(),
             ropes,

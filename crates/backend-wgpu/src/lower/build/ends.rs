@@ -42,7 +42,7 @@ impl Builder<'_> {
             if first > 0 {
                 self.push(Kernel::SetGiven);
             }
-            let norm = NormRows { to: Some(normed), ..NormRows::new(Some(norm), rows, Acts::Plain) };
+            let norm = NormRows { to: Some(normed), ..NormRows::new(norm, rows, Acts::Plain) };
             self.push(Kernel::Norm(norm));
             let (from, to) = (Span { slot: normed, ..rows }, Span { slot: both, stride: 2 * hidden, first });
             self.push(Kernel::MapRows { from, to, width: hidden, map: RowMap::Copy });

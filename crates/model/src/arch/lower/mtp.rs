@@ -18,10 +18,10 @@ use super::{
 };
 use crate::error::ModelError;
 
-/// A head for multi-token prediction.
+/// A head for multi-token prediction, or an assistant.
 #[derive(Clone, Debug)]
 pub struct MtpHead {
-    /// The head as a program whose rows are all [joined](Joined).
+    /// The head as a program whose rows are all [joined](Joined). That of an assistant [shares pages](Program::shares_pages).
     pub program: Program,
     /// Its weights.
     pub weights: Weights,
@@ -102,8 +102,9 @@ pub(super) fn lower<'t>(
     let table = lowering.tensors.matrix(&weight(Part::MtpEmbedding), vocab, hidden)?;
     let table = shared.or_own(table, embed.table, &mut lowering.tensors);
     let joined = Joined {
-        token_norm: lowering.norm(&names.layer(layer, Part::MtpTokenNorm), hidden)?,
-        given_norm: lowering.norm(&names.layer(layer, Part::MtpRowNorm), hidden)?,
+        width: hidden,
+        token_norm: Some(lowering.norm(&names.layer(layer, Part::MtpTokenNorm), hidden)?),
+        given_norm: Some(lowering.norm(&names.layer(layer, Part::MtpRowNorm), hidden)?),
         linear: lowering.linear(layer, Part::MtpJoin, hidden, 2 * hidden)?,
     };
     let mixer = match own.latent {
@@ -126,6 +127,7 @@ pub(super) fn lower<'t>(
         hidden,
         vocab,
         bidirectional: false,
+        shares_pages: false,
         kv,
         state: StateLayout::default(),
         ropes: Vec::new(),
@@ -145,6 +147,7 @@ pub(super) fn lower<'t>(
             linear: Linear { matrix, bias: None, bounds: None },
             scale: head.scale,
             soft_cap: head.soft_cap,
+            projection: None,
         }),
     };
     let mut tensors = lowering.tensors;
