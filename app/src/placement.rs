@@ -166,8 +166,9 @@ impl<'a> Placing<'a> {
                 false => self.fit(self.stages(all)?, options, may_shrink),
             };
         }
-        let with_slots = self.with_slots(slots, options.clone(), may_shrink)?;
-        self.fit(self.whole(), with_slots, may_shrink).or_else(|failure| {
+        let with_slots = self.with_slots(slots, options.clone(), may_shrink);
+        let whole = with_slots.and_then(|options| self.fit(self.whole(), options, may_shrink));
+        whole.or_else(|failure| {
             if gpus == 0 || !has_cpu {
                 return Err(failure);
             }
@@ -176,11 +177,7 @@ impl<'a> Placing<'a> {
     }
 
     /// Returns the placement with the most layers on GPUs, and the options for it.
-    fn most_on_gpus(
-        &self,
-        options: &EngineOptions,
-        may_shrink: bool,
-    ) -> Outcome<(Placement, EngineOptions)> {
+    fn most_on_gpus(&self, options: &EngineOptions, may_shrink: bool) -> Outcome<(Placement, EngineOptions)> {
         let all = self.program.layers.len();
         let whole = self.stages(all).and_then(|stages| self.fit(stages, options.clone(), may_shrink));
         let mut failure = match whole {
@@ -292,13 +289,19 @@ impl<'a> Placing<'a> {
         let limit = self.limit(opened);
         let failure = Failure::new(format!(
             "{}{} needs {} of memory (weights {}{}, K and V {}, states and buffers {}), but the {} has {} free",
-            layers.map_or_else(String::new, |layers| format!("layers {} to {} of ", layers.start, layers.end - 1)),
+            layers.map_or_else(String::new, |layers| format!(
+                "layers {} to {} of ",
+                layers.start,
+                layers.end - 1
+            )),
             self.name,
             units::bytes(plan.memory.total()),
             units::bytes(weights),
             match plan.expert_slots {
-                Some(slots) =>
-                    format!(" with {slots} slots for experts, which take {} of the host's", units::bytes(host)),
+                Some(slots) => format!(
+                    " with {slots} slots for experts, which take {} of the host's",
+                    units::bytes(host)
+                ),
                 None => String::new(),
             },
             units::bytes(kv),
@@ -355,8 +358,7 @@ impl<'a> Placing<'a> {
                 ..options.clone()
             };
             let vision = self.vision.filter(|_| tower == Some(index));
-            let plan =
-                Engine::plan(backend, &stage.program, &stage.weights, vision, self.context, &options);
+            let plan = Engine::plan(backend, &stage.program, &stage.weights, vision, self.context, &options);
             plan.map_err(|error| Failure::from_error(&error))
         });
         parts.collect()

@@ -90,9 +90,9 @@ pub fn check(
 /// Returns the logits of a row, or the row itself.
 fn numbers(outcome: &OutputValue) -> Option<&Vec<f32>> {
     match outcome {
-        OutputValue::Logits(numbers)
-        | OutputValue::Embedding(numbers)
-        | OutputValue::Residual(numbers) => Some(numbers),
+        OutputValue::Logits(numbers) | OutputValue::Embedding(numbers) | OutputValue::Residual(numbers) => {
+            Some(numbers)
+        }
         _ => None,
     }
 }

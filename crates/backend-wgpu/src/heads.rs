@@ -104,8 +104,7 @@ struct Refusal<'a> {
 impl Refusal<'_> {
     fn program(&self, program: &Program) -> Result<(), LoadError> {
         self.require(!program.has_bounds(), "bounds of matrices (of towers)")?;
-        let is_tower =
-            matches!(program.input, Input::Patches(_)) || matches!(program.exit, Exit::Merged(_));
+        let is_tower = matches!(program.input, Input::Patches(_)) || matches!(program.exit, Exit::Merged(_));
         self.require(!is_tower, "towers")?;
         self.require(program.joined().is_none(), "heads for multi-token prediction")?;
         let has_plain_norm = program.layer_embeds().is_none_or(|embeds| is_plain(&embeds.norm));

@@ -125,9 +125,8 @@ impl GpuRunner {
         slices.push(Slice { first, count, samples, edits, masks: words });
         encoding.sample(&mut commands, plan, &slices[slices.len() - 1]);
         let (logits, hidden) = (vocab * 4, self.program.hidden * 4);
-        let residual = |&&(index, _): &&(usize, usize)| {
-            matches!(step.outputs[index].kind, OutputKind::Residual)
-        };
+        let residual =
+            |&&(index, _): &&(usize, usize)| matches!(step.outputs[index].kind, OutputKind::Residual);
         let mut residuals: Vec<usize> = for_host.iter().filter(residual).map(|&(_, row)| row).collect();
         residuals.dedup();
         let has_logits = first < plan.outputs.logit_rows;
