@@ -108,7 +108,9 @@ pub fn run(root: &Path, sample: &Sample) -> Result<Outcome> {
 fn cpu(root: &Path, subcommand: &str, packages: &[&str]) -> Command {
     let mut command = cargo(root);
     command.args([subcommand, "--locked", "--target", TARGET]);
-    packages.iter().for_each(|package| drop(command.args(["--package", package])));
+    for package in packages {
+        command.args(["--package", package]);
+    }
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64 -L /usr/aarch64-linux-gnu");
     command
