@@ -175,6 +175,9 @@ type Opener<'a> = Box<dyn Fn() -> Outcome<Chosen> + 'a>;
 /// Hint for devices of which none is a GPU.
 const NAME_A_GPU: &str = "--device gpu,cpu divides the layers between the two";
 
+/// Devices of a model, in the order of its stages, by their drivers.
+type Candidate<'a> = Vec<(&'a dyn Driver, usize)>;
+
 impl Devices {
     /// Returns the devices. GPUs store their passed checks in this file.
     pub fn new(
@@ -260,7 +263,7 @@ impl Devices {
     }
 
     /// Returns the sets of devices that flags name, in the order in which they are tried. Each has the order of stages.
-    fn candidates(&self, on: &RunOnArgs, notice: &dyn Fn(&str)) -> Outcome<Vec<Vec<(&dyn Driver, usize)>>> {
+    fn candidates(&self, on: &RunOnArgs, notice: &dyn Fn(&str)) -> Outcome<Vec<Candidate<'_>>> {
         let cpu = (self.driver(Kind::Cpu)?, 0);
         let gpu = |index| Ok::<_, Failure>((self.driver(Kind::Gpu)?, index));
         let is_divided = on.gpu_layers.is_some_and(|layers| layers > 0) || on.split.is_some();

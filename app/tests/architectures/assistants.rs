@@ -74,7 +74,7 @@ pub(super) fn logits(
                 outputs: &outputs,
                 ..Step::default()
             };
-            match run(&mut *runner, &step).try_into() {
+            match <[OutputValue; 2]>::try_from(run(&mut *runner, &step)) {
                 Ok([OutputValue::Logits(own), OutputValue::Embedding(next)]) => {
                     logits.extend(own);
                     row = next;

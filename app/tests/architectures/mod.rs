@@ -4,7 +4,7 @@
 //! than the sliding windows, and run here in chunks over scattered pages.
 
 pub mod assistants;
-mod hf;
+pub mod hf;
 mod mlx;
 mod towers;
 mod weights;
@@ -280,8 +280,8 @@ fn run_program(
         let rows = end - start;
         let pages = tables(groups, blocks, start, end);
         let state = program.state.in_place(StateId(0));
-        let values = given.get(start * program.hidden..end * program.hidden).unwrap_or_default();
-        let joined = [GivenRows { rows: 0..rows, values }];
+        let before = given.get(start * program.hidden..end * program.hidden).unwrap_or_default();
+        let joined = [GivenRows { rows: 0..rows, values: before }];
         let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
         let outputs: Vec<_> = positions
             .iter()

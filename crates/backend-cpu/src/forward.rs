@@ -24,8 +24,8 @@
 //! before the first layer and at the end of each.
 
 use paguro_backend::{
-    Branch, Exit, FeedForward, Head, Input, Layer, Mixer, OutputKind, OutputValue, Projection, Residual, StepError,
-    sampling,
+    Branch, Exit, FeedForward, Head, Input, Layer, Mixer, OutputKind, OutputValue, Projection, Residual,
+    StepError, sampling,
 };
 use paguro_cpu_kernels::ops;
 

@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, ops::Range};
 
 use paguro_backend::{
-    Attention, KvGroup, KvSlot, Limits, OutputRows, PageId, Program, Step, VectorId, visible,
+    Attention, KvGroup, KvSlot, Limits, OutputRows, PageId, Program, Step, StepSequence, VectorId, visible,
 };
 use paguro_cpu_kernels::attention::{SPLIT, TILE};
 

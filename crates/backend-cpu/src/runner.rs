@@ -149,8 +149,8 @@ impl Runner for CpuRunner {
     ) -> Result<Box<dyn Runner>, LoadError> {
         let packed = shared.iter().map(|&(own, id)| (own, Arc::clone(&self.model.matrices[id.0 as usize])));
         let packed: Vec<_> = packed.collect();
-        let (pool, squares, shared) = (self.pool.clone(), None, (&packed[..], Some(&self.arena)));
-        let head = Self::load_on(pool, self.isa, program, weights, limits, self.poison, squares, shared)?;
+        let (pool, poison, arena) = (self.pool.clone(), self.poison, Some(&self.arena));
+        let head = Self::load_on(pool, self.isa, program, weights, limits, poison, None, &packed, arena)?;
         Ok(Box::new(head))
     }
 

@@ -332,7 +332,8 @@ impl Backend for Gpu {
         weights: Weights,
         limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        let runner = GpuRunner::load(self.device.clone(), program, weights, limits, Bound::default(), &self.options)?;
+        let runner =
+            GpuRunner::load(self.device.clone(), program, weights, limits, Bound::default(), &self.options)?;
         Ok(Box::new(runner))
     }
 
@@ -348,7 +349,8 @@ impl Backend for Gpu {
         limits: Limits,
     ) -> Result<PacedRunner, LoadError> {
         let pace = Arc::new(Pace::default());
-        let runner = GpuRunner::load(self.device.clone(), program, weights, limits, Bound::default(), &self.options)?;
+        let runner =
+            GpuRunner::load(self.device.clone(), program, weights, limits, Bound::default(), &self.options)?;
         Ok(PacedRunner { runner: Box::new(runner.paced(pace.clone())), pace })
     }
 }

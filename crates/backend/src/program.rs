@@ -70,6 +70,7 @@ pub struct Program {
 
 /// Beginning of the residual stream.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a program has one")]
 pub enum Input {
     /// Embeddings of tokens, except for rows that a step [gives](crate::GivenRows).
     Tokens(Embed),

@@ -50,11 +50,11 @@ impl CpuRunner {
         })?;
         pool.pace = pace;
         let pool = Arc::new(Mutex::new(pool));
-        Self::load_on(pool, isa, program, weights, limits, poison, squares, (&[], None))
+        Self::load_on(pool, isa, program, weights, limits, poison, squares, &[], None)
     }
 
-    /// Packs the weights on the thread pool and allocates all buffers for `limits`. Matrices in `packed` are packed already, and `pages`
-    /// are those of a program that shares pages.
+    /// Packs the weights on the thread pool and allocates all buffers for `limits`. Matrices in `packed` are packed already, and
+    /// `pages` are those of a program that shares pages.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -67,7 +67,8 @@ impl CpuRunner {
         limits: Limits,
         poison: bool,
         squares: Option<Arc<InputSquares>>,
-        (packed, pages): (&[(MatrixId, Arc<PackedMatrix>)], Option<&Arc<Mutex<Arena>>>),
+        packed: &[(MatrixId, Arc<PackedMatrix>)],
+        pages: Option<&Arc<Mutex<Arena>>>,
     ) -> Result<Self, LoadError> {
         let mut pool = lock(&shared_pool);
         let threads = pool.threads();

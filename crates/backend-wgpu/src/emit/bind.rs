@@ -110,12 +110,7 @@ impl Bound {
 ///
 /// # Errors
 /// [`LoadError`]
-pub fn emit(
-    device: &Device,
-    facts: &Facts<'_>,
-    weights: &Weights,
-    bound: Bound,
-) -> Result<Model, LoadError> {
+pub fn emit(device: &Device, facts: &Facts<'_>, weights: &Weights, bound: Bound) -> Result<Model, LoadError> {
     let (lists, sizes) = lower(facts)?;
     let mut coder = Coder::new(facts, &sizes);
     let mut binder = Binder::new(device, facts, weights, &sizes, bound)?;

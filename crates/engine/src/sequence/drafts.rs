@@ -6,7 +6,7 @@ use paguro_backend::TokenMask;
 use paguro_grammar::{Drafted, Guide};
 
 use super::{Sampler, Sequence};
-use crate::speculation::{Acceptance, Credit, Draft, HiddenRows, KEPT_ROWS, Speculator};
+use crate::speculation::{Acceptance, Credit, Draft, HiddenRows, Speculator};
 
 /// The drafter of a sequence, and its next draft.
 #[derive(Debug, Default)]
