@@ -415,14 +415,14 @@ fn texts_that_cannot_be_evaluated() {
 #[test]
 fn layers_are_divided_among_devices_that_exist() {
     check(
-        &["run", "--device", "cpu", "--gpu-layers", "2", "Hello"],
+        &["run", "--device", "cpu", "--gpu-layers", "2", "tales", "Hello"],
         expect![[r#"
         error: the layers of a model are divided only with a GPU
         hint: --device gpu,cpu divides the layers between the two
         exit 2"#]],
     );
     check(
-        &["run", "-sm", "row", "Hello"],
+        &["run", "-sm", "row", "tales", "Hello"],
         expect![[r#"
         error: `-sm row`: tensors are not divided among GPUs
         hint: --device gpu:0,gpu:1 divides the layers

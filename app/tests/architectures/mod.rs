@@ -98,7 +98,7 @@ struct Case {
     model: Option<Vec<u8>>,
 }
 
-/// What a program reads.
+/// Inputs of a program.
 #[derive(Clone, Copy)]
 struct Text<'a> {
     tokens: &'a [u32],

@@ -1,4 +1,4 @@
-//! What all layers share: the leader's view of a step, and the phases that are common to layers of several kinds.
+//! The leader's view of a step, and the phases that are common to layers of several kinds.
 
 use std::{
     ops::Range,

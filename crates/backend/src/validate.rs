@@ -210,10 +210,10 @@ impl Step<'_> {
         program: &Program,
         limits: &Limits,
     ) -> Result<(), StepError> {
-        let (kv, paged) = (&program.kv, program.paged_tokens(sequence));
         let tokens = sequence.start.checked_add(sequence.rows.len());
         let fits = tokens.is_some_and(|tokens| tokens <= limits.max_context);
         rule!(fits, "sequence {index}: longer than the {} tokens that were loaded for", limits.max_context);
+        let (kv, paged) = (&program.kv, program.paged_tokens(sequence));
         let blocks = paged.div_ceil(limits.block_size);
         let (start, end) = (sequence.tables.start, sequence.tables.end);
         let inside = start <= end && end <= self.pages.len();
