@@ -17,7 +17,7 @@ use crate::{
 /// Rows in one of the buffers.
 #[derive(Clone, Copy)]
 struct Rows {
-    /// Index into [`RowOpBuffers::rows`].
+    /// Index into [`RowOpBuffers::rows`](crate::buffers::RowOpBuffers::rows).
     at: usize,
     count: usize,
     width: usize,
