@@ -26,7 +26,7 @@ pub fn gpu_subject(
         kv_dtype,
         kv: KvRounding::F16,
         unsupported: &[],
-        refused: &["pages of another one", "project rows"],
+        refused: &["pages of their model", "project rows"],
         kernel_formats: match kv_dtype {
             // One format for each layout.
             KvDtype::F16 => &[F32, F16, BF16, Q2_K, IQ2_XS, Q4_K, Q5_K, Q6_K, Q8_0],

@@ -103,7 +103,9 @@ struct Refusal<'a> {
 
 impl Refusal<'_> {
     fn program(&self, program: &Program) -> Result<(), LoadError> {
-        self.require(!program.shares_pages, "programs that read the pages of another one")?;
+        if program.shares_pages {
+            return Err(LoadError::no_heads(self.device, program));
+        }
         let projects = program.head().is_some_and(|head| head.projection.is_some());
         self.require(!projects, "heads that project rows")?;
         let is_as_wide = program.joined().is_none_or(|joined| joined.width == program.hidden);
