@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use paguro_backend::SamplingParams;
 use paguro_engine::{Adapter, DraftOptions, Event, Generation, Handle, MOST_DRAFTED, Replay, Request};
 
 use super::{Case, Test};
@@ -43,6 +44,8 @@ pub struct Target {
     pub handle: Handle,
     /// Request `i` has adapter `i` modulo their number.
     pub adapters: Vec<Adapter>,
+    /// Temperature of sampling; request `i` has the seed `i`.
+    pub temperature: f32,
 }
 
 /// Tokens of each sequence before the measurement.
@@ -211,7 +214,10 @@ fn submit(
     let max_tokens = Some(max_tokens);
     let adapter = target.adapters.get(index % target.adapters.len().max(1));
     let adapters = adapter.map(|adapter| (adapter.clone(), 1.0)).into_iter().collect();
-    let request = Request { max_tokens, ignore_stop_tokens: true, drafts, adapters, ..Request::new(prompt) };
+    let sampling =
+        SamplingParams { temperature: target.temperature, seed: index as u64, ..SamplingParams::default() };
+    let request =
+        Request { max_tokens, ignore_stop_tokens: true, drafts, adapters, sampling, ..Request::new(prompt) };
     target.handle.generate(request).map_err(|error| Failure::from_error(&error))
 }
 

@@ -201,7 +201,7 @@ impl Bench {
         let used = if setup.adapted { loras } else { &[] };
         let adapter = |path: &PathBuf| adapters::load(path, &loaded.model, &loaded.handle);
         let adapters = used.iter().map(adapter).collect::<Outcome<Vec<_>>>()?;
-        let target = Target { handle: loaded.handle.clone(), adapters };
+        let target = Target { handle: loaded.handle.clone(), adapters, temperature: args.temperature };
         let cost = Cost::new(&model.program, &model.weights, setup.kv_dtype.into());
         let rows = cases
             .iter()

@@ -65,6 +65,10 @@ pub struct BenchArgs {
     #[arg(short, long, value_name = "N,...", value_delimiter = ',', default_value = "1", value_parser = choices::positive)]
     pub batch: Vec<usize>,
 
+    /// Temperature of sampling. Greedy texts of random weights repeat themselves; sampled ones do not, so experts change
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = choices::not_negative)]
+    pub temperature: f32,
+
     /// Drafts while decoding: off, auto (the engine's own), or those of the known answer whose tokens are right with a chance (0.7),
     /// perhaps of a fixed length (0.7x4), perhaps in the place of those of a model, whose time they take (0.7x4@model)
     #[arg(long, value_name = "DRAFTS,...", value_delimiter = ',', default_value = "off")]
