@@ -61,7 +61,12 @@ pub(super) fn bidirectional(subject: &Subject) -> Verdict {
     for window in [1, 9, 17, 100, 515] {
         check(subject, &ModelShape { windows: vec![Some(window), None], ..shape.clone() })?;
     }
-    check(subject, &ModelShape { qk_norm: Some(QkNormKind::Head), heads: 6, kv_heads: 1, ..shape })
+    check(subject, &ModelShape { qk_norm: Some(QkNormKind::Head), heads: 6, kv_heads: 1, ..shape.clone() })?;
+    // Heads that have no whole blocks, as those of many vision towers.
+    check(
+        subject,
+        &ModelShape { qk_norm: Some(QkNormKind::Head), heads: 6, kv_heads: 6, head_dim: 40, ..shape },
+    )
 }
 
 /// Norms after the sums, a norm of the embeddings, and token types.

@@ -4,6 +4,8 @@ use paguro_backend::{
     Attention, FeedForward, Layer, LoadError, Mixer, Norm, NormKind, Program, QkNorm, Residual,
 };
 
+use crate::layout::BLOCK;
+
 /// Experts of a mixture, at most: a workgroup has the scores of all of them.
 const MOST_EXPERTS: usize = 1024;
 /// Elements of a key of a delta rule, at most: a workgroup of `delta_inputs.wgsl` norms a key.
@@ -31,7 +33,8 @@ pub struct KvGroup {
     pub heads: usize,
     /// K/V heads of each layer.
     pub kv_heads: usize,
-    /// Elements of a head. Those of latent attention are padded to a multiple of eight.
+    /// Elements of a head with padding: to a multiple of eight for latent attention, and of a block for rows that attend in both
+    /// directions, so that cooperative matrices can have them.
     pub head_dim: usize,
     /// Elements of one head without padding.
     pub unpadded_dim: usize,
@@ -43,6 +46,16 @@ impl KvGroup {
     /// Elements of a row of queries.
     pub fn q_width(&self) -> usize {
         self.heads * self.head_dim
+    }
+
+    /// Elements of a row of attention's results, which is not padded.
+    pub fn out_width(&self) -> usize {
+        self.heads * self.unpadded_dim
+    }
+
+    /// Returns true if heads have padding.
+    pub fn is_padded(&self) -> bool {
+        self.head_dim > self.unpadded_dim
     }
 
     /// Query heads that share a K/V head.
@@ -81,7 +94,11 @@ impl KvLayout {
             let (heads, is_latent) = known.unwrap_or((group.kv_heads, false));
             let divides = group.kv_heads > 0 && heads.is_multiple_of(group.kv_heads);
             refusal.require(divides, "query heads that do not share K/V heads evenly")?;
-            let head_dim = if is_latent { group.head_dim.next_multiple_of(8) } else { group.head_dim };
+            let head_dim = match () {
+                () if is_latent => group.head_dim.next_multiple_of(8),
+                () if program.bidirectional => group.head_dim.next_multiple_of(BLOCK),
+                () => group.head_dim,
+            };
             let paguro_backend::KvGroup { window, spans, layer_slots, kv_heads, head_dim: unpadded_dim } =
                 *group;
             Ok(KvGroup { window, spans, layer_slots, heads, kv_heads, head_dim, unpadded_dim, is_latent })

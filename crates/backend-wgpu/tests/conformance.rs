@@ -104,7 +104,7 @@ mod hardware {
 
     paguro_backend_conformance::conformance!(maybe subject_of_hardware(); only
         format_f16 format_q2_k format_q4_k format_q5_k format_q6_k format_q8_0
-        many_rows long_context batch_invariance);
+        many_rows long_context batch_invariance joined_rows towers);
 }
 
 /// The kernels of Apple's GPUs, in passes as Metal has them.
@@ -146,5 +146,5 @@ mod emulated {
     }
 
     paguro_backend_conformance::conformance!(maybe subject_of(&FOR_PRODUCTS); only format_f16 format_q4_k format_q8_0);
-    paguro_backend_conformance::conformance!(maybe subject_of(&FOR_ATTENTION); only many_rows long_context);
+    paguro_backend_conformance::conformance!(maybe subject_of(&FOR_ATTENTION); only many_rows long_context bidirectional);
 }

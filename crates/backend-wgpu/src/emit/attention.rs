@@ -37,7 +37,7 @@ impl Coder<'_> {
         let [q, k, v] = &op.spans;
         let mut constants = vec![
             ("Q_HEADS", U(group.heads as u32)),
-            ("NORM_WIDTH", U(group.head_dim as u32)),
+            ("NORM_WIDTH", U(group.unpadded_dim as u32)),
             ("ROTATE_AT", U(0)),
             ("Q_STRIDE", U(q.stride as u32)),
             ("K_STRIDE", U(k.stride as u32)),
@@ -299,21 +299,14 @@ impl Coder<'_> {
     /// Returns the kernel of a tile with cooperative matrices, for `groups` subgroups.
     fn wide(&self, shared: &Part, op: &Attend, wide: Wide, groups: usize, side: u32) -> Part {
         let kv = self.facts.group(op.kv);
-        let files = wgsl!(
-            "args",
-            "fold",
-            "partials",
-            "splits",
-            "quantize",
-            "emit",
-            "matrices",
-            "stage",
-            "attend_coop"
-        );
+        let emit = if self.facts.tilings[op.kv.group].emits { wgsl!("quantize", "emit") } else { &[] };
+        let files =
+            [wgsl!("args", "fold", "partials", "splits"), emit, wgsl!("matrices", "stage", "attend_coop")];
+        let files = files.concat();
         let mut constants = tile_heads(kv.queries_per_kv(), wide.heads);
         let (page, subgroup) = (self.facts.limits.block_size, self.facts.target.subgroup);
         constants.extend(wide_constants(kv.head_dim, page, groups, side, subgroup));
-        shared.clone().with(Part::new(files, constants, vec![]))
+        shared.clone().with(Part::new(&files, constants, vec![]))
     }
 
     /// Shows all kernels with cooperative matrices.
@@ -341,7 +334,7 @@ impl Coder<'_> {
     /// many elements of each head are a separate row.
     pub fn merge(&mut self, op: &Merge, node: &Node) -> Coded {
         let group = self.facts.group(op.kv);
-        let dim = group.head_dim;
+        let dim = if op.latent.is_some() { group.head_dim } else { group.unpadded_dim };
         // The number of heads that form whole blocks.
         let whole = |heads: &usize| op.latent.is_some() || (heads * dim).is_multiple_of(BLOCK);
         let heads = [1, 2, 4].into_iter().find(whole).unwrap_or(4);
@@ -351,9 +344,9 @@ impl Coder<'_> {
             ("MERGE_HEADS", U(heads as u32)),
             ("STAGED", U(blocks * 33)),
             ("SHARED_BLOCKS", U(blocks)),
-            ("OUTS", U(dim.div_ceil(THREADS as usize) as u32)),
+            ("OUTS", U(group.head_dim.div_ceil(THREADS as usize) as u32)),
         ];
-        constants.extend(self.emit_for(node.emits, op.latent.unwrap_or(group.q_width())));
+        constants.extend(self.emit_for(node.emits, op.latent.unwrap_or(group.out_width())));
         match op.latent {
             Some(latent) => constants.push(("LATENT", U(latent as u32))),
             None => constants.extend(self.halves(FEW_ROWS + 1)),

@@ -278,6 +278,7 @@ impl<'a> Coder<'a> {
             ("KV_HEADS", U(group.kv_heads as u32)),
             ("DIM", U(group.head_dim as u32)),
             ("HEAD", U(group.unpadded_dim as u32)),
+            ("APART", U(if group.is_latent { group.head_dim } else { group.unpadded_dim } as u32)),
             ("PAGE", U(block_size as u32)),
             ("PAGE_WORDS", U(page_words(kv, block_size, kv_dtype) as u32)),
             ("LAYER_SLOT_AT", U(pages::place(kv, kv_slot, block_size, kv_dtype).1 as u32)),

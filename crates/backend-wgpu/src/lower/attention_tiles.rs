@@ -36,7 +36,10 @@ pub fn tiling(facts: &Facts<'_>, of: &KvGroup) -> Tiling {
     let splits = plan::splits(limits.max_context);
     let partials = rows + (limits.max_sequences * splits).min(8192);
     let partials = partials.min(target.binding_limit as usize / 4 / (heads * (dim + 4))).max(rows);
-    let emits = dim.is_multiple_of(BLOCK) && !of.is_latent && queries * dim / 4 <= THREADS as usize;
+    let emits = dim.is_multiple_of(BLOCK)
+        && !of.is_latent
+        && !of.is_padded()
+        && queries * dim / 4 <= THREADS as usize;
     let always_merges =
         facts.program.attentions().any(|attention| attention.sinks.is_some() || attention.gate.is_some());
     Tiling {
@@ -48,7 +51,7 @@ pub fn tiling(facts: &Facts<'_>, of: &KvGroup) -> Tiling {
         partials,
         // Devices do not report how many workgroups a processor runs: two, or three smaller ones, on NVIDIA's.
         busy: if few.is_some() { 3 } else { 2 } * target.processors,
-        wide: wide(target, *few, of, limits).filter(|_| emits),
+        wide: wide(target, *few, of, limits).filter(|_| emits || of.is_padded() && !of.is_latent),
     }
 }
 

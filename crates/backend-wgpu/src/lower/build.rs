@@ -201,7 +201,7 @@ impl<'a> Builder<'a> {
         let (out, width, post_norm) = match mixer {
             Mixer::Attention(op) => {
                 self.attention(op);
-                (&op.out, self.facts.group(op.kv).q_width(), op.post_norm)
+                (&op.out, self.facts.group(op.kv).out_width(), op.post_norm)
             }
             Mixer::Latent(op) => {
                 self.latent(op);

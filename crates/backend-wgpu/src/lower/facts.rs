@@ -152,6 +152,7 @@ impl<'a> Facts<'a> {
     /// Returns true if matmuls of steps of one row can also rotate and store K and V.
     pub fn rotates_in_matmul(&self, op: &RopeStore) -> bool {
         self.limits.kv_dtype == KvDtype::F16
+            && !self.group(op.kv).is_padded()
             && op.qk_norm.is_none_or(|norm| self.norms_in_matmul(norm.kind, self.group(op.kv).head_dim))
             && op.v_norm.is_none_or(|_| op.qk_norm.is_some())
             && op.linears[1].is_some() == op.linears[2].is_some()

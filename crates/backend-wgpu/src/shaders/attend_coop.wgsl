@@ -371,8 +371,12 @@ fn main(
       whole_total = fma(whole_total, old, run_total * factor);
       top = NOTHING;
       total = vec4<f32>(0.0);
+//% if EMITS
       // If no result of this step is in partials, this kernel computes the activations of the next matmul.
       let emits = ends && args.whole != 0u;
+//% else
+      let emits = false;
+//% end
       let at = (partial * HEADS + head) * QUADS + lane;
 //% for p in 0..PIECES
 //% for r in 0..ROWS
@@ -396,10 +400,12 @@ fn main(
 //% end
       }
       workgroupBarrier();
+//% if EMITS
       if (emits && tid < min(QUERIES, item.rows * TILE_HEADS) && tid % TILE_HEADS < item.heads) {
         emit(item.first_row + tid / TILE_HEADS, (item.first_head + tid % TILE_HEADS) * (DIM / 32u) + ${p}u, tid, 1.0);
       }
       workgroupBarrier();
+//% end
 //% end
       if (ends && !emits && partial != NO_PARTIAL && lane == 0u) {
         partial_tops[partial * HEADS + head] = vec2<f32>(whole_top, whole_total);

@@ -1,4 +1,4 @@
-// Merges the partials of attention of a row in order, [partials, HEADS, DIM], applies the gate if there is one, and writes
+// Merges the partials of attention of a row in order, [partials, HEADS, DIM] without the padding behind HEAD elements, applies the gate if there is one, and writes
 // activations of the next matmul. One workgroup computes MERGE_HEADS heads of a row, so that it has whole blocks.
 //% provides number_at put_number needs clear_partial emit_shared give_up hadamard is_there partials_of patience power_of_two
 //% stage sum_at top_at wait_for_partial
@@ -14,7 +14,7 @@
 //% end
 
 //% if GATED
-@group(0) @binding(4) var<storage, read> gates: array<f32>; // [rows, HEADS, DIM]
+@group(0) @binding(4) var<storage, read> gates: array<f32>; // [rows, HEADS, HEAD]
 //% end
 
 const QUADS = DIM / 4u;
@@ -147,16 +147,16 @@ fn main(
 //% if LATENT
       if (d < max(DIM, ACT_BLOCKS * 32u)) { stage(h * DIM + d, select(0.0, value, d < DIM && wid.x * MERGE_HEADS + h < HEADS)); }
 //% else
-      if (d < DIM) { stage(h * DIM + d, select(0.0, value, d < DIM && wid.x * MERGE_HEADS + h < HEADS)); }
+      if (d < HEAD) { stage(h * HEAD + d, select(0.0, value, wid.x * MERGE_HEADS + h < HEADS)); }
 //% end
 //% else
 //% if GATED
-      value /= 1.0 + exp(-gates[(row * HEADS + head) * DIM + min(d, DIM - 1u)]);
+      value /= 1.0 + exp(-gates[(row * HEADS + head) * HEAD + min(d, HEAD - 1u)]);
 //% end
 //% if LATENT
       if (d < ACT_BLOCKS * 32u) { stage(d, select(0.0, value, d < LATENT)); }
 //% else
-      if (d < DIM) { stage(h * DIM + d, select(0.0, value, wid.x * MERGE_HEADS + h < HEADS)); }
+      if (d < HEAD) { stage(h * HEAD + d, select(0.0, value, wid.x * MERGE_HEADS + h < HEADS)); }
 //% end
 //% end
     }
@@ -165,10 +165,10 @@ fn main(
   }
 //% if HADAMARD
   hadamard(tid, 256u, MERGE_HEADS);
-  for (var i = tid; i < MERGE_HEADS * DIM; i += 256u) {
+  for (var i = tid; i < MERGE_HEADS * APART; i += 256u) {
     var value = number_at(i);
 //% if GATED
-    value /= 1.0 + exp(-gates[(row * HEADS + min(wid.x * MERGE_HEADS + i / DIM, HEADS - 1u)) * DIM + i % DIM]);
+    value /= 1.0 + exp(-gates[(row * HEADS + min(wid.x * MERGE_HEADS + i / HEAD, HEADS - 1u)) * HEAD + i % HEAD]);
 //% end
 //% if LATENT
     value = select(0.0, value, i < LATENT);
@@ -182,8 +182,8 @@ fn main(
   // With latent attention, each head is a separate row of activations.
   emit_shared(mine < ACT_BLOCKS, row * HEADS + wid.x, mine, mine, tid % 8u);
 //% else
-  let block = wid.x * (MERGE_HEADS * DIM / 32u) + mine;
-  emit_shared(mine < MERGE_HEADS * DIM / 32u && block < ACT_BLOCKS, row, block, mine, tid % 8u);
+  let block = wid.x * (MERGE_HEADS * HEAD / 32u) + mine;
+  emit_shared(mine < MERGE_HEADS * HEAD / 32u && block < ACT_BLOCKS, row, block, mine, tid % 8u);
 //% end
 //% if HANDOFF_PARTIALS
   for (var i = tid; i < made.count * QUADS; i += 256u) { clear_partial(sum_at(made.first + i / QUADS, wid.x) + i % QUADS); }

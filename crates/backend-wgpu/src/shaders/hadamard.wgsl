@@ -1,5 +1,5 @@
 // Transforms heads for quantized pages, in place, as `hadamard` of crates/backend defines it. `heads` heads of HEAD
-// elements are DIM apart. The kernel defines `number_at` and `put_number` to read and write them. All `threads` of a
+// elements are APART elements apart. The kernel defines `number_at` and `put_number` to read and write them. All `threads` of a
 // workgroup call it after a barrier, and it ends with a barrier.
 //% provides hadamard needs number_at put_number
 
@@ -30,7 +30,7 @@ fn hadamard(tid: u32, threads: u32, heads: u32) {
       let in_head = pair % (SPAN / 2u);
       let low = in_head / distance * 2u * distance + in_head % distance;
       if (low < HEAD && part_length(low) > distance) {
-        let at = pair / (SPAN / 2u) * DIM + low;
+        let at = pair / (SPAN / 2u) * APART + low;
         let a = number_at(at);
         let b = number_at(at + distance);
         put_number(at, a + b);
@@ -41,7 +41,7 @@ fn hadamard(tid: u32, threads: u32, heads: u32) {
   }
   for (var i = tid; i < heads * SPAN; i += threads) {
     if (i % SPAN < HEAD) {
-      let at = i / SPAN * DIM + i % SPAN;
+      let at = i / SPAN * APART + i % SPAN;
       put_number(at, number_at(at) * part_norm(part_length(i % SPAN)));
     }
   }

@@ -1,16 +1,16 @@
-// Normalizes query and key heads, applies RoPE, and stores queries, [rows, HEADS, DIM], and K and V in pages. One
-// workgroup has one head of a row.
+// Normalizes query and key heads of HEAD elements, applies RoPE, and stores queries, [rows, HEADS, DIM], and K and V in pages,
+// with zeros behind them. One workgroup has one head of a row.
 //% provides number_at put_number needs angle by_position finite hadamard k_word nearest_half output_of pack put_v rotated_by
 @group(0) @binding(0) var<storage, read> q: array<f32>;         // [rows, Q_STRIDE]
 @group(0) @binding(1) var<storage, read> k: array<f32>;         // [rows, K_STRIDE]
 @group(0) @binding(2) var<storage, read> v: array<f32>;         // [rows, V_STRIDE]
 //% if QK_NORM
-// Weights of the norms: [DIM], or with ROW_NORM those of all heads.
+// Weights of the norms: [HEAD], or with ROW_NORM those of all heads.
 @group(0) @binding(6) var<storage, read> q_norm: array<f32>;
 @group(0) @binding(7) var<storage, read> k_norm: array<f32>;
 //% end
 //% if V_NORM
-@group(0) @binding(11) var<storage, read> v_norm: array<f32>;   // [DIM]
+@group(0) @binding(11) var<storage, read> v_norm: array<f32>;   // [HEAD]
 //% end
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
 // pages.rs defines the layout of pages.
@@ -46,13 +46,13 @@ fn head_squares(tid: u32) -> f32 {
 fn norm_head(tid: u32, row: u32, number: u32, is_q: bool) {
 //% if ROW_NORM
   var sum = 0.0;
-  let width = select(KV_HEADS, HEADS, is_q) * DIM;
+  let width = select(KV_HEADS, HEADS, is_q) * HEAD;
   for (var i = tid; i < width; i += 64u) {
     var x = 0.0;
     if (is_q) { x = q[row * Q_STRIDE + i]; } else { x = k[row * K_STRIDE + K_FIRST + i]; }
     sum = fma(x, x, sum);
   }
-  let from_ = number * DIM;
+  let from_ = number * HEAD;
 //% else
   let sum = head_squares(tid);
   let width = NORM_WIDTH;
@@ -137,20 +137,22 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% else
   let is_rotated = is_q || is_k;
   for (var i = tid; i < DIM; i += 64u) {
-    if (is_q) {
-      head[i] = q[row * Q_STRIDE + wid.x * DIM + output_of(i)];
+    if (i >= HEAD) {
+      head[i] = 0.0;
+    } else if (is_q) {
+      head[i] = q[row * Q_STRIDE + wid.x * HEAD + output_of(i)];
     } else if (is_k) {
-      head[i] = k[row * K_STRIDE + K_FIRST + kv_head * DIM + output_of(i)];
+      head[i] = k[row * K_STRIDE + K_FIRST + kv_head * HEAD + output_of(i)];
     } else {
-      head[i] = v[row * V_STRIDE + V_FIRST + kv_head * DIM + i];
+      head[i] = v[row * V_STRIDE + V_FIRST + kv_head * HEAD + i];
     }
   }
 //% end
   workgroupBarrier();
 //% if V_NORM
   if (!is_rotated) {
-    let scale = norm_scale(tid, head_squares(tid), DIM, V_EPS);
-    for (var i = tid; i < DIM; i += 64u) { head[i] = head[i] * scale * v_norm[i]; }
+    let scale = norm_scale(tid, head_squares(tid), HEAD, V_EPS);
+    for (var i = tid; i < HEAD; i += 64u) { head[i] = head[i] * scale * v_norm[i]; }
     workgroupBarrier();
   }
 //% end

@@ -20,7 +20,7 @@ impl Builder<'_> {
     /// Adds attention, from the norm to the activations of its output.
     pub(super) fn attention(&mut self, op: &Attention) {
         let group = *self.facts.group(op.kv);
-        let (q_width, kv_width) = (group.q_width(), group.kv_heads * group.head_dim);
+        let (q_width, kv_width) = (group.out_width(), group.kv_heads * group.unpadded_dim);
         let is_bounded = self.facts.program.has_bounds();
         if !is_bounded {
             self.norm(op.norm);
@@ -35,7 +35,7 @@ impl Builder<'_> {
             }
             (None, _) => self.matmuls([q], None).repeat(3).try_into().expect("three of one"),
         };
-        self.need(Slot::Queries, q_width);
+        self.need(Slot::Queries, group.q_width());
         self.push(Kernel::RopeStore(Box::new(RopeStore {
             linears: [Some(op.q), op.k, op.k.and(op.v)],
             spans,
