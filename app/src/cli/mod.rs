@@ -481,6 +481,10 @@ pub struct DevicesArgs {
     #[arg(long, requires = "test")]
     pub all: bool,
 
+    /// With --test: only these cases, as `FAILED` lines name them
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', requires = "test")]
+    pub case: Vec<String>,
+
     /// Show the places of a model's weights on a device, their memory, and the least time of a token, without loading it
     #[arg(long, value_name = "MODEL", conflicts_with = "test")]
     pub plan: Option<String>,

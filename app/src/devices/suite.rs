@@ -50,10 +50,16 @@ pub fn test(
     out: &mut Output,
     terminal: Terminal,
 ) -> Outcome<()> {
+    if let Some(name) = args.case.iter().find(|name| CASES.iter().all(|case| case.name != **name)) {
+        let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
+        return Err(Failure::new(format!("the suite has no case `{name}`"))
+            .hint(format!("its cases are {}", names.join(", "))));
+    }
     let groups = groups(open)?;
     let draw = if args.all { Draw::All } else { Draw::Seed(0) };
-    let cases: Vec<_> =
-        groups.iter().flat_map(|group| group.cases.iter().map(move |case| (group, *case))).collect();
+    let is_chosen = |case: &Case| args.case.is_empty() || args.case.iter().any(|name| name == case.name);
+    let chosen = groups.iter().flat_map(|group| group.cases.iter().map(move |case| (group, *case)));
+    let cases: Vec<_> = chosen.filter(|(_, case)| is_chosen(case)).collect();
     let started = Instant::now();
     let bar = terminal.bar(cases.len(), &format!("testing gpu:{index}"));
     if !args.json && !terminal.progress {

@@ -56,4 +56,9 @@ pub const WITHOUT_PAGES: &[&str] = &[
     "exact_experts",
     "expert_slots",
     "bad_weights",
+    "joined_rows",
+    "exact_heads",
+    "residuals",
+    "stages",
+    "towers",
 ];
