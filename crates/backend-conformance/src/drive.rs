@@ -344,7 +344,10 @@ impl Driver {
         if missing > 0 {
             let (first_row, first_page) = (tokens.len(), pages.len());
             tokens.resize(self.least_rows, 0);
-            content.add(&RowContent::default(), first_row, 0..missing);
+            let given = self.program.needs_given_rows().then(|| vec![0.0; self.program.given_width()]);
+            let given = given.map(|row| (0..missing).map(|position| (position, row.clone())).collect());
+            let padding = RowContent { given: given.unwrap_or_default(), ..RowContent::default() };
+            content.add(&padding, first_row, 0..missing);
             let blocks = missing.div_ceil(self.limits.block_size) * self.program.kv.groups.len();
             pages.extend(&self.spare[..blocks]);
             sequences.push(StepSequence {

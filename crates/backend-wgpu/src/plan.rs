@@ -7,7 +7,7 @@
 use std::{cmp::Reverse, ops::Range};
 
 use paguro_backend::{
-    AXES, AttentionMode, Input, Limits, OutputKind, OutputRows, Program, Sampled, StateUse, Step,
+    AXES, AttentionMode, Limits, OutputKind, OutputRows, Program, Sampled, StateUse, Step,
     StepSequence, visible,
 };
 
@@ -191,8 +191,7 @@ impl Tables {
         Self {
             states: !program.state.is_empty(),
             given: program.given_parts > 0,
-            given_alone: program.given_parts == 1
-                && (program.joined().is_some() || !matches!(program.input, Input::Tokens(_))),
+            given_alone: program.given_parts == 1 && program.needs_given_rows(),
             bidirectional: program.bidirectional,
             axes: program.ropes.iter().flat_map(|rope| &rope.axes).map(|&axis| axis.into()).collect(),
         }

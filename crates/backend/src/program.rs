@@ -445,6 +445,11 @@ impl Program {
         }
     }
 
+    /// Returns true if every row of a step is [given](crate::GivenRows): in its place, or beside its token.
+    pub fn needs_given_rows(&self) -> bool {
+        !matches!(self.input, Input::Tokens(_)) || self.joined().is_some()
+    }
+
     /// Returns the number of elements of an embedding, and of a part of a [given row](crate::GivenRows) of a program without patches.
     pub fn part_width(&self) -> usize {
         self.joined().map_or(self.hidden, |joined| joined.width)

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use crate::{
-    AdapterId, AdapterUse, GivenRows, Input, KvLayout, Limits, OutputKind, PageId, Program, SampleRequest,
-    StateId, StateUse, Step, StepError, StepSequence, TokenMask,
+    AdapterId, AdapterUse, GivenRows, KvLayout, Limits, OutputKind, PageId, Program, SampleRequest, StateId,
+    StateUse, Step, StepError, StepSequence, TokenMask,
 };
 
 /// Fails with [`StepError::Invalid`] and a message unless the rule holds.
@@ -130,7 +130,7 @@ impl Step<'_> {
             rule!(carried.is_none(), "given rows {index}: {own:?} have a carried token");
             next = own.end;
         }
-        if !matches!(program.input, Input::Tokens(_)) || program.joined().is_some() {
+        if program.needs_given_rows() {
             let given: usize = self.given.iter().map(|given| given.rows.len()).sum();
             rule!(given == rows, "{given} of {rows} rows are given, but the model needs all of them");
         }

@@ -333,27 +333,22 @@ impl EncoderThread {
             if self.is_abandoned.load(Ordering::SeqCst) {
                 return Err("the picture is not wanted any more".into());
             }
-            let rows = run_tower(tower, self.runner.as_mut(), &self.limits, part, bytes, &mut self.answer)?;
-            encoded.values.extend(rows);
+            let values = &mut encoded.values;
+            run_tower(tower, self.runner.as_mut(), &self.limits, (part, bytes), &mut self.answer, values)?;
         }
-        match encoded.values.iter().all(|value| value.is_finite()) {
-            true => Ok(encoded),
-            false => {
-                Err("the vision tower computes numbers that are not finite: its weights are damaged".into())
-            }
-        }
+        Ok(encoded)
     }
 }
 
-/// Runs a tower on a part of a picture. Returns its rows in order.
+/// Runs a tower on a part of a picture, and adds its rows to `values` in order.
 fn run_tower(
     tower: &Tower,
     runner: &mut dyn Runner,
     limits: &Limits,
-    part: &paguro_vision::Part,
-    rgb: &[u8],
+    (part, rgb): (&paguro_vision::Part, &[u8]),
     answer: &mut StepOutput,
-) -> Result<Vec<f32>, String> {
+    values: &mut Vec<f32>,
+) -> Result<(), String> {
     let input = tower.input(part, rgb)?;
     let (patches, square) = (tower.patches(part), tower.patches_of_row());
     if patches > limits.max_rows {
@@ -379,16 +374,22 @@ fn run_tower(
     let ticket = runner.submit(&step).map_err(|error| error.to_string())?;
     runner.collect(ticket, answer).map_err(|error| error.to_string())?;
     let width = tower.row_width();
-    let mut rows = vec![0.0; outputs.len() * width];
+    let mut rows = vec![Vec::new(); outputs.len()];
     for (outcome, &to) in answer.outcomes.drain(..).zip(&input.order) {
         match outcome {
-            OutputValue::Residual(row) if row.len() == width => {
-                rows[to * width..][..width].copy_from_slice(&row)
-            }
+            OutputValue::Residual(row) if row.len() == width => rows[to] = row,
             _ => return Err("the tower answered something else than rows".into()),
         }
     }
-    Ok(rows)
+    for row in &rows {
+        if !row.iter().all(|value| value.is_finite()) {
+            return Err(
+                "the vision tower computes numbers that are not finite: its weights are damaged".into()
+            );
+        }
+        values.extend_from_slice(row);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -299,7 +299,8 @@ impl Coder<'_> {
     /// Returns the kernel of a tile with cooperative matrices, for `groups` subgroups.
     fn wide(&self, shared: &Part, op: &Attend, wide: Wide, groups: usize, side: u32) -> Part {
         let kv = self.facts.group(op.kv);
-        let emit: &[&str] = if self.facts.tilings[op.kv.group].emits { wgsl!("quantize", "emit") } else { &[] };
+        let emit: &[&str] =
+            if self.facts.tilings[op.kv.group].emits { wgsl!("quantize", "emit") } else { &[] };
         let files =
             [wgsl!("args", "fold", "partials", "splits"), emit, wgsl!("matrices", "stage", "attend_coop")];
         let files = files.concat();
