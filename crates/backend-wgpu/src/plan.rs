@@ -7,8 +7,8 @@
 use std::{cmp::Reverse, ops::Range};
 
 use paguro_backend::{
-    AXES, AttentionMode, Limits, OutputKind, OutputRows, Program, Sampled, StateUse, Step,
-    StepSequence, visible,
+    AXES, AttentionMode, Limits, OutputKind, OutputRows, Program, Sampled, StateUse, Step, StepSequence,
+    visible,
 };
 
 use crate::{heads::KvLayout, low_rank::Table, lower::LOGIT_ROWS};

@@ -224,6 +224,13 @@ impl<'a> Binder<'a> {
         }
         let buffers: Vec<_> = buffers.iter().map(|(name, buffer)| (*name, buffer)).collect();
         let mut kernel = Kernel::new(self.device, pipeline, constants, &buffers, hazards);
+        // The reader of what this kernel writes under a second name may have the first use of the first name in a pass, and its barrier
+        // would be before this kernel.
+        for (_, slot) in
+            seconds.iter().filter(|(name, _)| *name != "gave_up" && names.iter().any(|own| own == name))
+        {
+            kernel.ends.push(self.buffer(*slot, coder)?);
+        }
         let counter = counter.as_ref().unwrap_or(name);
         let counters = &mut self.bound.counters;
         let known = counters.iter().position(|known| known == counter);

@@ -86,7 +86,7 @@ pub struct Kernel {
     pub counter: usize,
     /// Arguments after its [`Args`].
     pub arguments: Vec<u32>,
-    /// Buffers that make it wait for accesses that wgpu does not see (`hidden.rs`).
+    /// Buffers that make it, or the readers of its results, wait for accesses that wgpu does not see (`hidden.rs`).
     pub ends: Vec<wgpu::Buffer>,
 }
 
