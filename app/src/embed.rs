@@ -4,7 +4,8 @@ use std::{
     fs::{self, File},
     io::{self, BufWriter, Read, Seek, SeekFrom, StdoutLock, Write, stdin, stdout},
     path::{Path, PathBuf},
-    time::Instant,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use paguro_engine::{Batch, EngineOptions, PageBudget, Request, normalize};
@@ -15,10 +16,10 @@ use paguro_model::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    cli::{CutAt, EmbedArgs},
+    cli::{CutAt, EmbedArgs, RunOnArgs},
     devices::Devices,
     failure::{Failure, Outcome},
-    load,
+    load::{self, Loaded},
     models::Source,
     settings::{LibrarySettings, Terminal},
     units,
@@ -61,24 +62,13 @@ pub fn embed(
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
     let tokens: usize = prompts.iter().map(Vec::len).sum();
 
-    let defaults = EngineOptions::default();
     let options = EngineOptions {
-        pages: PageBudget::Tokens((2 * longest).max(4096).next_multiple_of(defaults.block_size)),
-        max_context: Some(longest),
         max_scores: (LOGIT_BYTES / (4 * model.program.vocab)).clamp(16, 512),
         prefix_cache: false,
-        // Nobody waits for the end of a step.
-        step_time: std::time::Duration::MAX,
-        ..defaults
+        ..EngineOptions::default()
     };
-    let loaded = load::start(
-        model.clone(),
-        options,
-        false,
-        args.texts.threads.threads,
-        (devices, &args.texts.on),
-        terminal,
-    )?;
+    let on = (devices, &args.texts.on);
+    let loaded = start(&model, longest, options, args.texts.threads.threads, on, terminal)?;
     let started = Instant::now();
     let mut writer = Writer::new(args.output.as_deref(), dimensions)?;
     let failed = |error: io::Error| match &args.output {
@@ -146,6 +136,29 @@ pub fn embed(
         units::rate(tokens as f64 / seconds)
     ));
     Ok(())
+}
+
+/// Starts an engine for texts of up to `longest` tokens, with `options` for the rest. Nothing is generated, so nothing is drafted.
+///
+/// # Errors
+/// As [`load::start`].
+pub fn start(
+    model: &Arc<Model>,
+    longest: usize,
+    options: EngineOptions,
+    threads: Option<usize>,
+    on: (&Devices, &RunOnArgs),
+    terminal: Terminal,
+) -> Outcome<Loaded> {
+    let options = EngineOptions {
+        pages: PageBudget::Tokens((2 * longest).max(4096).next_multiple_of(options.block_size)),
+        max_context: Some(longest),
+        speculate: false,
+        // Nobody waits for the end of a step.
+        step_time: Duration::MAX,
+        ..options
+    };
+    load::start(model.clone(), options, false, threads, on, terminal)
 }
 
 /// Vectors of one text.

@@ -73,6 +73,8 @@ pub fn imatrix(
         // Rows that are cached would be missing.
         prefix_cache: false,
         step_time: Duration::MAX,
+        // Answers have one token, before which nothing is drafted.
+        speculate: false,
         ..defaults
     };
     let squares = Arc::new(InputSquares::default());

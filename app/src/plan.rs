@@ -4,9 +4,11 @@ use std::ops::Range;
 
 use paguro_backend::{Capacity, MemoryPlan, Role, stage_program};
 use paguro_engine::{EngineOptions, EnginePlan, PageBudget};
+use paguro_model::ModelFile;
 use serde_json::json;
 
 use crate::{
+    assistant,
     cli::{Device, DevicesArgs, RunOnArgs},
     devices::{Devices, Opened},
     failure::Outcome,
@@ -21,7 +23,7 @@ use crate::{
 /// Shares of chosen experts that have a slot, for which the time of a token is shown.
 const HITS: [f64; 3] = [0.95, 0.8, 0.5];
 
-/// Prints the plan.
+/// Prints the plan. The memory of a head or an assistant that drafts is a part of it.
 ///
 /// # Errors
 /// The model cannot be read, or fits with no placement.
@@ -42,7 +44,11 @@ pub fn plan(
         timed: false,
     };
     let context = args.ctx.map_or(load::Context::Default, load::Context::Tokens);
-    let model = load::writer(&Source::find(Some(name), library)?, context)?;
+    let source = Source::find(Some(name), library)?;
+    let mut file = load::file(&source)?;
+    let assistants = || assistant::of_settings(library);
+    assistant::add(&mut file, &source, None, assistants, |line| terminal.note(line))?;
+    let model = load::writer_of(&file, &source, context)?;
     let opened = devices.open(&on, None, &|line| terminal.note(line))?;
     let options = EngineOptions {
         pages: PageBudget::Tokens(model.max_context),
@@ -51,6 +57,7 @@ pub fn plan(
         step_time: std::time::Duration::MAX,
         ..EngineOptions::default()
     };
+    let options = load::with_head(&model, options);
     let placing = Placing::of(&opened, &model);
     let (slots, may_shrink) = (on.expert_slots.unwrap_or_default(), args.ctx.is_none());
     let placed = placing.place(slots, &options, may_shrink);
@@ -74,13 +81,15 @@ pub fn plan(
         out.json(&json!({
             "model": model.name,
             "fits": problem.is_none(),
+            "assistant": file.assistant().map(ModelFile::name),
             "expert_slots": options.expert_slots,
             "context": plan.max_context,
             "stages": rows.iter().map(Row::json).collect::<Vec<_>>(),
             "least_seconds_per_token": times,
         }))?;
     } else {
-        out.line(format_args!("{}", terminal.bold(&model.name)))?;
+        let with = file.assistant().map(|assistant| format!(", with its assistant {}", assistant.name()));
+        out.line(format_args!("{}{}", terminal.bold(&model.name), with.unwrap_or_default()))?;
         for row in &rows {
             row.print(&mut out, (plan.max_context, options.expert_slots), terminal)?;
         }

@@ -1,13 +1,13 @@
 //! `paguro rerank`: scores of texts for a query.
 
-use paguro_engine::{Batch, EngineOptions, PageBudget, Request};
+use paguro_engine::{Batch, EngineOptions, Request};
 use paguro_model::{Model, Ranker, tokenizer::Cut};
 use serde_json::json;
 
 use crate::{
     cli::{CutAt, RerankArgs},
     devices::Devices,
-    embed::{Text, read},
+    embed::{Text, read, start},
     failure::{Failure, Outcome},
     load,
     models::Source,
@@ -44,22 +44,8 @@ pub fn rerank(
     let prompts = texts.iter().map(|text| tokens(&model, args, text)).collect::<Outcome<Vec<_>>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
 
-    let defaults = EngineOptions::default();
-    let options = EngineOptions {
-        pages: PageBudget::Tokens((2 * longest).max(4096).next_multiple_of(defaults.block_size)),
-        max_context: Some(longest),
-        // Nobody waits for the end of a step.
-        step_time: std::time::Duration::MAX,
-        ..defaults
-    };
-    let loaded = load::start(
-        model.clone(),
-        options,
-        false,
-        args.texts.threads.threads,
-        (devices, &args.texts.on),
-        terminal,
-    )?;
+    let (options, on) = (EngineOptions::default(), (devices, &args.texts.on));
+    let loaded = start(&model, longest, options, args.texts.threads.threads, on, terminal)?;
     let bar = terminal.bar(texts.len(), "scoring");
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let template = Request { embedding: Some(ranker.pooling()), max_tokens: Some(0), ..Request::default() };

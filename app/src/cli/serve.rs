@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
 use paguro_server::{Alias, HostPattern, KvEncoding};
 use serde::{Deserialize, Deserializer};
 
@@ -138,6 +138,19 @@ impl<K, V> Layer for BTreeMap<K, V> {
     }
 }
 
+/// Attributes that options have in common.
+trait Attributes {
+    /// Accepts the option alone, and with `=true` or `=false`.
+    fn boolean(self, help_heading: &'static str) -> Self;
+}
+
+impl Attributes for Arg {
+    fn boolean(self, help_heading: &'static str) -> Self {
+        let optional = self.num_args(0..=1).require_equals(true).default_missing_value("true");
+        optional.value_name("BOOL").hide_possible_values(true).help_heading(help_heading)
+    }
+}
+
 layered! {
     /// Settings of flags, environment and file; absent if not set.
     #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -211,15 +224,7 @@ layered! {
         pub mmproj: Option<PathBuf>,
 
         /// Load no vision towers: all models read text only
-        #[arg(
-            long,
-            env = "PAGURO_NO_MMPROJ",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = "true",
-            value_name = "BOOL",
-            help_heading = "Images"
-        )]
+        #[arg(long, env = "PAGURO_NO_MMPROJ", boolean = "Images")]
         pub no_mmproj: Option<bool>,
 
         /// Maximum tokens of an image; its level of detail cannot exceed this [default: the model's, at most 1024]
@@ -231,27 +236,11 @@ layered! {
         pub image_min_tokens: Option<u32>,
 
         /// Refuse every field that has no effect, instead of naming it in the answer's `X-Paguro-Ignored`
-        #[arg(
-            long,
-            env = "PAGURO_STRICT",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = "true",
-            value_name = "BOOL",
-            help_heading = "Listening"
-        )]
+        #[arg(long, env = "PAGURO_STRICT", boolean = "Listening")]
         pub strict: Option<bool>,
 
         /// Refuse prompts and inputs that are lists of token ids, which clients of OpenAI's API make with another tokenizer
-        #[arg(
-            long,
-            env = "PAGURO_REFUSE_TOKEN_IDS",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = "true",
-            value_name = "BOOL",
-            help_heading = "Listening"
-        )]
+        #[arg(long, env = "PAGURO_REFUSE_TOKEN_IDS", boolean = "Listening")]
         pub refuse_token_ids: Option<bool>,
 
         /// Another name of the first model, or with PATTERN=NAME of any (several: comma-separated or repeated): 'claude-*=qwen3:4b'
@@ -316,29 +305,11 @@ layered! {
         pub drain_time: Option<Time>,
 
         /// Do not serve the page at `/`
-        #[arg(
-            long,
-            env = "PAGURO_NO_UI",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = "true",
-            hide_possible_values = true,
-            value_name = "BOOL",
-            help_heading = "Listening"
-        )]
+        #[arg(long, env = "PAGURO_NO_UI", boolean = "Listening")]
         pub no_ui: Option<bool>,
 
         /// Open the page in the browser
-        #[arg(
-            long,
-            env = "PAGURO_OPEN",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = "true",
-            hide_possible_values = true,
-            value_name = "BOOL",
-            help_heading = "Listening"
-        )]
+        #[arg(long, env = "PAGURO_OPEN", boolean = "Listening")]
         pub open: Option<bool>,
 
         /// Memory of all loaded models together: weights, K and V, buffers [default: 80 % of the free memory at the start]
@@ -431,15 +402,7 @@ layered! {
         pub kv_events_encoding: Option<KvEventsEncoding>,
 
         /// Answer /metrics, /load, /server_info and /v1/models without a key, for routers and monitoring that have none
-        #[arg(
-            long,
-            env = "PAGURO_PUBLIC_METRICS",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = "true",
-            value_name = "BOOL",
-            help_heading = "Listening"
-        )]
+        #[arg(long, env = "PAGURO_PUBLIC_METRICS", boolean = "Listening")]
         pub public_metrics: Option<bool>,
 
         /// `owned_by` of the models in /v1/models, by which some routers recognize a server: vllm [default: paguro]

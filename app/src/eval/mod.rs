@@ -74,6 +74,8 @@ pub fn eval(
         step_time: Duration::MAX,
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
+        // Without answers, nothing is drafted.
+        speculate: false,
         ..defaults
     };
     let loaded =

@@ -154,6 +154,7 @@ fn lacks_base(record: &ModelRecord) -> Result<(), String> {
 pub fn print_summary(record: &ModelRecord, chat: &ChatCheck, terminal: Terminal) -> Outcome<()> {
     let (name, size) = (record.name.short(), units::bytes(record.size()));
     let of = match (record.is_adapter(), record.base()) {
+        (false, _) if record.assistant().is_some() => ", with its assistant".to_owned(),
         (false, _) => String::new(),
         (true, Some(base)) => format!(", adapter of {base}"),
         (true, None) => ", adapter".to_owned(),

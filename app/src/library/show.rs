@@ -67,6 +67,7 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
             (None, false) if assistant::is_record(model) => {
                 "assistant, which drafts for its model".to_owned()
             }
+            (None, false) if model.assistant().is_some() => "with its assistant".to_owned(),
             (None, false) => String::new(),
             (None, true) => match base(model, &records) {
                 Ok(base) => format!("adapter of {base}"),
@@ -188,6 +189,7 @@ fn as_json(model: &ModelRecord, records: &[ModelRecord]) -> Value {
         "parameters": model.details.parameters,
         "quantization": model.details.quantization,
         "adapter": adapter,
+        "assistant": model.assistant().map(|file| &file.name),
         "bytes": model.size(),
         "digest": model.digest().to_string(),
         "created_at": format_rfc3339_millis(model.created_at).to_string(),

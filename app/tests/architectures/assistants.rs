@@ -180,6 +180,19 @@ pub(super) fn compare_folder() {
         );
     }
 
+    // One with other tokens.
+    let mut others = super::gguf("gemma4-31b-assistant");
+    let token = [&2_u64.to_le_bytes()[..], b"st"].concat();
+    let at = others.windows(token.len()).rposition(|bytes| bytes == token).expect("the last token");
+    others[at + token.len() - 1] = b'x';
+    let other_tokens = path.with_file_name("others.gguf");
+    std::fs::write(&other_tokens, others).expect("a file");
+    let error = file.set_assistant(&other_tokens).expect_err("other tokens").to_string();
+    expect![[r#"
+        the assistant `random weights` does not fit the model `random weights`: its token 300 is `sx`, and that of the model is `st`"#]]
+    .assert_eq(&error);
+    assert!(file.assistant().is_none());
+
     // One of another model.
     let mut other = ModelFile::from_static("E2B", super::gguf("gemma4-e2b").leak()).expect("a model");
     let error = other.set_assistant(&path).expect_err("an assistant of another model").to_string();

@@ -16,10 +16,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{self, Ran};
+use crate::{
+    architectures,
+    common::{self, Ran},
+};
 use expect_test::expect;
 use library_common::{Fixture, check, count_files, hub::Fault};
 use paguro_library::{Library, Pruned};
+use serde_json::Value;
 
 impl Fixture {
     fn command(&self, args: &[&str]) -> Command {
@@ -241,6 +245,37 @@ fn a_short_name_is_pulled_searched_and_run() {
             assert!(line("llama3.2:1b").contains("404"), "{out}{err}");
         }
     }
+}
+
+/// The hub has a repository of the table, with an assistant in a folder of its own.
+#[test]
+fn a_model_is_pulled_shown_planned_and_removed_with_its_assistant() {
+    let f = Fixture::new();
+    let [model, assistant] = ["gemma4-e2b", "gemma4-e2b-assistant"].map(architectures::gguf);
+    let repository = "unsloth/gemma-4-E2B-it-GGUF";
+    let name = "MTP/mtp-gemma-4-E2B-it-Q8_0.gguf";
+    f.hub.add(repository, &[("gemma-4-E2B-it-Q4_K_M.gguf", &model), (name, &assistant)]);
+    let pulled = f.run(&["pull", "gemma4:e2b"]).ok();
+    assert!(pulled.starts_with("gemma4:e2b (") && pulled.contains(", with its assistant)"), "{pulled}");
+    assert!(f.run(&["list"]).ok().trim_end().ends_with("with its assistant"));
+    let shown = f.run(&["show", "gemma4:e2b"]).ok();
+    assert!(shown.contains("drafts        with its assistant random weights"), "{shown}");
+    assert!(shown.contains("file          mtp-gemma-4-E2B-it-Q8_0.gguf"), "{shown}");
+    let shown = f.run(&["show", "gemma4:e2b", "--json"]).json();
+    assert_eq!(shown["assistant"], "mtp-gemma-4-E2B-it-Q8_0.gguf");
+
+    // The plan has the memory of both.
+    fs::write(f.folder.path().join("alone.gguf"), &model).unwrap();
+    let plan = |name: &str| f.run(&["devices", "--plan", name, "--device", "cpu", "--json"]).json();
+    let [alone, both] = ["alone.gguf", "gemma4:e2b"].map(plan);
+    assert_eq!((&alone["assistant"], &both["assistant"]), (&Value::Null, &"random weights".into()));
+    let weights = |plan: &Value| plan["stages"][0]["weights"].as_u64().unwrap();
+    assert!(weights(&both) > weights(&alone), "{both} {alone}");
+
+    let blobs = || count_files(&f.root().join("blobs"));
+    assert_eq!(blobs(), 2);
+    f.run(&["rm", "gemma4:e2b"]).ok();
+    assert_eq!(blobs(), 0);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{adapter::AdapterDetails, digest::Digest, name::ModelName};
+use crate::{adapter::AdapterDetails, digest::Digest, import::is_assistant, name::ModelName};
 
 /// A model in the library, or an adapter.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +42,11 @@ impl ModelRecord {
     /// Returns the number of bytes of all files.
     pub fn size(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()
+    }
+
+    /// Returns the file of the assistant that was stored with the model. An assistant without a model has none.
+    pub fn assistant(&self) -> Option<&FileRecord> {
+        self.files.iter().skip(1).find(|file| is_assistant(&file.name))
     }
 
     /// Returns other names by which the model is found: the texts in the list `aliases` of

@@ -115,10 +115,10 @@ impl ModelFile {
         Ok(self)
     }
 
-    /// Sets the assistant that drafts for the model. Only vectors are read, to check that it fits.
+    /// Sets the assistant that drafts for the model. Only vectors and tokens are read, to check that it fits.
     ///
     /// # Errors
-    /// [`ModelError`], if it is none or that of another model. The model has no assistant then.
+    /// [`ModelError`], if it is none, that of another model, or has other tokens. The model has no assistant then.
     pub fn set_assistant(&mut self, path: &Path) -> Result<(), ModelError> {
         self.assistant = None;
         let assistant = Self::open(path)?;
@@ -128,11 +128,35 @@ impl ModelFile {
             return Err(ModelError::NotAModel { path: path.to_owned(), problem });
         }
         self.assistant = Some(Box::new(assistant));
-        let fits = self.lower(None).map(drop);
+        let fits = self.lower(None).and_then(|_| self.compare_tokens());
         if fits.is_err() {
             self.assistant = None;
         }
         fits
+    }
+
+    /// Compares the tokens of the assistant with those of the model. An assistant without a tokenizer has those of its model.
+    fn compare_tokens(&self) -> Result<(), ModelError> {
+        let Some(assistant) = &self.assistant else { return Ok(()) };
+        let may_differ = match (&assistant.source, &self.source) {
+            (Source::Gguf(own), Source::Gguf(model)) => {
+                let [own, model] = [own, model].map(|gguf| Tokenizer::listed_in(&gguf.metadata));
+                // Comparing lists takes a small part of the time of reading tokenizers.
+                own.is_some() && own != model
+            }
+            (Source::Gguf(own), Source::Hf(_)) => Tokenizer::listed_in(&own.metadata).is_some(),
+            (Source::Hf(folder), _) => folder.has_tokenizer(),
+        };
+        if !may_differ {
+            return Ok(());
+        }
+        match self.tokenizer()?.difference(&assistant.tokenizer()?) {
+            None => Ok(()),
+            Some(problem) => {
+                let (assistant, model) = (assistant.name.clone(), self.name.clone());
+                Err(ModelError::Assistant { assistant, model, problem })
+            }
+        }
     }
 
     /// Returns the assistant that drafts for the model.

@@ -168,7 +168,12 @@ impl Candidate<'_> {
     /// Returns the file of a kind that belongs to the model: of those in the deepest of its folders, the one whose weights have the closest
     /// number of bits. BF16 comes before F16, and F16 before others of the same distance.
     fn companion<'a>(&self, all: &'a [RemoteFile], is_kind: fn(&str) -> bool) -> Option<&'a RemoteFile> {
-        let folder_of = |path: &'a str| path.rsplit_once('/').unwrap_or(("", path));
+        // Assistants in other formats are often in a folder of their own.
+        let folder_of = |path: &'a str| {
+            let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+            let (parent, last) = folder.rsplit_once('/').unwrap_or(("", folder));
+            (if last == "MTP" { parent } else { folder }, name)
+        };
         let (own, _) = self.files.first()?.path.rsplit_once('/').unwrap_or(("", ""));
         let contains = |folder: &str| {
             folder.is_empty()
@@ -433,6 +438,10 @@ mod tests {
             tag("Q8_0"),
             expect!["Q8_0: gemma-4-E2B-it-Q8_0.gguf mmproj-F16.gguf mtp-gemma-4-E2B-it-Q8_0.gguf"],
         );
+        // In a folder of its own.
+        let nested = [files[0], "mtp-gemma-4-E2B-it.gguf", "MTP/mtp-gemma-4-E2B-it-Q8_0.gguf"];
+        check(&nested, None, expect!["Q4_K_M: gemma-4-E2B-it-Q4_K_M.gguf MTP/mtp-gemma-4-E2B-it-Q8_0.gguf"]);
+        check(&nested[..2], None, expect!["Q4_K_M: gemma-4-E2B-it-Q4_K_M.gguf mtp-gemma-4-E2B-it.gguf"]);
         // In a repository of its own.
         check(&files[3..], tag("Q8_0"), expect!["Q8_0: mtp-gemma-4-E2B-it-Q8_0.gguf"]);
     }

@@ -30,6 +30,8 @@ def sizes(repository):
 
 def check(model, files):
     """Returns what is wrong with an entry; corrects its size."""
+    if model["name"].startswith("gemma4:") and not any(Path(name).name.startswith("mtp-") for name in files):
+        return "there is no assistant, a file mtp-*.gguf"
     size = files.get(model["file"])
     if size is None:
         ggufs = [name for name in files if name.endswith(".gguf")]

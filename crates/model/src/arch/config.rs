@@ -297,7 +297,75 @@ pub(crate) struct Geometry {
     pub(crate) keys_as_values: bool,
 }
 
+/// Dimensions that all files have, under names of their own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) context_length: usize,
+    pub(crate) hidden: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) ffn: usize,
+    pub(crate) layers: usize,
+}
+
 impl Config {
+    /// Returns the hyperparameters of a model with these dimensions and with `rope` in all layers. A definition changes what its
+    /// files have otherwise.
+    pub(crate) fn plain(
+        definition: &'static Definition,
+        sizes: Sizes,
+        norm_eps: f32,
+        rope: Option<RopeConfig>,
+    ) -> Self {
+        let Sizes { context_length, hidden, heads, kv_heads, head_dim, ffn, layers } = sizes;
+        let layer = Layer {
+            window: None,
+            rope: rope.as_ref().map(|_| 0),
+            experts: false,
+            recurrent: false,
+            mixer: true,
+            network: true,
+            geometry: Geometry::default(),
+        };
+        Self {
+            definition,
+            context_length,
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            ffn,
+            layer_embed: 0,
+            latent: None,
+            block: definition.block,
+            experts: None,
+            recurrent: None,
+            norm_eps,
+            norm_offset: 0.0,
+            position_offset: 0,
+            embed_scale: 1.0,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            attention_soft_cap: None,
+            position_scale: None,
+            branch_scale: 1.0,
+            multipliers: Multipliers::NONE,
+            logit_scale: 1.0,
+            logit_soft_cap: None,
+            tied: None,
+            ropes: rope.into_iter().collect(),
+            layers: vec![layer; layers],
+            extra_layers: 0,
+        }
+    }
+
+    /// Sets the mixture of experts, which all layers have but the first ones.
+    pub(crate) fn set_experts(&mut self, experts: Option<ExpertsConfig>) {
+        self.experts = experts;
+        let dense = experts.map_or(self.layers.len(), |experts| experts.dense_layers);
+        self.layers.iter_mut().enumerate().for_each(|(index, layer)| layer.experts = index >= dense);
+    }
+
     /// K/V heads of a layer.
     pub(crate) fn kv_heads_of(&self, layer: usize) -> usize {
         self.layers[layer].geometry.kv_heads.unwrap_or(self.kv_heads)

@@ -3,10 +3,7 @@
 
 use paguro_backend::{ExpertGroups, NormKind, Scores};
 
-use super::{
-    Config, Definition, ExpertsConfig, Multipliers, Tensors,
-    config::{Geometry, Layer},
-};
+use super::{Config, Definition, ExpertsConfig, Tensors, config::Sizes};
 use crate::{
     error::ModelError,
     gguf::{Metadata, MetadataError},
@@ -81,44 +78,9 @@ pub(crate) fn config(
         true => None,
         false => Some(keys.rope(head_dim, max_context.unwrap_or(context_length))?),
     };
-    let layer = |layer: usize| Layer {
-        window: None,
-        rope: rope.as_ref().map(|_| 0),
-        experts: experts.is_some_and(|experts| layer >= experts.dense_layers),
-        recurrent: false,
-        mixer: true,
-        network: true,
-        geometry: Geometry::default(),
-    };
-    let mut config = Config {
-        definition,
-        context_length,
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        ffn,
-        layer_embed: 0,
-        latent: None,
-        block: definition.block,
-        experts,
-        recurrent: None,
-        norm_eps,
-        norm_offset: 0.0,
-        position_offset: 0,
-        embed_scale: 1.0,
-        attention_scale: 1.0 / (head_dim as f32).sqrt(),
-        attention_soft_cap: None,
-        position_scale: None,
-        branch_scale: 1.0,
-        multipliers: Multipliers::NONE,
-        logit_scale: 1.0,
-        logit_soft_cap: None,
-        tied: None,
-        layers: (0..layers).map(layer).collect(),
-        ropes: rope.into_iter().collect(),
-        extra_layers,
-    };
+    let sizes = Sizes { context_length, hidden, heads, kv_heads, head_dim, ffn, layers };
+    let mut config = Config { extra_layers, ..Config::plain(definition, sizes, norm_eps, rope) };
+    config.set_experts(experts);
     (definition.from_gguf)(&mut keys, &mut config)?;
     if keys.flag("attention.causal") == Some(false) && !config.block.bidirectional {
         if config.layers.iter().any(|layer| layer.window.is_some()) {

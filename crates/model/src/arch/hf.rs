@@ -10,10 +10,7 @@ use serde_json::{Map, Value};
 
 pub(super) use self::fields::Fields;
 use self::rope::{Scope, read_rope};
-use super::{
-    Config, Definition, Multipliers,
-    config::{Geometry, Layer},
-};
+use super::{Config, Definition, config::Sizes};
 use crate::error::ModelError;
 
 /// Reads the hyperparameters. `tensors` is the number of tensors in the folder, which bounds the number of layers;
@@ -77,46 +74,14 @@ pub(crate) fn config(
             Some(read_rope(&fields, &defaults, scope, style, head_dim, context_length, max_context)?)
         }
     };
-    let geometry = Geometry::default();
-    let rope_index = rope.as_ref().map(|_| 0);
-    let layer = Layer {
-        window: None,
-        rope: rope_index,
-        experts: false,
-        recurrent: false,
-        mixer: true,
-        network: true,
-        geometry,
-    };
+    let ffn = fields.size_of(&["intermediate_size", "n_inner"], defaults.ffn.or(Some(4 * hidden)))?;
+    let tied = tied(json, &fields)?.unwrap_or(defaults.tied);
+    let sizes = Sizes { context_length, hidden, heads, kv_heads, head_dim, ffn, layers };
     let mut config = Config {
-        definition,
-        context_length,
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        ffn: fields.size_of(&["intermediate_size", "n_inner"], defaults.ffn.or(Some(4 * hidden)))?,
-        layer_embed: 0,
-        latent: None,
-        block: definition.block,
-        experts: None,
-        recurrent: None,
-        norm_eps: norm_eps as f32,
-        norm_offset: 0.0,
-        position_offset: 0,
-        embed_scale: 1.0,
-        attention_scale: 1.0 / (head_dim as f32).sqrt(),
-        attention_soft_cap: None,
-        position_scale: None,
-        branch_scale: 1.0,
-        multipliers: Multipliers::NONE,
-        logit_scale: 1.0,
-        logit_soft_cap: None,
-        tied: Some(tied(json, &fields)?.unwrap_or(defaults.tied)),
-        layers: vec![layer; layers],
-        ropes: rope.into_iter().collect(),
+        tied: Some(tied),
         extra_layers: fields
             .size_of(&["num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"], Some(0))?,
+        ..Config::plain(definition, sizes, norm_eps as f32, rope)
     };
     set_windows(&fields, &defaults, &mut config)?;
     if let Some(other_base) = defaults.local_base {
@@ -125,9 +90,7 @@ pub(crate) fn config(
         config.set_local_rope(own);
     }
     if let Some(experts) = definition.experts {
-        config.experts = fields.experts(experts, definition.block.latent)?;
-        let dense = config.experts.map_or(layers, |experts| experts.dense_layers);
-        config.layers.iter_mut().enumerate().for_each(|(index, layer)| layer.experts = index >= dense);
+        config.set_experts(fields.experts(experts, definition.block.latent)?);
     }
     (definition.from_hf)(&fields, &mut config)?;
     config.check(tensors)

@@ -91,6 +91,11 @@ impl HfFolder {
         })
     }
 
+    /// Returns true if the folder has a tokenizer.
+    pub(crate) fn has_tokenizer(&self) -> bool {
+        self.path.join("tokenizer.json").is_file()
+    }
+
     /// Returns `tokenizer_config.json`, if there is one.
     pub(crate) fn tokenizer_config(&self) -> Result<Option<Vec<u8>>, ModelError> {
         read_file(&self.path.join("tokenizer_config.json"), MAX_TOKENIZER)

@@ -29,7 +29,7 @@ use vocab::{TokenKind, Vocab};
 
 use crate::{
     chat::{ChatPrompt, ControlNames},
-    gguf::{Metadata, MetadataError},
+    gguf::{Metadata, MetadataError, Value},
 };
 
 pub use breakers::SEQUENCE_BREAKERS;
@@ -90,6 +90,12 @@ impl Tokenizer {
     /// [`TokenizerError`], with the missing or unsupported part.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, TokenizerError> {
         gguf::read(metadata)
+    }
+
+    /// Returns the names of the tokens of a GGUF file; `None` if it has no tokenizer. Files with the same names have no
+    /// [difference](Tokenizer::difference).
+    pub(crate) fn listed_in(metadata: &Metadata) -> Option<&Value> {
+        metadata.get(gguf::TOKENS)
     }
 
     /// Reads Hugging Face's `tokenizer.json`. `tokenizer_config.json` determines BOS and EOS, and whether they are
