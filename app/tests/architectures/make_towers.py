@@ -81,6 +81,13 @@ CASES = [
      image_token_id=IMAGE), [(64, 64)], siglip(64)),
     ("smolvlm", "SmolVLM", dict(text_config=dict(TEXT, model_type="llama"), vision_config=dict(SIGLIP, image_size=96, patch_size=16), scale_factor=3,
      image_token_id=IMAGE), [(96, 96)], siglip(96)),
+    ("internvl", "InternVL", dict(text_config=dict(TEXT, model_type="qwen2"), vision_config=dict(SIGLIP, image_size=[56, 56], patch_size=[14, 14],
+     attention_bias=True), image_token_id=IMAGE), [(56, 56)], None),
+    ("internvl-norms", "InternVL", dict(text_config=dict(TEXT, model_type="qwen3", head_dim=32), vision_config=dict(SIGLIP, image_size=[84, 84],
+     patch_size=[14, 14], use_qk_norm=True, norm_type="rms_norm"), image_token_id=IMAGE), [(84, 84)], None),
+    ("lfm2_vl", "Lfm2Vl", dict(text_config=dict(TEXT, model_type="lfm2", layer_types=["conv", "full_attention"], block_multiple_of=32),
+     vision_config=dict(SIGLIP, model_type="siglip2_vision_model", num_patches=16, patch_size=16, vision_use_head=False), projector_hidden_size=72,
+     image_token_id=IMAGE), [(64, 96), (32, 160)], None),
 ]
 
 
@@ -106,8 +113,11 @@ def inputs(name, rgb, processor):
         out = getattr(transformers, class_)(max_soft_tokens=70)
         out.do_resize = False
         return {key: value for key, value in dict(out(images=image, return_tensors="pt")).items() if torch.is_tensor(value)}
+    if name == "lfm2_vl":
+        out = transformers.Lfm2VlImageProcessor(do_image_splitting=False, min_image_tokens=1, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+        return dict(out(images=image, return_tensors="pt"))
     pixels = (torch.from_numpy(np.float32(rgb)).permute(2, 0, 1)[None] / 255 - 0.5) / 0.5
-    return dict(pixel_values=pixels, image_sizes=torch.tensor([[height, width]]))
+    return dict(pixel_values=pixels) if name.startswith("internvl") else dict(pixel_values=pixels, image_sizes=torch.tensor([[height, width]]))
 
 
 def fill(class_, key, shape):
@@ -118,6 +128,8 @@ def fill(class_, key, shape):
         spread = 0.4
     elif "position_embedding" in key or "pos_embed" in key:
         center, spread = 0.0, 1.0
+    elif leaf in ("lambda_1", "lambda_2"):
+        center, spread = 0.6, 0.5
     elif leaf == "std_scale":
         center, spread = 1.0, 0.5
     else:

@@ -55,7 +55,9 @@ pub(crate) fn contents(
     let is_silu = vision.get("hidden_act").and_then(Json::as_str) == Some("silu");
     set(if is_silu { "clip.use_silu" } else { "clip.use_gelu" }, Value::Bool(true));
     for (key, fields) in SIZES {
-        let found = fields.iter().find_map(|field| vision.get(*field)?.as_u64());
+        // Sides of both axes are equal.
+        let number = |value: &Json| value.as_u64().or_else(|| value.get(0)?.as_u64());
+        let found = fields.iter().find_map(|field| number(vision.get(*field)?));
         if let Some(size) = found.and_then(|size| u32::try_from(size).ok()) {
             set(&format!("clip.vision.{key}"), Value::U32(size));
         }
@@ -114,6 +116,8 @@ fn rename(
             (blocks.k_norm, GGUF.k_norm),
             (blocks.post1, GGUF.post1),
             (blocks.post2, GGUF.post2),
+            (blocks.scale1, GGUF.scale1),
+            (blocks.scale2, GGUF.scale2),
         ];
         // Bounds have the name of what has the matrix (Gemma 4).
         let is_it = |own: &str| own == base || kind != "weight" && own.strip_suffix(".linear") == Some(base);
@@ -149,7 +153,11 @@ fn rename(
         .ok_or_else(|| unknown(family, name))?;
     let full = if rest.is_empty() { new.to_owned() } else { format!("{new}{rest}") };
     let is_kernel = new == "v.patch_embd" && rest == ".weight";
-    let is_by_pixel = family.family == Family::Gemma4 && (is_kernel || new == "v.patch_norm.1");
+    let is_by_pixel = match family.family {
+        Family::Gemma4 => is_kernel || new == "v.patch_norm.1",
+        Family::Lfm2 => is_kernel,
+        _ => false,
+    };
     if is_by_pixel {
         out.push(Tensor { name: full, ..planes(tensor)? });
     } else if own == "v.pos_embedding" {
@@ -161,8 +169,9 @@ fn rename(
     } else if own == "mm.mm_soft_emb_norm" {
         let values = values(tensor)?.iter().map(|value| value + 1.0).collect::<Vec<_>>();
         out.push(Tensor { name: full, ..floats(tensor.shape.clone(), &values, tensor) });
-    } else if new.starts_with("v.position_embd") {
-        out.push(Tensor { name: full, ..floats(tensor.shape.clone(), &values(tensor)?, tensor) });
+    } else if new.starts_with("v.position_embd") || new == "v.class_embd" {
+        let shape = tensor.shape.iter().copied().skip_while(|&outer| outer == 1).collect();
+        out.push(Tensor { name: full, ..floats(shape, &values(tensor)?, tensor) });
     } else {
         out.push(plain(Tensor { name: full, ..tensor.clone() })?);
     }

@@ -1,5 +1,6 @@
 //! The files of a tower: numbers and tensors under the names of either kind.
 
+use half::f16;
 use paguro_backend::{
     Bounds, Bytes, Linear, LoadError, Matrix, Norm, NormKind, VectorId, WeightFormat, Weights,
 };
@@ -71,6 +72,11 @@ impl<'a, 't> TowerFile<'a, 't> {
             Values::Hf { .. } => match self.vision(name) {
                 None | Some(Value::Null) => Ok(None),
                 Some(value) => {
+                    // Equal numbers for both axes are one.
+                    let value = match value.as_array().map(Vec::as_slice) {
+                        Some([first, rest @ ..]) if rest.iter().all(|other| other == first) => first,
+                        _ => value,
+                    };
                     let number = value.as_u64().and_then(|value| u32::try_from(value).ok());
                     let wrong = || {
                         ModelError::Config(format!(
@@ -167,6 +173,39 @@ impl<'a, 't> TowerFile<'a, 't> {
         let bias = bias.map(|bias| self.tensors.add_vector(bias));
         let bounds = self.bounds(name.strip_suffix(".linear").unwrap_or(name))?;
         Ok(Linear { matrix: self.tensors.add_matrix(matrix), bias, bounds })
+    }
+
+    /// Uses a matrix with its bias, both multiplied by a factor for each row.
+    pub(super) fn scaled(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        factors: &str,
+    ) -> Result<Linear, ModelError> {
+        let named = format!("{factors}.weight");
+        let factors = if self.tensors.has(&named) { named.as_str() } else { factors };
+        let factors = self.tensors.require_vector(factors, rows)?;
+        let weight = format!("{name}.weight");
+        let is_f32 = self.tensors.format(&weight) == Some(WeightFormat::F32);
+        let mut values = self.dense(&weight, rows, cols)?;
+        for (row, factor) in values.chunks_exact_mut(cols).zip(&factors) {
+            row.iter_mut().for_each(|value| *value *= factor);
+        }
+        let bias = self.vector(&format!("{name}.bias"), rows)?.map(|bias| {
+            self.map_vector(bias, |bias| {
+                bias.iter().zip(&factors).map(|(bias, factor)| bias * factor).collect()
+            })
+        });
+        // Products of numbers of 16 bits or fewer are kept in 16 bits.
+        let fits = values.iter().all(|value| f16::from_f32(*value).is_finite());
+        if is_f32 || !fits {
+            return Ok(self.matrix_of(&weight, rows, cols, &values, bias));
+        }
+        let bytes: Vec<u8> = values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
+        let bytes = Bytes::from(bytes);
+        let matrix = Matrix { name: weight, format: WeightFormat::F16, parts: 1, rows, cols, bytes };
+        Ok(Linear { matrix: self.tensors.add_matrix(matrix), bias, bounds: None })
     }
 
     /// Returns the bounds of a matrix: a tensor of one number for each that it has (Gemma 4).

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     Arrangement, Lowered, Places, TowerFamily,
     files::{TowerFile, Values},
-    lower::{BlockNames, Blocks, GGUF, single},
+    lower::{BlockNames, Blocks, GGUF, Intern, single},
     object,
     qwen2vl::CLIP,
     qwen3vl::check_squares,
@@ -114,6 +114,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         gated: true,
         scale: (head_dim as f32).powf(-0.5),
         gemma4: false,
+        intern: Intern::default(),
         names: &NAMES,
     };
     blocks.check(file)?;
@@ -177,7 +178,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         merge: merge as u32,
     };
     let values = Arrangement::values(mean, std);
-    let arrangement = Arrangement { patch, merge, window: None, places: Places::None, values };
+    let arrangement = Arrangement { patch, merge, window: None, class: None, places: Places::None, values };
     Ok(Lowered { program, arrangement, processor })
 }
 
