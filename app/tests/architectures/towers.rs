@@ -145,7 +145,9 @@ fn image_token(name: &str) -> &'static str {
         "pixtral" | "mistral3" => "[IMG]",
         "idefics3" | "smolvlm" | "lfm2_vl" => "<image>",
         "internvl" | "internvl-norms" => "<IMG_CONTEXT>",
-        name if name.starts_with("gemma4") => "<|image|>",
+        "paddleocr_vl" => "<|IMAGE_PLACEHOLDER|>",
+        "kimi_k25" => "<|media_pad|>",
+        name if name.starts_with("gemma4") || name.starts_with("glm4v") => "<|image|>",
         _ => "<|image_pad|>",
     }
 }

@@ -25,8 +25,10 @@ pub enum Family {
     Glm4,
     /// PaddleOCR-VL: the template writes the tokens around.
     PaddleOcr,
-    /// Kimi-VL, Kimi K2.5: the template writes the tokens around.
+    /// Kimi-VL: the template writes the tokens around.
     Kimi,
+    /// Kimi K2.5: the template writes the tokens around.
+    KimiK25,
 }
 
 /// A piece of the prompt of a picture.
@@ -48,6 +50,7 @@ impl Family {
             Self::Glm4 => format!("<|begin_of_image|>{marker}<|end_of_image|>"),
             Self::PaddleOcr => format!("<|IMAGE_START|>{marker}<|IMAGE_END|>"),
             Self::Kimi => format!("<|media_start|>image<|media_content|>{marker}<|media_end|>"),
+            Self::KimiK25 => format!("<|media_begin|>image<|media_content|>{marker}<|media_end|>"),
             Self::Gemma3 | Self::Gemma4 | Self::Pixtral | Self::Idefics3 | Self::Lfm2 => marker.to_owned(),
         }
     }
@@ -57,7 +60,7 @@ impl Family {
         let image = || Piece::Image(plan.tokens());
         let text = |text: &str| Piece::Text(text.to_owned());
         match self {
-            Self::Qwen | Self::Glm4 | Self::PaddleOcr | Self::Kimi => vec![image()],
+            Self::Qwen | Self::Glm4 | Self::PaddleOcr | Self::Kimi | Self::KimiK25 => vec![image()],
             Self::InternVl => vec![text("<img>"), image(), text("</img>")],
             Self::Lfm2 => lfm2(plan),
             Self::Gemma3 => vec![text("\n\n<start_of_image>"), image(), text("<end_of_image>\n\n")],

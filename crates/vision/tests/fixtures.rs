@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, io::Read as _, path::PathBuf};
 
 use flate2::read::GzDecoder;
 use paguro_vision::{
-    Budget, Detail, Filter, Format, Limits, Plan, Processor, Rgb, SizeRule, SmallSides, decode, probe,
-    resample,
+    Budget, Detail, Family, Filter, Format, Limits, Piece, Plan, Processor, Rgb, SizeRule, SmallSides,
+    decode, probe, resample,
 };
 use serde_json::Value;
 
@@ -79,6 +79,10 @@ fn lfm2(min_tokens: u32, max_tokens: u32, tile: u32) -> Processor {
     let (tolerance, min_tiles, max_tiles) = (2.0, 2, 10);
     let rule = SizeRule::Flexible { min_tokens, max_tokens, tolerance, tile, min_tiles, max_tiles };
     Processor { filter: Filter::Bilinear, ..processor(rule, 16, 2) }
+}
+
+fn small_internvl() -> Processor {
+    processor(SizeRule::Grid { tile: 56, min_tiles: 1, max_tiles: 12 }, 14, 2)
 }
 
 /// The published image processors whose sizes the script has written.
@@ -184,7 +188,7 @@ fn whole_pictures_equal_those_of_the_processors() {
             "gemma4" => processor(SizeRule::Budget { tokens: 70 }, 16, 3),
             "pixtral" => processor(SizeRule::LongestEdge { pixels: 96 }, 14, 2),
             "idefics3" => processor(SizeRule::Tiles { longest_edge: 128, tile: 64, split: true }, 16, 2),
-            "internvl" => processor(SizeRule::Grid { tile: 56, min_tiles: 1, max_tiles: 12 }, 14, 2),
+            "internvl" => small_internvl(),
             "lfm2" => lfm2(1, 2, 32),
             "kimi" => processor(SizeRule::Padded { max_patches: 24, max_side: 512 }, 14, 2),
             other => panic!("{other}"),
@@ -194,6 +198,26 @@ fn whole_pictures_equal_those_of_the_processors() {
         let pixels = processor.prepare(&picture(side(0), side(1), 1), &plan);
         assert_eq!(pixels.rgb.len(), plan.bytes(), "{family}");
         assert_eq!(fnv(&pixels.rgb), case["hash"], "{case}");
+    }
+}
+
+#[test]
+fn texts_in_place_of_pictures_equal_those_of_the_processors() {
+    let cases = expected("prompts");
+    for case in cases.as_array().unwrap() {
+        let (family, processor, token) = match case["family"].as_str().unwrap() {
+            "internvl" => (Family::InternVl, small_internvl(), "<IMG_CONTEXT>"),
+            "lfm2" => (Family::Lfm2, lfm2(1, 2, 32), "<image>"),
+            other => panic!("{other}"),
+        };
+        let side = |axis: usize| case["from_"][axis].as_u64().unwrap() as u32;
+        let plan = processor.plan(side(0), side(1), Budget::default()).unwrap();
+        let written = |piece: Piece| match piece {
+            Piece::Text(text) => text,
+            Piece::Image(count) => token.repeat(count),
+        };
+        let text: String = family.expansion(&plan).into_iter().map(written).collect();
+        assert_eq!(text, case["text"].as_str().unwrap(), "{case}");
     }
 }
 

@@ -9,6 +9,7 @@ import io
 import json
 import pathlib
 import struct
+import types
 
 import numpy as np
 from PIL import Image
@@ -18,8 +19,10 @@ from transformers.models.gemma4 import image_processing_pil_gemma4 as gemma4
 from transformers.models.glm4v.image_processing_glm4v import smart_resize as glm4v_resize
 from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as got
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
 from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.paddleocr_vl.image_processing_paddleocr_vl import smart_resize as paddle_resize
 from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
 from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen
@@ -198,6 +201,23 @@ def processed():
     return cases
 
 
+def prompts():
+    """Texts in place of pictures, as the processors write them without a tokenizer."""
+    intern = types.SimpleNamespace(start_image_token="<img>", image_token="<IMG_CONTEXT>", end_image_token="</img>", image_seq_length=4)
+    lfm = types.SimpleNamespace(image_token="<image>", image_start_token="<|image_start|>", image_end_token="<|image_end|>",
+                                image_thumbnail_token="<|img_thumbnail|>")
+    cases = []
+    for w, h in [(100, 75), (61, 140), (20, 20)]:
+        columns, rows = got.get_optimal_tiled_canvas((h, w), (56, 56), 1, 12)
+        tiles = rows * columns + (rows * columns > 1)
+        text = InternVLProcessor.replace_image_token(intern, dict(num_patches=[tiles], image_num_patches=[tiles]), 0)
+        cases.append(dict(family="internvl", from_=[w, h], text=text))
+        (height, width), (rows, columns) = lfm2(h, w, 1, 2, 32)
+        text = Lfm2VlProcessor._build_image_tokens(lfm, rows, columns, 1, width * height // 1024, True, True)
+        cases.append(dict(family="lfm2", from_=[w, h], text=text))
+    return cases
+
+
 def files():
     """Small files in every format and form, with their pixels over white as Pillow shows them."""
     rgb = picture(11, 7, 3)
@@ -262,5 +282,5 @@ def files():
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     tables()
-    text = json.dumps(dict(resampled=resampled(), processed=processed(), files=files()), separators=(",", ":"))
+    text = json.dumps(dict(resampled=resampled(), processed=processed(), prompts=prompts(), files=files()), separators=(",", ":"))
     (OUT / "expected.json.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))

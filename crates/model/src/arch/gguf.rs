@@ -118,6 +118,7 @@ pub(crate) fn config(
         layers: (0..layers).map(layer).collect(),
         ropes: rope.into_iter().collect(),
         extra_layers,
+        halves_in_gguf: false,
     };
     (definition.from_gguf)(&mut keys, &mut config)?;
     if keys.flag("attention.causal") == Some(false) && !config.block.bidirectional {

@@ -115,6 +115,7 @@ pub(crate) fn config(
         tied: Some(tied(json, &fields)?.unwrap_or(defaults.tied)),
         layers: vec![layer; layers],
         ropes: rope.into_iter().collect(),
+        halves_in_gguf: false,
         extra_layers: fields
             .size_of(&["num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"], Some(0))?,
     };
@@ -154,6 +155,10 @@ pub(crate) fn class(json: &Map<String, Value>) -> Result<&str, ModelError> {
                 "gpt_oss, llama, qwen2, qwen3, qwen3_moe",
             )),
         },
+        (Some("Glm46VForConditionalGeneration"), Some("glm4v_moe_text")) => {
+            Ok("Glm4vMoeForConditionalGeneration")
+        }
+        (Some("Glm46VForConditionalGeneration"), _) => Ok("Glm4vForConditionalGeneration"),
         (Some("Lfm2VlForConditionalGeneration"), Some("lfm2_moe")) => Ok("Lfm2MoeForCausalLM"),
         (Some("Lfm2VlForConditionalGeneration"), _) => Ok("Lfm2ForCausalLM"),
         (Some(class), _) => Ok(class),

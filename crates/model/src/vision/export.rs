@@ -123,6 +123,14 @@ fn rename(
         let is_it = |own: &str| own == base || kind != "weight" && own.strip_suffix(".linear") == Some(base);
         let found = pairs.iter().find(|(own, _)| is_it(own)).ok_or_else(|| unknown(family, name))?;
         let full = |part: &str| format!("{}{layer}.{part}.{kind}", GGUF.before);
+        if found.1 == GGUF.qkv && family.family == Family::KimiK25 {
+            let heads = heads.or_else(|| vision.get("vt_num_attention_heads")?.as_u64());
+            out.push(plain(Tensor {
+                name: full(found.1),
+                ..columns_first(tensor, heads.unwrap_or(16) as usize)
+            })?);
+            return Ok(());
+        }
         if found.1 == GGUF.qkv && family.splits_qkv {
             for (index, part) in [GGUF.q, GGUF.k, GGUF.v].into_iter().enumerate() {
                 out.push(plain(Tensor { name: full(part), ..third(tensor, index) })?);
@@ -240,6 +248,25 @@ fn of_frame(tensor: &Tensor, frame: usize) -> Result<Tensor, ModelError> {
         .flat_map(|frames| frames[frame * plane..][..plane].to_vec())
         .collect();
     Ok(floats(vec![out, channels, rows, columns], &kernel, tensor))
+}
+
+/// Reorders rows of queries and keys, which values follow, so that all pairs of a head that are rotated by columns come first.
+fn columns_first(tensor: &Tensor, heads: usize) -> Tensor {
+    let rows = tensor.shape.first().copied().unwrap_or(0);
+    let head = rows.checked_div(3 * heads).unwrap_or(0);
+    if head == 0 || !head.is_multiple_of(4) || rows != 3 * heads * head {
+        return tensor.clone();
+    }
+    let source = |at: usize| match at < 2 * heads * head {
+        false => at,
+        true => {
+            let (pair, element) = (at % head / 2, at % 2);
+            at / head * head + pair % (head / 4) * 4 + pair / (head / 4) * 2 + element
+        }
+    };
+    let row = tensor.bytes.len() / rows;
+    let pieces = (0..rows).map(|at| tensor.bytes.slice(source(at) * row..(source(at) + 1) * row)).collect();
+    Tensor { bytes: join(pieces), ..tensor.clone() }
 }
 
 /// Reorders rows of queries or keys so that neighbours are pairs.

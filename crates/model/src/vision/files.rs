@@ -8,7 +8,7 @@ use paguro_vision::Filter;
 use serde_json::{Map, Value};
 
 use super::{TowerFamily, object};
-use crate::{arch::Tensors, error::ModelError, gguf::Metadata, tensor::Tensor};
+use crate::{arch::Tensors, error::ModelError, gguf::Metadata, rearrange::join, tensor::Tensor};
 
 /// The numbers of a tower.
 #[derive(Clone, Copy)]
@@ -206,6 +206,49 @@ impl<'a, 't> TowerFile<'a, 't> {
         let bytes = Bytes::from(bytes);
         let matrix = Matrix { name: weight, format: WeightFormat::F16, parts: 1, rows, cols, bytes };
         Ok(Linear { matrix: self.tensors.add_matrix(matrix), bias, bounds: None })
+    }
+
+    /// Uses two matrices without biases as one, the rows of the second one after those of the first.
+    pub(super) fn stacked(
+        &mut self,
+        names: [&str; 2],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Linear, ModelError> {
+        let mut whole = |name: &str| self.tensors.require_matrix(&format!("{name}.weight"), rows, cols);
+        let (first, second) = (whole(names[0])?, whole(names[1])?);
+        if first.format != second.format {
+            let what = format!("`{}` and `{}` in different formats", first.name, second.name);
+            return Err(ModelError::unsupported(what));
+        }
+        let bytes = join(vec![first.bytes.clone(), second.bytes]);
+        let matrix = self.tensors.add_matrix(Matrix { rows: 2 * rows, bytes, ..first });
+        Ok(Linear { matrix, bias: None, bounds: None })
+    }
+
+    /// Uses the kernel of a convolution over whole squares of rows, or what is stored as that, as a matrix of joined rows. Its columns are
+    /// ordered by element, then by place in the square.
+    pub(super) fn squares(
+        &mut self,
+        name: &str,
+        out: usize,
+        hidden: usize,
+        merge: usize,
+    ) -> Result<Linear, ModelError> {
+        let (weight, square) = (format!("{name}.weight"), merge * merge);
+        let joined = hidden * square;
+        let stored = match self.tensors.shape(&weight).map(<[usize]>::len) {
+            Some(4) => self.tensors.values(&weight, &[out, hidden, merge, merge])?,
+            _ => self.dense(&weight, out, joined)?,
+        };
+        let mut values = vec![0.0; stored.len()];
+        for (to, from) in values.chunks_exact_mut(joined).zip(stored.chunks_exact(joined)) {
+            for (at, value) in from.iter().enumerate() {
+                to[at % square * hidden + at / square] = *value;
+            }
+        }
+        let bias = self.vector(&format!("{name}.bias"), out)?;
+        Ok(self.matrix_of(&weight, out, joined, &values, bias))
     }
 
     /// Returns the bounds of a matrix: a tensor of one number for each that it has (Gemma 4).

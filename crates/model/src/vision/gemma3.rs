@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     Arrangement, Lowered, Places, Resize, TowerFamily,
     files::TowerFile,
-    lower::{Blocks, Intern, SIGLIP, single},
+    lower::{Blocks, Extras, SIGLIP, single},
     qwen3vl::check_squares,
 };
 use crate::{error::ModelError, gguf::Value as Meta};
@@ -81,7 +81,7 @@ pub(super) fn siglip(file: &TowerFile<'_, '_>, hidden: usize, heads: usize) -> R
         gated: false,
         scale: (head_dim as f32).powf(-0.5),
         gemma4: false,
-        intern: Intern::default(),
+        extras: Extras::default(),
         names: &SIGLIP,
     };
     blocks.check(file)?;

@@ -12,7 +12,7 @@ use super::{
     Arrangement, Lowered, Places, TowerFamily,
     adapt::Text,
     files::{TowerFile, Values},
-    lower::{BlockNames, Blocks, GGUF, Intern, rope_of_halves, single},
+    lower::{BlockNames, Blocks, Extras, GGUF, rope_of_halves, single},
     qwen3vl::check_squares,
 };
 use crate::{
@@ -144,7 +144,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         gated: true,
         scale: 1.0,
         gemma4: true,
-        intern: Intern::default(),
+        extras: Extras::default(),
         names: &NAMES,
     };
     blocks.check(file)?;
@@ -290,7 +290,7 @@ fn unified(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         gated: true,
         scale: 1.0,
         gemma4: true,
-        intern: Intern::default(),
+        extras: Extras::default(),
         names: &NAMES,
     };
     let mut program = blocks.program(&[false], Vec::new(), Vec::new(), patches, single(1, text, 0, ops));

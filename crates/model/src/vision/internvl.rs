@@ -1,14 +1,14 @@
 //! InternVL 2.5 to 3.5: a class row beside the patches of square tiles, factors of the results of both branches, rows of squares of four
 //! patches.
 
-use paguro_backend::{Activation, NormKind, Patches, RowOp};
+use paguro_backend::{Activation, NormKind, Patches, QkNormKind, RowOp};
 use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::Value;
 
 use super::{
     Arrangement, Lowered, Places, Resize, TowerFamily,
     files::{TowerFile, Values},
-    lower::{BlockNames, Blocks, GGUF, Intern, single},
+    lower::{BlockNames, Blocks, Extras, GGUF, single},
     qwen3vl::check_squares,
 };
 use crate::{error::ModelError, gguf::Value as Meta};
@@ -184,7 +184,7 @@ fn blocks(file: &mut TowerFile<'_, '_>) -> Result<Blocks, ModelError> {
         gated: false,
         scale: (head_dim as f32).powf(-0.5),
         gemma4: false,
-        intern: Intern { norms: file.tensors.has(&first(&format!("{}.weight", names.q_norm))), scales: true },
+        extras: Extras { norms: file.tensors.has(&first(&format!("{}.weight", names.q_norm))), scales: true },
         names: &NAMES,
     };
     blocks.check(file)?;

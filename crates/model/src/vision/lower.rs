@@ -25,17 +25,17 @@ pub(super) struct Blocks {
     pub(super) scale: f32,
     /// Norms of queries, keys and values, and norms after both branches (Gemma 4).
     pub(super) gemma4: bool,
-    /// Norms of all queries and of all keys of a row, and factors of the results of both branches (InternVL).
-    pub(super) intern: Intern,
+    /// Parts that layers of some towers have.
+    pub(super) intern: Extras,
     pub(super) names: &'static BlockNames,
 }
 
-/// What InternVL's layers may have.
+/// Parts that layers of some towers have.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Intern {
+pub(super) struct Extras {
     /// Norms of queries and keys.
-    pub(super) norms: bool,
-    /// Factors of the results of both branches.
+    pub(super) qk_norms: Option<QkNormKind>,
+    /// Factors of the results of both branches (InternVL).
     pub(super) scales: bool,
 }
 
@@ -131,7 +131,7 @@ impl Blocks {
             gated,
             scale,
             gemma4,
-            intern,
+            extras,
             names,
             ..
         } = *self;
@@ -154,14 +154,15 @@ impl Blocks {
             post1 = Some(file.norm(&name(names.post1), hidden, norms, eps)?);
             post2 = Some(file.norm(&name(names.post2), hidden, norms, eps)?);
         }
-        if intern.norms {
+        if let Some(kind) = extras.qk_norms {
+            let width = if kind == QkNormKind::Row { width } else { head_dim };
             qk_norm = Some(QkNorm {
                 q: file.norm(&name(names.q_norm), width, NormKind::Rms, eps)?,
                 k: file.norm(&name(names.k_norm), width, NormKind::Rms, eps)?,
-                kind: QkNormKind::Row,
+                kind,
             });
         }
-        let scaled = |file: &mut TowerFile<'_, '_>, linear: &str, cols: usize, by: &str| match intern.scales {
+        let scaled = |file: &mut TowerFile<'_, '_>, linear: &str, cols: usize, by: &str| match extras.scales {
             true => file.scaled(linear, hidden, cols, &name(by)),
             false => file.linear(linear, hidden, cols),
         };

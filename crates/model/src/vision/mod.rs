@@ -9,11 +9,14 @@ mod export;
 mod files;
 mod gemma3;
 mod gemma4;
+mod glm4v;
 mod idefics3;
 mod input;
 mod internvl;
+mod kimi;
 mod lfm2;
 mod lower;
+mod paddleocr;
 mod pixtral;
 mod places;
 mod qwen2vl;
@@ -129,6 +132,10 @@ const ALL: &[&TowerFamily] = &[
     &idefics3::DEF,
     &internvl::DEF,
     &lfm2::DEF,
+    &glm4v::DEF,
+    &paddleocr::DEF,
+    &kimi::VL,
+    &kimi::K25,
 ];
 
 /// Values of `clip.projector_type` of known families that are not supported, with their names.
@@ -136,10 +143,9 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("qwen2vl_merger", "Qwen2-VL"),
     ("gemma3nv", "Gemma 3n"),
     ("llama4", "Llama 4"),
-    ("glm4v", "GLM-4V"),
-    ("paddleocr", "PaddleOCR-VL"),
-    ("kimivl", "Kimi-VL"),
+    ("glm5v", "GLM-5V"),
     ("resampler", "MiniCPM-V"),
+    ("minicpmv4_6", "MiniCPM-V 4.6"),
     ("mlp", "LLaVA"),
     ("ldp", "MobileVLM"),
     ("cogvlm", "CogVLM"),

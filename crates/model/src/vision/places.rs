@@ -16,8 +16,10 @@ pub(super) enum Places {
 pub(super) enum Resize {
     /// The place with the nearest lower fraction of the side (SigLIP, Idefics3).
     Fraction,
-    /// Linear, with the corners in place (Qwen3-VL, PaddleOCR-VL).
+    /// Linear, with the corners in place (Qwen3-VL).
     Corners,
+    /// Linear between centers of places (PaddleOCR-VL).
+    Centers,
     /// Linear between centers of places, over wider windows where the grid shrinks (SigLIP 2).
     Antialiased,
     /// Cubic between centers of places (GLM-4V, Kimi-VL).
@@ -74,6 +76,12 @@ impl Resize {
                 let weight = |place: usize| (1.0 - ((place as f32 - center + 0.5) / support).abs()).max(0.0);
                 let sum: f32 = (first..end).map(weight).sum();
                 (first..end).map(|place| (place, weight(place) / sum)).collect()
+            }
+            Self::Centers => {
+                let center = ((at as f32 + 0.5) * side as f32 / count as f32 - 0.5).clamp(0.0, last as f32);
+                let low = center as usize;
+                let part = center - low as f32;
+                vec![(low, 1.0 - part), ((low + 1).min(last), part)]
             }
             Self::Cubic => {
                 let center = (at as f32 + 0.5) * side as f32 / count as f32 - 0.5;

@@ -8,7 +8,7 @@ use super::{
     Arrangement, Lowered, Places, TowerFamily,
     adapt::Sections,
     files::{TowerFile, Values},
-    lower::{BlockNames, Blocks, Intern, rope_of_halves, single},
+    lower::{BlockNames, Blocks, Extras, rope_of_halves, single},
     qwen3vl::{self, MERGE, check_squares, processor, projection, squares},
 };
 use crate::{error::ModelError, gguf::Value as Meta};
@@ -74,7 +74,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         gated: true,
         scale: (head_dim as f32).powf(-0.5),
         gemma4: false,
-        intern: Intern::default(),
+        extras: Extras::default(),
         names: &NAMES,
     };
     blocks.check(file)?;

@@ -9,7 +9,7 @@ use super::{
     Arrangement, Lowered, Places, Resize, TowerFamily,
     adapt::Sections,
     files::TowerFile,
-    lower::{BlockNames, Blocks, GGUF, Intern, rope_of_halves},
+    lower::{BlockNames, Blocks, Extras, GGUF, rope_of_halves},
 };
 use crate::{
     error::ModelError,
@@ -98,7 +98,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         gated: false,
         scale: 1.0,
         gemma4: false,
-        intern: Intern::default(),
+        extras: Extras::default(),
         names: &NAMES,
     };
     blocks.check(file)?;
