@@ -98,6 +98,8 @@ CASES = [
     ("glm4v_moe", "Glm4vMoe", dict(text_config=dict(TEXT, head_dim=32, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=48, n_shared_experts=1,
      first_k_dense_replace=1, num_hidden_layers=3, rope_parameters=dict(PLAIN, mrope_section=[4, 2, 2], partial_rotary_factor=0.5)), vision_config=GLM_TOWER,
      **QWEN_IDS), [(84, 56)], processor("Glm4v")),
+    ("glm_ocr", "GlmOcr", dict(text_config=dict(TEXT, head_dim=32, rope_parameters=dict(PLAIN, mrope_section=[4, 2, 2], partial_rotary_factor=0.5)),
+     vision_config=GLM_TOWER, **QWEN_IDS), [(56, 84)], processor("Glm4v")),
     ("paddleocr_vl", "PaddleOCRVL", dict(text_config=dict(TEXT, head_dim=32, rope_parameters=dict(PLAIN, mrope_section=[4, 6, 6])),
      vision_config=dict(SIGLIP, image_size=56, patch_size=14), **QWEN_IDS), [(84, 140), (28, 56)], processor("PaddleOCRVL")),
     ("kimi_k25", "Kimi_K25", dict(text_config=dict(TEXT, model_type="deepseek_v3", **LATENT, first_k_dense_replace=1, num_experts_per_tok=2, n_group=4, topk_group=2),
@@ -195,7 +197,7 @@ def run(name, class_, options, sizes, processor):
             extra = {}
             if class_ == "Gemma3":
                 extra["token_type_ids"] = is_image
-            elif class_.startswith(("Qwen", "Gemma4", "Glm4v", "PaddleOCR")):
+            elif class_.startswith(("Qwen", "Gemma4", "Glm4v", "GlmOcr", "PaddleOCR")):
                 extra["mm_token_type_ids"] = is_image
             if class_ == "Gemma4Unified":
                 # `forward` alone lets rows of a picture see each other in all layers, `generate` in those with a window, as documented.

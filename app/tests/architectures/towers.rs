@@ -147,7 +147,7 @@ fn image_token(name: &str) -> &'static str {
         "internvl" | "internvl-norms" => "<IMG_CONTEXT>",
         "paddleocr_vl" => "<|IMAGE_PLACEHOLDER|>",
         "kimi_k25" => "<|media_pad|>",
-        name if name.starts_with("gemma4") || name.starts_with("glm4v") => "<|image|>",
+        name if name.starts_with("gemma4") || name.starts_with("glm") => "<|image|>",
         _ => "<|image_pad|>",
     }
 }

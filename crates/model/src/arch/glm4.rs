@@ -11,7 +11,7 @@ use crate::error::ModelError;
 
 pub(super) const DEF: Definition = Definition {
     gguf: "glm4",
-    hf: &["Glm4ForCausalLM", "Glm4vForConditionalGeneration"],
+    hf: &["Glm4ForCausalLM", "Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration"],
     block: Block { post_norms: true, fused_gate_up: true, ..Block::LLAMA },
     rope_styles: INTERLEAVED,
     gguf_keys: &["nextn_predict_layers", "rope.dimension_sections"],
@@ -20,6 +20,7 @@ pub(super) const DEF: Definition = Definition {
         "Glm4vForConditionalGeneration" => {
             Defaults { context_length: 32_768, norm_eps: 1e-5, head_dim: None, ..DEFAULTS }
         }
+        "GlmOcrForConditionalGeneration" => Defaults { kv_heads: Some(8), norm_eps: 1e-5, ..DEFAULTS },
         _ => DEFAULTS,
     },
     from_hf,

@@ -21,6 +21,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
         "Glm4vForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
         "Glm46VForConditionalGeneration",
+        "GlmOcrForConditionalGeneration",
     ],
     prefixes: &[("model.visual.", "v."), ("visual.", "v.")],
     family: Family::Glm4,

@@ -168,6 +168,7 @@ fn blocks(file: &mut TowerFile<'_, '_>) -> Result<Blocks, ModelError> {
     };
     let names = if file.is_hf() { &NAMES } else { &GGUF };
     let first = |part: &str| format!("{}0.{part}", names.before);
+    let has_norms = file.tensors.has(&first(&format!("{}.weight", names.q_norm)));
     let blocks = Blocks {
         layers: file.size(["block_count", "num_hidden_layers"], 24)?,
         hidden,
@@ -184,7 +185,7 @@ fn blocks(file: &mut TowerFile<'_, '_>) -> Result<Blocks, ModelError> {
         gated: false,
         scale: (head_dim as f32).powf(-0.5),
         gemma4: false,
-        extras: Extras { norms: file.tensors.has(&first(&format!("{}.weight", names.q_norm))), scales: true },
+        extras: Extras { qk_norms: has_norms.then_some(QkNormKind::Row), scales: true },
         names: &NAMES,
     };
     blocks.check(file)?;

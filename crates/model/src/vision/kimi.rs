@@ -155,6 +155,8 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         )));
     }
     let table = file.tensors.values(places, &shape)?;
+    // Embeddings of frames, of which a still picture has one that adds nothing.
+    file.ignore("v.patch_embed.pos_emb.time_weight");
     let has_fused = !file.is_hf() && file.tensors.has("v.blk.0.attn_qkv.weight");
     let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, Some(0)));
     let layers = layers.collect::<Result<Vec<_>, _>>()?;

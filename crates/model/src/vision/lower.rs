@@ -26,7 +26,7 @@ pub(super) struct Blocks {
     /// Norms of queries, keys and values, and norms after both branches (Gemma 4).
     pub(super) gemma4: bool,
     /// Parts that layers of some towers have.
-    pub(super) intern: Extras,
+    pub(super) extras: Extras,
     pub(super) names: &'static BlockNames,
 }
 
