@@ -113,7 +113,7 @@ impl Tower {
         let spans = match (self.program.has_spans(), &self.arrangement.class) {
             (false, _) => Vec::new(),
             // The rest of its square sees nothing but itself, and no row sees it.
-            (true, Some(_)) => vec![0..patches + 1],
+            (true, Some(_)) => std::iter::once(0..patches + 1).collect(),
             (true, None) => {
                 windows.into_iter().map(|window| window.start * square..window.end * square).collect()
             }

@@ -201,7 +201,7 @@ fn check_features(
     layer: Option<&Value>,
     activation: Option<&Value>,
 ) -> Result<(), ModelError> {
-    if layer.is_some_and(|layer| *layer != Value::from(-1)) {
+    if layer.is_some_and(|layer| layer.as_i64() != Some(-1)) {
         return Err(ModelError::unsupported_but("rows of layers before the last one", "the last layer"));
     }
     if file.vision("use_mean_pooling").and_then(Value::as_bool) == Some(false) {

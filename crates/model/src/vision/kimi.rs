@@ -205,7 +205,7 @@ fn rope(head_dim: usize, is_split: bool) -> Rope {
     let quarter = head_dim / 4;
     let place = |pair: usize| match is_split {
         true => (pair % quarter.max(1), pair < quarter),
-        false => (pair / 2, pair % 2 == 0),
+        false => (pair / 2, pair.is_multiple_of(2)),
     };
     let frequency = |pair: usize| 10_000_f64.powf(-((place(pair).0) as f64) / quarter as f64) as f32;
     Rope {
