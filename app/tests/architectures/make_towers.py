@@ -34,6 +34,8 @@ GEMMA4_TOWER = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, n
                     global_head_dim=32, patch_size=16, pooling_kernel_size=3, position_embedding_size=64)
 GEMMA4_IDS = dict(image_token_id=IMAGE, boi_token_id=294, eoi_token_id=295, audio_config=None)
 GLM_TOWER = dict(depth=2, hidden_size=32, num_heads=2, image_size=56, patch_size=14, intermediate_size=48, out_hidden_size=64)
+PUBLISHED = [("language_model.model.blocks.", "language_model.model.layers."), ("model.mm_projector.", "mm_projector."),
+             ("vision_tower.encoder.patch_embed.", "vision_tower.patch_embed.")]
 LAYERS = {"l": "sliding_attention", "f": "full_attention"}
 
 
@@ -163,8 +165,9 @@ def run(name, class_, options, sizes, processor):
         model.save_pretrained(folder)
         with safe_open(folder / "model.safetensors", "np") as file:
             shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}
-        # transformers 5.17 writes a name of the tower's layers for those of the text model as well.
-        shapes = {key.replace("language_model.model.blocks.", "language_model.model.layers."): shape for key, shape in shapes.items()}
+        # transformers 5.17 writes some names of Kimi K2.5 otherwise than its published files have them, and reads these.
+        for own, published in PUBLISHED:
+            shapes = {key.replace(own, published): shape for key, shape in shapes.items()}
         tensors = {key: fill(class_, key, shape) for key, shape in sorted(shapes.items())}
         save_file({key: np.array(value, order="C") for key, (_, _, value) in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
         model, info = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
