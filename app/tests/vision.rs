@@ -140,14 +140,15 @@ fn check(question: &Question, (tokens, tops, _): &Answer, what: &str) {
 fn rows(tower: &Tower, pixels: &Pixels) -> Vec<Vec<f32>> {
     let part = &pixels.parts[0];
     let input = tower.input(part, &pixels.rgb).unwrap();
-    let (patches, square) = (tower.patches(part), tower.patches_of_row());
+    let (count, square) = (input.order.len(), tower.patches_of_row());
+    let patches = tower.step_rows(count);
     let blocks = patches.div_ceil(32);
     let limits = Limits {
         block_size: 32,
         pages: blocks + 1,
         max_rows: patches,
         max_sequences: 1,
-        max_outputs: patches / square,
+        max_outputs: count,
         max_context: patches,
         states: 0,
         kv_dtype: KvDtype::F16,
@@ -156,8 +157,8 @@ fn rows(tower: &Tower, pixels: &Pixels) -> Vec<Vec<f32>> {
     };
     let mut runner = cpu().load(&tower.program, tower.weights.clone(), limits).unwrap();
     let pages: Vec<PageId> = (1..=blocks as u32).map(PageId).collect();
-    let outputs: Vec<_> =
-        (0..patches).step_by(square).map(|row| Output { row, kind: OutputKind::Residual }).collect();
+    let output = |row| Output { row: row * square, kind: OutputKind::Residual };
+    let outputs: Vec<_> = (0..count).map(output).collect();
     let ticket = runner
         .submit(&Step {
             tokens: &vec![0; patches],

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from make import HERE, VOCAB, bits, uniform
-from make_hf import GEMMA4, SMALL, TOWER3, WINDOW, tokenizer, values
+from make_hf import GEMMA4, LATENT, SMALL, TOWER3, WINDOW, tokenizer, values
 
 IMAGE, BREAK, END = 290, 291, 292
 # Tokens of text before a picture.
@@ -33,12 +33,19 @@ QWEN_IDS = dict(image_token_id=IMAGE, video_token_id=293, vision_start_token_id=
 GEMMA4_TOWER = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=32,
                     global_head_dim=32, patch_size=16, pooling_kernel_size=3, position_embedding_size=64)
 GEMMA4_IDS = dict(image_token_id=IMAGE, boi_token_id=294, eoi_token_id=295, audio_config=None)
+GLM_TOWER = dict(depth=2, hidden_size=32, num_heads=2, image_size=56, patch_size=14, intermediate_size=48, out_hidden_size=64)
+PUBLISHED = [("language_model.model.blocks.", "language_model.model.layers."), ("model.mm_projector.", "mm_projector."),
+             ("vision_tower.encoder.patch_embed.", "vision_tower.patch_embed.")]
 LAYERS = {"l": "sliding_attention", "f": "full_attention"}
 
 
 def qwen(patch, merge=2):
     return transformers.Qwen2VLImageProcessor(do_resize=False, patch_size=patch, merge_size=merge, temporal_patch_size=2,
                                               image_mean=[0.5] * 3, image_std=[0.5] * 3)
+
+
+def processor(name):
+    return getattr(transformers, name + "ImageProcessor")(do_resize=False, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
 
 def siglip(side):
@@ -81,6 +88,25 @@ CASES = [
      image_token_id=IMAGE), [(64, 64)], siglip(64)),
     ("smolvlm", "SmolVLM", dict(text_config=dict(TEXT, model_type="llama"), vision_config=dict(SIGLIP, image_size=96, patch_size=16), scale_factor=3,
      image_token_id=IMAGE), [(96, 96)], siglip(96)),
+    ("internvl", "InternVL", dict(text_config=dict(TEXT, model_type="qwen2"), vision_config=dict(SIGLIP, image_size=[56, 56], patch_size=[14, 14],
+     attention_bias=True), image_token_id=IMAGE), [(56, 56)], None),
+    ("internvl-norms", "InternVL", dict(text_config=dict(TEXT, model_type="qwen3", head_dim=32), vision_config=dict(SIGLIP, image_size=[84, 84],
+     patch_size=[14, 14], use_qk_norm=True, norm_type="rms_norm"), image_token_id=IMAGE), [(84, 84)], None),
+    ("lfm2_vl", "Lfm2Vl", dict(text_config=dict(TEXT, model_type="lfm2", layer_types=["conv", "full_attention"], block_multiple_of=32),
+     vision_config=dict(SIGLIP, model_type="siglip2_vision_model", num_patches=16, patch_size=16, vision_use_head=False), projector_hidden_size=72,
+     image_token_id=IMAGE), [(64, 96), (32, 160)], None),
+    ("glm4v", "Glm4v", dict(text_config=dict(TEXT, rope_parameters=dict(PLAIN, mrope_section=[2, 1, 1], partial_rotary_factor=0.5)), vision_config=GLM_TOWER,
+     **QWEN_IDS), [(56, 84), (112, 56)], processor("Glm4v")),
+    ("glm4v_moe", "Glm4vMoe", dict(text_config=dict(TEXT, head_dim=32, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=48, n_shared_experts=1,
+     first_k_dense_replace=1, num_hidden_layers=3, rope_parameters=dict(PLAIN, mrope_section=[4, 2, 2], partial_rotary_factor=0.5)), vision_config=GLM_TOWER,
+     **QWEN_IDS), [(84, 56)], processor("Glm4v")),
+    ("glm_ocr", "GlmOcr", dict(text_config=dict(TEXT, head_dim=32, rope_parameters=dict(PLAIN, mrope_section=[4, 2, 2], partial_rotary_factor=0.5)),
+     vision_config=GLM_TOWER, **QWEN_IDS), [(56, 84)], processor("Glm4v")),
+    ("paddleocr_vl", "PaddleOCRVL", dict(text_config=dict(TEXT, head_dim=32, rope_parameters=dict(PLAIN, mrope_section=[4, 6, 6])),
+     vision_config=dict(SIGLIP, image_size=56, patch_size=14), **QWEN_IDS), [(84, 140), (28, 56)], processor("PaddleOCRVL")),
+    ("kimi_k25", "Kimi_K25", dict(text_config=dict(TEXT, model_type="deepseek_v3", **LATENT, first_k_dense_replace=1, num_experts_per_tok=2, n_group=4, topk_group=2),
+     vision_config=dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=2, pos_emb_height=4, pos_emb_width=4),
+     projection_hidden_size=48, image_token_id=IMAGE), [(56, 140), (28, 56)], processor("Kimi_K25")),
 ]
 
 
@@ -106,8 +132,11 @@ def inputs(name, rgb, processor):
         out = getattr(transformers, class_)(max_soft_tokens=70)
         out.do_resize = False
         return {key: value for key, value in dict(out(images=image, return_tensors="pt")).items() if torch.is_tensor(value)}
+    if name == "lfm2_vl":
+        out = transformers.Lfm2VlImageProcessor(do_image_splitting=False, min_image_tokens=1, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+        return dict(out(images=image, return_tensors="pt"))
     pixels = (torch.from_numpy(np.float32(rgb)).permute(2, 0, 1)[None] / 255 - 0.5) / 0.5
-    return dict(pixel_values=pixels, image_sizes=torch.tensor([[height, width]]))
+    return dict(pixel_values=pixels) if name.startswith("internvl") else dict(pixel_values=pixels, image_sizes=torch.tensor([[height, width]]))
 
 
 def fill(class_, key, shape):
@@ -118,6 +147,8 @@ def fill(class_, key, shape):
         spread = 0.4
     elif "position_embedding" in key or "pos_embed" in key:
         center, spread = 0.0, 1.0
+    elif leaf in ("lambda_1", "lambda_2"):
+        center, spread = 0.6, 0.5
     elif leaf == "std_scale":
         center, spread = 1.0, 0.5
     else:
@@ -134,11 +165,17 @@ def run(name, class_, options, sizes, processor):
         model.save_pretrained(folder)
         with safe_open(folder / "model.safetensors", "np") as file:
             shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}
+        # transformers 5.17 writes some names of Kimi K2.5 otherwise than its published files have them, and reads these.
+        for own, published in PUBLISHED:
+            shapes = {key.replace(own, published): shape for key, shape in shapes.items()}
         tensors = {key: fill(class_, key, shape) for key, shape in sorted(shapes.items())}
         save_file({key: np.array(value, order="C") for key, (_, _, value) in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
         model, info = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"], (name, info)
         model = model.eval()
+        if class_ == "PaddleOCRVL":
+            # transformers 5.17 places corners; the model's own code and 5.24 do not.
+            model.model.visual.vision_model.embeddings.interpolation_align_corners = False
         written = json.loads((folder / "config.json").read_text())
     words = [int(bit) % 256 for bit in bits("tokens", 60)]
     rows, all_scores, pictures = [], [], []
@@ -163,7 +200,7 @@ def run(name, class_, options, sizes, processor):
             extra = {}
             if class_ == "Gemma3":
                 extra["token_type_ids"] = is_image
-            elif class_.startswith(("Qwen", "Gemma4")):
+            elif class_.startswith(("Qwen", "Gemma4", "Glm4v", "GlmOcr", "PaddleOCR")):
                 extra["mm_token_type_ids"] = is_image
             if class_ == "Gemma4Unified":
                 # `forward` alone lets rows of a picture see each other in all layers, `generate` in those with a window, as documented.

@@ -143,8 +143,11 @@ fn image_token(name: &str) -> &'static str {
     match name {
         "gemma3" => "<image_soft_token>",
         "pixtral" | "mistral3" => "[IMG]",
-        "idefics3" | "smolvlm" => "<image>",
-        name if name.starts_with("gemma4") => "<|image|>",
+        "idefics3" | "smolvlm" | "lfm2_vl" => "<image>",
+        "internvl" | "internvl-norms" => "<IMG_CONTEXT>",
+        "paddleocr_vl" => "<|IMAGE_PLACEHOLDER|>",
+        "kimi_k25" => "<|media_pad|>",
+        name if name.starts_with("gemma4") || name.starts_with("glm") => "<|image|>",
         _ => "<|image_pad|>",
     }
 }
@@ -215,7 +218,8 @@ fn colours(name: &str, height: usize, width: usize) -> Vec<u8> {
 pub fn rows(backend: &dyn Backend, tower: &Tower, pixels: &Pixels) -> Vec<f32> {
     let part = &pixels.parts[0];
     let input = tower.input(part, &pixels.rgb).unwrap();
-    let (patches, square) = (tower.patches(part), tower.patches_of_row());
+    let (count, square) = (input.order.len(), tower.patches_of_row());
+    let patches = tower.step_rows(count);
     let groups = tower.program.kv.groups.len();
     let blocks = patches.div_ceil(32);
     let limits = Limits {
@@ -223,7 +227,7 @@ pub fn rows(backend: &dyn Backend, tower: &Tower, pixels: &Pixels) -> Vec<f32> {
         pages: groups * blocks + 1,
         max_rows: patches,
         max_sequences: 1,
-        max_outputs: patches / square,
+        max_outputs: count,
         max_context: patches,
         states: 0,
         kv_dtype: KvDtype::F16,
@@ -232,8 +236,8 @@ pub fn rows(backend: &dyn Backend, tower: &Tower, pixels: &Pixels) -> Vec<f32> {
     };
     let mut runner = backend.load(&tower.program, tower.weights.clone(), limits).unwrap();
     let pages: Vec<PageId> = (1..=(groups * blocks) as u32).map(PageId).collect();
-    let outputs: Vec<_> =
-        (0..patches).step_by(square).map(|row| Output { row, kind: OutputKind::Residual }).collect();
+    let output = |row| Output { row: row * square, kind: OutputKind::Residual };
+    let outputs: Vec<_> = (0..count).map(output).collect();
     let step = Step {
         tokens: &vec![0; patches],
         given: &[GivenRows { rows: 0..patches, values: &input.given }],

@@ -211,6 +211,13 @@ fn tower(shape: &ModelShape, ends: Ends) -> RandomModel {
                         activation: None,
                     },
                     RowOp::Norm(builder.norm(WIDTH)),
+                    RowOp::Activate { activation: Activation::Gelu, gated: false },
+                    RowOp::Linear {
+                        linear: builder.linear("gate_up", 2 * WIDTH, WIDTH, 1.0, true),
+                        width: 2 * WIDTH,
+                        activation: None,
+                    },
+                    RowOp::Activate { activation: Activation::Silu, gated: true },
                 ],
             };
             Tap { layers, ops }

@@ -144,6 +144,22 @@ fn row_ops(pass: &mut Pass<'_>, ops: &[RowOp], mut rows: Rows, first: usize, mut
                 let factors = scale.iter().zip(bias);
                 x.iter_mut().zip(factors).for_each(|(x, (scale, bias))| *x = *x * scale + bias);
             }),
+            RowOp::Activate { activation, gated: false } => {
+                each(pass, Kernel::Activate, rows, move |worker, _, x| {
+                    worker.model.rows.activate(x, activation);
+                });
+            }
+            RowOp::Activate { activation, gated: true } => {
+                let (from, to) = (rows.at, 1 - rows.at);
+                each(pass, Kernel::Activate, Rows { at: to, count, width }, move |worker, row, x| {
+                    // SAFETY: no worker writes this buffer in this phase.
+                    let from = unsafe { worker.read(&worker.buffers.row_ops.rows[from], row, 2 * width) };
+                    let (gate, up) = from.split_at(width);
+                    x.copy_from_slice(gate);
+                    worker.model.rows.activate_gate(x, up, activation);
+                });
+                rows.at = to;
+            }
         }
         (rows.count, rows.width) = (count, width);
     }

@@ -262,21 +262,31 @@ pub(crate) fn most_rows(vision: &Vision, most: Option<usize>) -> usize {
         SizeRule::Square { side: all } => (u64::from(all) / side).pow(2),
         SizeRule::Budget { tokens } => u64::from(tokens.max(1120)),
         SizeRule::LongestEdge { pixels } => u64::from(pixels).div_ceil(side).pow(2),
-        SizeRule::Tiles { tile, .. } => (u64::from(tile) / side).pow(2),
+        SizeRule::Tiles { tile, .. } | SizeRule::Grid { tile, .. } => (u64::from(tile) / side).pow(2),
+        SizeRule::Flexible { tile, max_tokens, .. } => {
+            (u64::from(tile) / side).pow(2).max(u64::from(max_tokens))
+        }
+        SizeRule::Padded { max_patches, .. } => {
+            (u64::from(max_patches) / u64::from(processor.merge).pow(2).max(1)).min(DEFAULT)
+        }
     };
     let own = usize::try_from(own).unwrap_or(usize::MAX).max(1);
     // A bound that the settings name holds for every picture, except for rules that have one size.
     match (most, &processor.rule) {
-        (Some(most), SizeRule::Smart { .. } | SizeRule::Budget { .. } | SizeRule::LongestEdge { .. }) => {
-            most.max(1)
-        }
+        (
+            Some(most),
+            SizeRule::Smart { .. }
+            | SizeRule::Budget { .. }
+            | SizeRule::LongestEdge { .. }
+            | SizeRule::Padded { .. },
+        ) => most.max(1),
         _ => own,
     }
 }
 
 fn limits(vision: &Vision, most: Option<usize>) -> Limits {
     let rows = most_rows(vision, most);
-    let patches = rows.saturating_mul(vision.tower.patches_of_row());
+    let patches = vision.tower.step_rows(rows);
     let groups = vision.tower.program.kv.groups.len();
     Limits {
         block_size: BLOCK_SIZE,
@@ -322,7 +332,7 @@ impl EncoderThread {
         let pixels: Arc<Pixels> = pixels.pixels()?;
         let tower = &self.vision.tower;
         let width = tower.row_width();
-        let found: usize = pixels.parts.iter().map(|part| tower.patches(part) / tower.patches_of_row()).sum();
+        let found: usize = pixels.parts.iter().map(paguro_vision::Part::tokens).sum();
         if found != rows {
             return Err(format!("the picture has {found} rows, but the prompt has room for {rows}"));
         }
@@ -350,17 +360,17 @@ fn run_tower(
     values: &mut Vec<f32>,
 ) -> Result<(), String> {
     let input = tower.input(part, rgb)?;
-    let (patches, square) = (tower.patches(part), tower.patches_of_row());
+    let (patches, square) = (tower.step_rows(input.order.len()), tower.patches_of_row());
     if patches > limits.max_rows {
-        let (rows, most) = (patches / square, limits.max_rows / square);
+        let (rows, most) = (input.order.len(), limits.max_outputs);
         return Err(format!("the picture has {rows} rows, more than the {most} that memory was planned for"));
     }
     let groups = tower.program.kv.groups.len();
     let blocks = patches.div_ceil(limits.block_size);
     let pages: Vec<PageId> = (1..=(blocks * groups) as u32).map(PageId).collect();
     let sequences = [StepSequence { rows: 0..patches, start: 0, tables: 0..pages.len(), state: None }];
-    let outputs: Vec<_> =
-        (0..patches).step_by(square).map(|row| Output { row, kind: OutputKind::Residual }).collect();
+    let output = |row| Output { row: row * square, kind: OutputKind::Residual };
+    let outputs: Vec<_> = (0..input.order.len()).map(output).collect();
     let step = Step {
         tokens: &vec![0; patches],
         given: &[GivenRows { rows: 0..patches, values: &input.given }],

@@ -6,6 +6,7 @@ use std::fmt;
 
 use crate::{
     Rgb,
+    grids::{self, FlexibleLimits},
     resample::{Filter, resample},
 };
 
@@ -47,12 +48,14 @@ pub struct Processor {
 /// Rule of a family for the size of a resized picture. `f` is the side of a token in pixels: `patch * merge`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SizeRule {
-    /// Sides rounded to multiples of `f`, scaled into these limits (Qwen2-VL and later).
+    /// Sides rounded to multiples of `f`, scaled into these limits (Qwen2-VL and later, GLM-4V, PaddleOCR-VL).
     Smart {
         /// Minimum pixels.
         min_pixels: u64,
         /// Maximum pixels.
         max_pixels: u64,
+        /// Treatment of sides below `f`.
+        small: SmallSides,
     },
     /// A square, without regard to the ratio (Gemma 3).
     Square {
@@ -78,6 +81,50 @@ pub enum SizeRule {
         /// False for only the whole picture.
         split: bool,
     },
+    /// Stretched to the grid of square tiles that has the closest ratio, followed by the whole picture as one more tile if there are
+    /// several (InternVL).
+    Grid {
+        /// Side of a tile.
+        tile: u32,
+        /// Minimum tiles.
+        min_tiles: u32,
+        /// Maximum tiles.
+        max_tiles: u32,
+    },
+    /// Undivided within these limits of tokens; a much larger picture as a grid of square tiles with the closest ratio, followed by the
+    /// whole one (LFM2-VL).
+    Flexible {
+        /// Minimum tokens of an undivided picture.
+        min_tokens: u32,
+        /// Maximum tokens of an undivided picture.
+        max_tokens: u32,
+        /// Ratio to `max_tokens` from which on a picture is divided.
+        tolerance: f64,
+        /// Side of a tile.
+        tile: u32,
+        /// Minimum tiles of a divided picture.
+        min_tiles: u32,
+        /// Maximum tiles of a divided picture; 1 if none is divided.
+        max_tiles: u32,
+    },
+    /// Scaled down to these limits of patches, then filled with black to multiples of `f` (Kimi-VL, Kimi K2.5).
+    Padded {
+        /// Maximum patches.
+        max_patches: u32,
+        /// Maximum patches per side.
+        max_side: u32,
+    },
+}
+
+/// Treatment of a picture with a side below that of a token, before the rule [`SizeRule::Smart`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SmallSides {
+    /// None: the side is rounded (Qwen).
+    Rounded,
+    /// Both sides are scaled up and truncated (GLM-4V).
+    Truncated,
+    /// Each small side is scaled up, and the other one is rounded (PaddleOCR-VL).
+    InTurn,
 }
 
 /// Requested level of detail.
@@ -197,6 +244,18 @@ impl Part {
 }
 
 impl Plan {
+    /// Returns the plan of a grid of tiles, and of the whole picture if there are several.
+    fn of_grid(grid: Grid, tile: Part, whole: Part) -> Self {
+        let resizes = vec![[grid.columns * tile.width, grid.rows * tile.height]];
+        let tiles = grid.rows as usize * grid.columns as usize;
+        if tiles == 1 {
+            return Self { resizes, tiles: None, parts: vec![tile] };
+        }
+        let mut parts = vec![tile; tiles];
+        parts.push(whole);
+        Self { resizes, tiles: Some(grid), parts }
+    }
+
     /// Returns the number of image tokens, without those that a family writes around and between them.
     pub fn tokens(&self) -> usize {
         self.parts.iter().map(Part::tokens).sum()
@@ -213,6 +272,18 @@ impl Plan {
         let sizes = self.resizes.iter().copied().chain([grid]);
         let parts = self.parts.iter().flat_map(|part| [[part.width, part.height], [part.rows, part.columns]]);
         sizes.chain(parts).flatten().flat_map(u32::to_le_bytes).collect()
+    }
+}
+
+impl Budget {
+    /// Returns the most tiles of this kind beside the whole picture; 1 for an undivided one.
+    fn most_tiles(self, tile: Part, own: u32) -> u32 {
+        let within = |tokens: u32| (tokens as usize / tile.tokens()).saturating_sub(1);
+        let most = match self.detail {
+            Detail::Low => 1,
+            Detail::Auto | Detail::High => self.max_tokens.map_or(usize::MAX, within),
+        };
+        own.min(u32::try_from(most).unwrap_or(u32::MAX)).max(1)
     }
 }
 
@@ -238,9 +309,9 @@ impl Processor {
             return Err(SizeError::Processor("the side of a token must be 1 to 4096 pixels"));
         }
         let [width, height] = match self.rule {
-            SizeRule::Smart { min_pixels, max_pixels } => {
+            SizeRule::Smart { min_pixels, max_pixels, small } => {
                 let limits = SmartLimits::new(factor, min_pixels, max_pixels, budget)?;
-                smart(width, height, factor, &limits)?
+                smart(width, height, factor, &limits, small)?
             }
             SizeRule::Square { side } => match side % factor {
                 0 if side > 0 => [side, side],
@@ -256,8 +327,69 @@ impl Processor {
             SizeRule::Tiles { longest_edge, tile, split } => {
                 return self.tiles(width, height, longest_edge, tile, split, budget);
             }
+            SizeRule::Grid { tile, min_tiles, max_tiles } => {
+                let whole = self.tile(tile)?;
+                let most = budget.most_tiles(whole, max_tiles);
+                let grid = grids::closest(width, height, tile, min_tiles.min(most), most)?;
+                return Ok(Plan::of_grid(grid, whole, whole));
+            }
+            SizeRule::Flexible { min_tokens, max_tokens, tolerance, tile, min_tiles, max_tiles } => {
+                let part = self.tile(tile)?;
+                let most = budget.max_tokens.map_or(max_tokens, |tokens| max_tokens.min(tokens.max(1)));
+                let limits = FlexibleLimits { min: min_tokens.min(most), max: most, tolerance };
+                let [columns, rows] = grids::flexible(width, height, factor, limits)?;
+                let whole = self.part(columns, rows);
+                let most = budget.most_tiles(part, max_tiles);
+                let is_divided = most > 1 && min_tiles <= most;
+                if is_divided && grids::is_large(width, height, factor, self.patch, limits) {
+                    let grid = grids::closest(width, height, tile, min_tiles, most)?;
+                    return Ok(Plan::of_grid(grid, part, whole));
+                }
+                [columns, rows]
+            }
+            SizeRule::Padded { max_patches, max_side } => {
+                return self.padded(width, height, max_patches, max_side, budget);
+            }
         };
         Ok(Plan { resizes: vec![[width, height]], tiles: None, parts: vec![self.part(width, height)] })
+    }
+
+    fn padded(
+        &self,
+        width: u32,
+        height: u32,
+        max_patches: u32,
+        max_side: u32,
+        budget: Budget,
+    ) -> Result<Plan, SizeError> {
+        let most = match budget.detail {
+            Detail::Low => Some(LOW_TOKENS.min(budget.max_tokens.unwrap_or(LOW_TOKENS))),
+            Detail::Auto | Detail::High => budget.max_tokens,
+        };
+        let most = most.map_or(usize::MAX, |tokens| tokens.max(1) as usize);
+        let mut patches = max_patches;
+        loop {
+            let resized = grids::shrunk(width, height, self.patch, patches, max_side)?;
+            let [full_width, full_height] = resized.map(|side| side.next_multiple_of(self.factor()));
+            let part = self.part(full_width, full_height);
+            if part.tokens() <= most {
+                return Ok(Plan { resizes: vec![resized], tiles: None, parts: vec![part] });
+            }
+            // The borders add patches, so the bound of tokens may need several steps.
+            let fewer = (u64::from(patches) * most as u64 / part.tokens() as u64) as u32;
+            patches = fewer.min(patches - 1);
+            if patches == 0 {
+                return Err(SizeError::TooNarrow { width, height });
+            }
+        }
+    }
+
+    /// Returns the part that a square tile is.
+    fn tile(&self, side: u32) -> Result<Part, SizeError> {
+        match side > 0 && side <= IDEFICS_MAX && side.is_multiple_of(self.factor()) {
+            true => Ok(self.part(side, side)),
+            false => Err(SizeError::Processor("a tile's side is not a multiple of a token's side")),
+        }
     }
 
     fn part(&self, width: u32, height: u32) -> Part {
@@ -274,10 +406,7 @@ impl Processor {
         split: bool,
         budget: Budget,
     ) -> Result<Plan, SizeError> {
-        if tile == 0 || tile > IDEFICS_MAX || !tile.is_multiple_of(self.factor()) {
-            return Err(SizeError::Processor("a tile's side is not a multiple of a token's side"));
-        }
-        let whole = self.part(tile, tile);
+        let whole = self.tile(tile)?;
         let mut edge = longest_edge.clamp(1, IDEFICS_MAX);
         let most = budget.max_tokens.map_or(usize::MAX, |tokens| (tokens as usize / whole.tokens()).max(1));
         let split = split && budget.detail != Detail::Low;
@@ -312,7 +441,13 @@ impl Processor {
             return Pixels { parts: Vec::new(), rgb: Vec::new() };
         };
         let Some(grid) = plan.tiles else {
-            return Pixels { parts: plan.parts.clone(), rgb: resized.rgb };
+            let rgb = match plan.parts.first() {
+                Some(part) if [part.width, part.height] != [resized.width, resized.height] => {
+                    padded(&resized, *part)
+                }
+                _ => resized.rgb,
+            };
+            return Pixels { parts: plan.parts.clone(), rgb };
         };
         let mut rgb = Vec::with_capacity(plan.bytes());
         let (Some(tile), Some(whole)) = (plan.parts.first(), plan.parts.last()) else {
@@ -328,9 +463,23 @@ impl Processor {
                 }
             }
         }
-        rgb.extend_from_slice(&resample(&resized, whole.width, whole.height, self.filter).rgb);
+        let from = match self.rule {
+            SizeRule::Tiles { .. } => &resized,
+            _ => picture,
+        };
+        rgb.extend_from_slice(&resample(from, whole.width, whole.height, self.filter).rgb);
         Pixels { parts: plan.parts.clone(), rgb }
     }
+}
+
+/// Returns the pixels of a part whose first ones are this picture, and the others black.
+fn padded(picture: &Rgb, part: Part) -> Vec<u8> {
+    let mut rgb = vec![0; part.bytes()];
+    let lines = picture.rgb.chunks_exact((picture.width as usize * 3).max(1));
+    for (to, from) in rgb.chunks_exact_mut((part.width as usize * 3).max(1)).zip(lines) {
+        to[..from.len()].copy_from_slice(from);
+    }
+    rgb
 }
 
 /// Limits of [`SizeRule::Smart`] within a budget.
@@ -359,9 +508,16 @@ impl SmartLimits {
     }
 }
 
-/// `smart_resize` of Qwen2-VL.
-fn smart(width: u32, height: u32, factor: u32, limits: &SmartLimits) -> Result<[u32; 2], SizeError> {
-    let (w, h, f) = (f64::from(width), f64::from(height), f64::from(factor));
+/// `smart_resize` of Qwen2-VL, and with `small` of GLM-4V and PaddleOCR-VL.
+fn smart(
+    width: u32,
+    height: u32,
+    factor: u32,
+    limits: &SmartLimits,
+    small: SmallSides,
+) -> Result<[u32; 2], SizeError> {
+    let f = f64::from(factor);
+    let (w, h) = small.enlarged(f64::from(width), f64::from(height), f);
     if w.max(h) / w.min(h) > MAX_RATIO {
         return Err(SizeError::TooNarrow { width, height });
     }
@@ -389,6 +545,29 @@ fn smart(width: u32, height: u32, factor: u32, limits: &SmartLimits) -> Result<[
         }
     }
     Ok([side(columns, f), side(rows, f)])
+}
+
+impl SmallSides {
+    /// Returns width and height before the rule.
+    fn enlarged(self, mut width: f64, mut height: f64, factor: f64) -> (f64, f64) {
+        match self {
+            Self::Rounded => {}
+            Self::Truncated if width < factor || height < factor => {
+                let scale = (factor / height).max(factor / width);
+                (width, height) = ((width * scale).trunc(), (height * scale).trunc());
+            }
+            Self::Truncated => {}
+            Self::InTurn => {
+                if height < factor {
+                    (width, height) = ((width * factor / height).round_ties_even(), factor);
+                }
+                if width < factor {
+                    (width, height) = (factor, (height * factor / width).round_ties_even());
+                }
+            }
+        }
+        (width, height)
+    }
 }
 
 /// Returns `count * factor` for a whole number `count`.

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, io::Read as _, path::PathBuf};
 
 use flate2::read::GzDecoder;
 use paguro_vision::{
-    Budget, Detail, Filter, Format, Limits, Processor, Rgb, SizeRule, decode, probe, resample,
+    Budget, Detail, Family, Filter, Format, Limits, Piece, Plan, Processor, Rgb, SizeRule, SmallSides,
+    decode, probe, resample,
 };
 use serde_json::Value;
 
@@ -74,10 +75,22 @@ fn processor(rule: SizeRule, patch: u32, merge: u32) -> Processor {
     Processor { rule, filter, mean: [0.5; 3], std: [0.5; 3], patch, merge }
 }
 
+fn lfm2(min_tokens: u32, max_tokens: u32, tile: u32) -> Processor {
+    let (tolerance, min_tiles, max_tiles) = (2.0, 2, 10);
+    let rule = SizeRule::Flexible { min_tokens, max_tokens, tolerance, tile, min_tiles, max_tiles };
+    Processor { filter: Filter::Bilinear, ..processor(rule, 16, 2) }
+}
+
+fn small_internvl() -> Processor {
+    processor(SizeRule::Grid { tile: 56, min_tiles: 1, max_tiles: 12 }, 14, 2)
+}
+
 /// The published image processors whose sizes the script has written.
 fn published() -> BTreeMap<&'static str, Processor> {
-    let smart =
-        |min_pixels, max_pixels, patch| processor(SizeRule::Smart { min_pixels, max_pixels }, patch, 2);
+    let enlarged = |min_pixels, max_pixels, patch, small| {
+        processor(SizeRule::Smart { min_pixels, max_pixels, small }, patch, 2)
+    };
+    let smart = |min_pixels, max_pixels, patch| enlarged(min_pixels, max_pixels, patch, SmallSides::Rounded);
     let budget = |tokens| processor(SizeRule::Budget { tokens }, 16, 3);
     let edge = |pixels, patch, merge| processor(SizeRule::LongestEdge { pixels }, patch, merge);
     let tiles = |longest_edge, tile, patch, merge| {
@@ -95,6 +108,12 @@ fn published() -> BTreeMap<&'static str, Processor> {
         ("idefics3", tiles(4 * 364, 364, 14, 2)),
         ("smolvlm", tiles(2048, 512, 16, 4)),
         ("smolvlm-small", tiles(512, 512, 16, 4)),
+        ("internvl", processor(SizeRule::Grid { tile: 448, min_tiles: 1, max_tiles: 12 }, 14, 2)),
+        ("lfm2", lfm2(64, 256, 512)),
+        // Its limits count both frames.
+        ("glm4v", enlarged(6_272, 5_880_000, 14, SmallSides::Truncated)),
+        ("paddleocr", enlarged(147_456, 2_359_296, 14, SmallSides::InTurn)),
+        ("kimi", processor(SizeRule::Padded { max_patches: 4096, max_side: 512 }, 14, 2)),
     ])
 }
 
@@ -121,6 +140,13 @@ fn sizes_and_tiles_equal_those_of_transformers() {
                 (Err(_), _) => [0, 0],
                 (Ok(plan), SizeRule::Tiles { .. }) => {
                     plan.tiles.map_or([0, 0], |grid| [grid.rows, grid.columns])
+                }
+                (Ok(plan), SizeRule::Grid { .. }) => {
+                    plan.tiles.map_or([1, 1], |grid| [grid.rows, grid.columns])
+                }
+                (Ok(Plan { tiles: Some(grid), parts, .. }), _) => {
+                    let whole = parts[parts.len() - 1];
+                    [whole.height + grid.rows, whole.width + grid.columns]
                 }
                 (Ok(plan), _) => [plan.parts[0].height, plan.parts[0].width],
             };
@@ -154,11 +180,17 @@ fn whole_pictures_equal_those_of_the_processors() {
     for case in cases.as_array().unwrap() {
         let family = case["family"].as_str().unwrap();
         let processor = match family {
-            "qwen" => processor(SizeRule::Smart { min_pixels: 9_216, max_pixels: 262_144 }, 16, 2),
+            "qwen" => {
+                let small = SmallSides::Rounded;
+                processor(SizeRule::Smart { min_pixels: 9_216, max_pixels: 262_144, small }, 16, 2)
+            }
             "gemma3" => processor(SizeRule::Square { side: 112 }, 14, 4),
             "gemma4" => processor(SizeRule::Budget { tokens: 70 }, 16, 3),
             "pixtral" => processor(SizeRule::LongestEdge { pixels: 96 }, 14, 2),
             "idefics3" => processor(SizeRule::Tiles { longest_edge: 128, tile: 64, split: true }, 16, 2),
+            "internvl" => small_internvl(),
+            "lfm2" => lfm2(1, 2, 32),
+            "kimi" => processor(SizeRule::Padded { max_patches: 24, max_side: 512 }, 14, 2),
             other => panic!("{other}"),
         };
         let side = |axis: usize| case["from_"][axis].as_u64().unwrap() as u32;
@@ -166,6 +198,26 @@ fn whole_pictures_equal_those_of_the_processors() {
         let pixels = processor.prepare(&picture(side(0), side(1), 1), &plan);
         assert_eq!(pixels.rgb.len(), plan.bytes(), "{family}");
         assert_eq!(fnv(&pixels.rgb), case["hash"], "{case}");
+    }
+}
+
+#[test]
+fn texts_in_place_of_pictures_equal_those_of_the_processors() {
+    let cases = expected("prompts");
+    for case in cases.as_array().unwrap() {
+        let (family, processor, token) = match case["family"].as_str().unwrap() {
+            "internvl" => (Family::InternVl, small_internvl(), "<IMG_CONTEXT>"),
+            "lfm2" => (Family::Lfm2, lfm2(1, 2, 32), "<image>"),
+            other => panic!("{other}"),
+        };
+        let side = |axis: usize| case["from_"][axis].as_u64().unwrap() as u32;
+        let plan = processor.plan(side(0), side(1), Budget::default()).unwrap();
+        let written = |piece: Piece| match piece {
+            Piece::Text(text) => text,
+            Piece::Image(count) => token.repeat(count),
+        };
+        let text: String = family.expansion(&plan).into_iter().map(written).collect();
+        assert_eq!(text, case["text"].as_str().unwrap(), "{case}");
     }
 }
 

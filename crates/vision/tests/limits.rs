@@ -1,8 +1,8 @@
 //! Hostile pictures and sizes.
 
 use paguro_vision::{
-    Base64Error, Budget, Detail, Filter, Format, Limits, PictureError, Processor, SizeRule, decode,
-    from_base64, from_data_url, probe,
+    Base64Error, Budget, Detail, Filter, Format, Limits, PictureError, Processor, SizeRule, SmallSides,
+    decode, from_base64, from_data_url, probe,
 };
 use proptest::prelude::*;
 
@@ -132,17 +132,42 @@ fn data_urls_are_read_in_all_spellings() {
     assert!(matches!(from_base64(&"AAAA".repeat(334), 1000), Err(Base64Error::TooLarge { bytes: 1002, .. })));
 }
 
+fn small() -> impl Strategy<Value = SmallSides> {
+    prop_oneof![Just(SmallSides::Rounded), Just(SmallSides::Truncated), Just(SmallSides::InTurn)]
+}
+
 fn rules() -> impl Strategy<Value = Processor> {
     let rule =
         prop_oneof![
-            (any::<u64>(), any::<u64>()).prop_map(|(a, b)| SizeRule::Smart { min_pixels: a, max_pixels: b }),
-            (0..1u64 << 24, 0..1u64 << 26)
-                .prop_map(|(a, b)| SizeRule::Smart { min_pixels: a, max_pixels: b }),
+            (any::<u64>(), any::<u64>(), small()).prop_map(|(a, b, small)| SizeRule::Smart {
+                min_pixels: a,
+                max_pixels: b,
+                small
+            }),
+            (0..1u64 << 24, 0..1u64 << 26, small()).prop_map(|(a, b, small)| SizeRule::Smart {
+                min_pixels: a,
+                max_pixels: b,
+                small
+            }),
             (0..5000u32).prop_map(|side| SizeRule::Square { side }),
             (0..3000u32).prop_map(|tokens| SizeRule::Budget { tokens }),
             any::<u32>().prop_map(|pixels| SizeRule::LongestEdge { pixels }),
             (any::<u32>(), 0..1200u32, any::<bool>())
                 .prop_map(|(longest_edge, tile, split)| SizeRule::Tiles { longest_edge, tile, split }),
+            (0..1200u32, 0..14u32, 0..14u32).prop_map(|(tile, min_tiles, max_tiles)| SizeRule::Grid {
+                tile,
+                min_tiles,
+                max_tiles
+            }),
+            (0..400u32, 0..400u32, any::<f64>(), 0..1200u32, (0..4u32, 0..14u32)).prop_map(
+                |(min_tokens, max_tokens, tolerance, tile, (min_tiles, max_tiles))| {
+                    SizeRule::Flexible { min_tokens, max_tokens, tolerance, tile, min_tiles, max_tiles }
+                }
+            ),
+            (any::<u32>(), any::<u32>())
+                .prop_map(|(max_patches, max_side)| SizeRule::Padded { max_patches, max_side }),
+            (0..20_000u32, 0..600u32)
+                .prop_map(|(max_patches, max_side)| SizeRule::Padded { max_patches, max_side }),
         ];
     (rule, 0..40u32, 0..6u32).prop_map(|(rule, patch, merge)| Processor {
         rule,
@@ -178,9 +203,14 @@ proptest! {
                 prop_assert_eq!([grid.columns * tile.width, grid.rows * tile.height], last);
                 prop_assert_eq!(plan.parts.len() as u32, grid.rows * grid.columns + 1);
             }
-            None => prop_assert_eq!([plan.parts[0].width, plan.parts[0].height], last),
+            None => {
+                let [width, height] = [plan.parts[0].width, plan.parts[0].height];
+                let is_padded = matches!(processor.rule, SizeRule::Padded { .. });
+                let borders = [width.wrapping_sub(last[0]), height.wrapping_sub(last[1])];
+                prop_assert!(borders.iter().all(|border| *border == 0 || is_padded && *border < factor));
+            }
         }
-        if let (SizeRule::Smart { .. }, Some(most)) = (&processor.rule, max_tokens) {
+        if let (SizeRule::Smart { .. } | SizeRule::Padded { .. }, Some(most)) = (&processor.rule, max_tokens) {
             prop_assert!(plan.tokens() <= most as usize, "{} of {most}: {plan:?}", plan.tokens());
         }
     }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""make_fixtures.py - writes fixtures/ with Pillow and the image processors of transformers (5.24, without PyTorch).
+"""make_fixtures.py - writes fixtures/ with Pillow and the image processors of transformers (5.17 or later, with PyTorch for those of
+LFM2-VL, GLM-4V, PaddleOCR-VL and Kimi K2.5, of which only sizes are used).
 
 Sizes and pixels come from the same generators as in the Rust tests, so only results are stored.
 """
@@ -8,13 +9,21 @@ import io
 import json
 import pathlib
 import struct
+import types
 
 import numpy as np
 from PIL import Image
 from transformers.image_processing_backends import PilBackend
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4 import image_processing_pil_gemma4 as gemma4
+from transformers.models.glm4v.image_processing_glm4v import smart_resize as glm4v_resize
+from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as got
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
+from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+from transformers.models.paddleocr_vl.image_processing_paddleocr_vl import smart_resize as paddle_resize
 from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
 from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen
 
@@ -94,6 +103,26 @@ def tiles(longest_edge, tile):
     return rows_and_columns
 
 
+LFM2 = Lfm2VlImageProcessor()
+
+
+def lfm2(h, w, least=64, most=256, tile=512):
+    """(height, width) of the undivided picture or of the whole one behind tiles, (rows, columns) of tiles or zeros."""
+    limits = dict(downsample_factor=2, min_image_tokens=least, max_image_tokens=most, encoder_patch_size=16)
+    width, height = LFM2.smart_resize(h, w, **limits)
+    if width * height // 1024 > most:
+        raise ValueError("narrow pictures have more tokens than files permit")
+    limits.pop("min_image_tokens")
+    if not LFM2._is_image_too_large(h, w, max_pixels_tolerance=2.0, **limits):
+        return (height, width), (0, 0)
+    columns, rows, *_ = LFM2._get_grid_layout(h, w, 2, 10, tile)
+    return (height, width), (rows, columns)
+
+
+def kimi(h, w, patches=4096):
+    return navit_resize(h, w, patch_size=14, merge_kernel_size=2, max_patches=patches, max_size_per_side=512)
+
+
 def tables():
     """(height, width) of the resized picture for each size; of Idefics3 rows and columns of tiles."""
     def smart(factor, least, most):
@@ -111,6 +140,10 @@ def tables():
         "qwen3": smart(32, 65536, 16777216), "qwen2": smart(28, 3136, 12845056), "small": smart(32, 9216, 262144),
         "gemma4-70": budget(70), "gemma4-280": budget(280), "gemma4-1120": budget(1120),
         "mistral3": edge(1540, 28), "pixtral": edge(1024, 16),
+        "internvl": lambda h, w: got.get_optimal_tiled_canvas((h, w), (448, 448), 1, 12)[::-1],
+        "lfm2": lambda h, w: tuple(np.add(*lfm2(h, w))), "kimi": lambda h, w: kimi(h, w)[1],
+        "glm4v": lambda h, w: glm4v_resize(2, h, w, 2, 28, 112 * 112, 28 * 28 * 15000),
+        "paddleocr": lambda h, w: paddle_resize(h, w, 28, 384 * 384, 1536 * 1536),
         "idefics3": tiles(4 * 364, 364), "smolvlm": tiles(2048, 512), "smolvlm-small": tiles(512, 512)}
     original = PilBackend.resize
     PilBackend.resize = lambda self, image, size, resample=None, **_: Shape(size.height, size.width)
@@ -155,6 +188,33 @@ def processed():
         out = Idefics3ImageProcessorPil(size={"longest_edge": 128}, max_image_size={"longest_edge": 64}, **plain)(
             image, **clip)["pixel_values"][0]
         add("idefics3", np.transpose(np.stack(out), (0, 2, 3, 1)))
+        out = got.GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True, **plain)(image, **clip)["pixel_values"]
+        add("internvl", np.transpose(np.stack(out), (0, 2, 3, 1)))
+        (height, width), (rows, columns) = lfm2(h, w, 1, 2, 32)
+        whole = np.asarray(image.resize((width, height), Image.BILINEAR)).ravel()
+        cut = np.asarray(image.resize((columns * 32, rows * 32), Image.BILINEAR)).reshape(rows, 32, columns, 32, 3)
+        add("lfm2", np.concatenate([cut.transpose(0, 2, 1, 3, 4).ravel(), whole]))
+        (height, width), (padded_height, padded_width) = kimi(h, w, 24)
+        out = np.zeros((padded_height, padded_width, 3), np.uint8)
+        out[:height, :width] = np.asarray(image.resize((width, height), Image.BICUBIC))
+        add("kimi", out)
+    return cases
+
+
+def prompts():
+    """Texts in place of pictures, as the processors write them without a tokenizer."""
+    intern = types.SimpleNamespace(start_image_token="<img>", image_token="<IMG_CONTEXT>", end_image_token="</img>", image_seq_length=4)
+    lfm = types.SimpleNamespace(image_token="<image>", image_start_token="<|image_start|>", image_end_token="<|image_end|>",
+                                image_thumbnail_token="<|img_thumbnail|>")
+    cases = []
+    for w, h in [(100, 75), (61, 140), (20, 20)]:
+        columns, rows = got.get_optimal_tiled_canvas((h, w), (56, 56), 1, 12)
+        tiles = rows * columns + (rows * columns > 1)
+        text = InternVLProcessor.replace_image_token(intern, dict(num_patches=[tiles], image_num_patches=[tiles]), 0)
+        cases.append(dict(family="internvl", from_=[w, h], text=text))
+        (height, width), (rows, columns) = lfm2(h, w, 1, 2, 32)
+        text = Lfm2VlProcessor._build_image_tokens(lfm, rows, columns, 1, width * height // 1024, True, True)
+        cases.append(dict(family="lfm2", from_=[w, h], text=text))
     return cases
 
 
@@ -222,5 +282,5 @@ def files():
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     tables()
-    text = json.dumps(dict(resampled=resampled(), processed=processed(), files=files()), separators=(",", ":"))
+    text = json.dumps(dict(resampled=resampled(), processed=processed(), prompts=prompts(), files=files()), separators=(",", ":"))
     (OUT / "expected.json.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))

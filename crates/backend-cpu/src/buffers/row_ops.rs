@@ -53,7 +53,8 @@ impl RowOpSizes {
                 | RowOp::Add
                 | RowOp::Join(_)
                 | RowOp::Mean { rows: _, scale: _ }
-                | RowOp::Affine { scale: _, bias: _ } => self.input_rows,
+                | RowOp::Affine { scale: _, bias: _ }
+                | RowOp::Activate { activation: _, gated: _ } => self.input_rows,
             };
             (rows, width) = op.shape(rows, width);
             self.widest = self.widest.max(width);

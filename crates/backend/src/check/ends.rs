@@ -38,9 +38,7 @@ impl Checker<'_> {
                 RowOp::Linear { linear, width: out, activation } => {
                     nonzero("the width of rows", &[*out])?;
                     self.linear(linear, *out, width)?;
-                    let clamped =
-                        matches!(activation, Some(Activation::ClampedSwiglu { alpha: _, limit: _ }));
-                    require(!clamped, || "clamped SwiGLU of rows".to_owned())?;
+                    unclamped(*activation)?;
                 }
                 RowOp::Add => require(is_beginning && width == self.hidden, || {
                     format!("something is added to rows of {width} elements")
@@ -53,6 +51,11 @@ impl Checker<'_> {
                     self.vector(*scale, width)?;
                     self.vector(*bias, width)?;
                 }
+                RowOp::Activate { activation, gated } => {
+                    unclamped(Some(*activation))?;
+                    let halves = !gated || width.is_multiple_of(2);
+                    require(halves, || format!("gates of rows of {width} elements"))?;
+                }
             }
             if let RowOp::Mean { rows: _, scale } = op {
                 finite("the scale of a mean", *scale)?;
@@ -61,4 +64,9 @@ impl Checker<'_> {
         }
         Ok((rows, width))
     }
+}
+
+fn unclamped(activation: Option<Activation>) -> Result<(), LoadError> {
+    let clamped = matches!(activation, Some(Activation::ClampedSwiglu { alpha: _, limit: _ }));
+    require(!clamped, || "clamped SwiGLU of rows".to_owned())
 }

@@ -65,6 +65,14 @@ pub enum RowOp {
         /// Summands.
         bias: VectorId,
     },
+    /// Applies an activation to each element. If `gated`, it applies it to the first half of a row and multiplies the result with the
+    /// second half.
+    Activate {
+        /// The activation.
+        activation: Activation,
+        /// True if rows become half as wide.
+        gated: bool,
+    },
 }
 
 impl Patches {
@@ -83,6 +91,7 @@ impl RowOp {
             Self::Linear { linear: _, width, activation: _ } => (rows, width),
             Self::Join(joined) => (rows / joined, width * joined),
             Self::Mean { rows: mean, scale: _ } => (rows / mean, width),
+            Self::Activate { activation: _, gated } => (rows, if gated { width / 2 } else { width }),
         }
     }
 
@@ -93,7 +102,8 @@ impl RowOp {
             Self::Norm(_)
             | Self::Linear { linear: _, width: _, activation: _ }
             | Self::Add
-            | Self::Affine { scale: _, bias: _ } => 1,
+            | Self::Affine { scale: _, bias: _ }
+            | Self::Activate { activation: _, gated: _ } => 1,
         }
     }
 }

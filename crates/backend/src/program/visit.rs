@@ -254,7 +254,7 @@ enums! {
     Exit { 0 Logits(head), 1 Rows, 2 Merged(merged), }
     RowOp {
         0 Norm(norm), 1 Linear { linear, width, activation }, 2 Add, 3 Join(rows), 4 Mean { rows, scale },
-        5 Affine { scale, bias },
+        5 Affine { scale, bias }, 6 Activate { activation, gated },
     }
     Residual { 0 Sequential, 1 Parallel, }
     Mixer {

@@ -98,6 +98,12 @@ impl ReferenceRunner {
                             .for_each(|(x, (scale, bias))| *x = *x * scale + bias);
                     }
                 }
+                RowOp::Activate { activation, gated } => {
+                    for x in &mut rows {
+                        let (gate, up) = if *gated { x.split_at(x.len() / 2) } else { (&[][..], &x[..]) };
+                        *x = activated(gated.then_some(gate), up, *activation);
+                    }
+                }
             }
         }
         rows

@@ -265,6 +265,9 @@ pub(crate) struct Config {
     pub(crate) layers: Vec<Layer>,
     /// Number of further layers in the file, which are for multi-token prediction.
     pub(crate) extra_layers: usize,
+    /// True if RoPE is in sections, and the converter to GGUF reorders rows of Q and K so that halves of a head are pairs instead of
+    /// neighbours (GLM-4V).
+    pub(crate) halves_in_gguf: bool,
 }
 
 /// Parameters that differ between layers.
@@ -356,6 +359,7 @@ impl Config {
             ropes: rope.into_iter().collect(),
             layers: vec![layer; layers],
             extra_layers: 0,
+            halves_in_gguf: false,
         }
     }
 

@@ -14,7 +14,14 @@ use crate::{error::ModelError, rope::Yarn};
 
 pub(super) const DEF: Definition = Definition {
     gguf: "deepseek2",
-    hf: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"],
+    hf: &[
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "KimiVLForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
+        "Kimi_K25ForConditionalGeneration",
+    ],
     block: Block { latent: true, ..Block::LLAMA },
     experts: Some(ExpertsConfig { renormalize: false, ..ExpertsConfig::SIGMOID }),
     rope_styles: INTERLEAVED,
@@ -33,6 +40,7 @@ pub(super) const DEF: Definition = Definition {
         _ => Defaults::COMMON,
     },
     from_hf,
+    hf_ignored: &["vision_tower.", "multi_modal_projector.", "mm_projector."],
     ..Definition::LLAMA
 };
 

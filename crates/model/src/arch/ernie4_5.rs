@@ -1,4 +1,4 @@
-//! ERNIE 4.5, dense and with experts.
+//! ERNIE 4.5, dense and with experts; the text part of PaddleOCR-VL.
 
 use super::{Definition, ExpertsConfig, INTERLEAVED, Part, hf::Defaults};
 use crate::gguf::Value;
@@ -30,6 +30,15 @@ pub(super) const MOE: Definition = Definition {
     // Files have experts in all layers after the dense ones.
     further_gguf_keys: |_| vec![("interleave_moe_layer_step", Value::U32(1))],
     hf_names: &[(Part::SelectionBias, "mlp.moe_statics.e_score_correction_bias")],
+    ..Definition::LLAMA
+};
+
+pub(super) const PADDLE_OCR: Definition = Definition {
+    gguf: "paddleocr",
+    hf: &["PaddleOCRVLForConditionalGeneration"],
+    gguf_keys: &["rope.dimension_sections"],
+    hf_defaults: |_| Defaults { kv_heads: Some(2), head_dim: Some(128), rope_theta: 500_000.0, ..COMMON },
+    hf_ignored: &["visual.", "projector.", "mlp_AR."],
     ..Definition::LLAMA
 };
 

@@ -36,5 +36,6 @@ pub(super) const DEF: Definition = Definition {
         ..Defaults::COMMON
     },
     hf_names: &[(Part::Router, "mlp.router")],
+    hf_ignored: &["vision_tower.", "multi_modal_projector."],
     ..Definition::LLAMA
 };

@@ -106,6 +106,23 @@ pub(crate) fn class(json: &Map<String, Value>) -> Result<&str, ModelError> {
         (Some("Idefics3ForConditionalGeneration" | "SmolVLMForConditionalGeneration"), Some("llama")) => {
             Ok("LlamaForCausalLM")
         }
+        (Some("InternVLForConditionalGeneration"), text) => match text {
+            None | Some("qwen2") => Ok("Qwen2ForCausalLM"),
+            Some("qwen3") => Ok("Qwen3ForCausalLM"),
+            Some("qwen3_moe") => Ok("Qwen3MoeForCausalLM"),
+            Some("gpt_oss") => Ok("GptOssForCausalLM"),
+            Some("llama") => Ok("LlamaForCausalLM"),
+            Some(other) => Err(ModelError::unsupported_but(
+                format!("InternVL with a text model `{other}`"),
+                "gpt_oss, llama, qwen2, qwen3, qwen3_moe",
+            )),
+        },
+        (Some("Glm46VForConditionalGeneration"), Some("glm4v_moe_text")) => {
+            Ok("Glm4vMoeForConditionalGeneration")
+        }
+        (Some("Glm46VForConditionalGeneration"), _) => Ok("Glm4vForConditionalGeneration"),
+        (Some("Lfm2VlForConditionalGeneration"), Some("lfm2_moe")) => Ok("Lfm2MoeForCausalLM"),
+        (Some("Lfm2VlForConditionalGeneration"), _) => Ok("Lfm2ForCausalLM"),
         (Some(class), _) => Ok(class),
         (None, _) => Err(ModelError::Config("config.json does not name its `architectures`".to_owned())),
     }

@@ -32,6 +32,7 @@ pub(super) const DENSE: Definition = Definition {
     },
     gguf_names: GGUF_NAMES,
     hf_names: HF_NAMES,
+    hf_ignored: &["vision_tower.", "multi_modal_projector."],
     ..Definition::LLAMA
 };
 
@@ -54,6 +55,7 @@ pub(super) const MOE: Definition = Definition {
     },
     gguf_names: GGUF_NAMES,
     hf_names: HF_NAMES,
+    hf_ignored: &["vision_tower.", "multi_modal_projector."],
     ..Definition::LLAMA
 };
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use paguro_backend::{
     Adaptable, Attention, DeltaRule, DeltaShape, Dense, Experts, FeedForward, Latent, LatentQuery, Layer,
-    Linear, MatrixId, Mixer, Program, Ssd, Weights,
+    Linear, MatrixId, Mixer, Program, RopeStyle, Ssd, Weights,
 };
 
 use super::{
@@ -242,16 +242,28 @@ impl Linears {
     fn rotated_row(&self, row: usize, head: usize, naming: Naming) -> usize {
         let dims = self.program.ropes.first().map_or(0, |rope| 2 * rope.frequencies.len());
         let (first, at) = (row / head * head, row % head);
-        if naming == self.own || !self.names[0].is_reordered() || at >= dims {
+        let is_reordered = self.names[0].is_reordered();
+        if naming == self.own || !is_reordered && !self.are_neighbours_apart() || at >= dims {
             return row;
         }
         let half = dims / 2;
+        // Pairs of the program are neighbours, and halves of the adapter's head, or the other way round.
         first
-            + match self.own {
-                Naming::Gguf => at / 2 + at % 2 * half,
-                Naming::Hf if at < half => 2 * at,
-                Naming::Hf => 2 * (at - half) + 1,
+            + match (self.own == Naming::Gguf) == is_reordered {
+                true => at / 2 + at % 2 * half,
+                false if at < half => 2 * at,
+                false => 2 * (at - half) + 1,
             }
+    }
+
+    /// Returns true if RoPE pairs halves of a head in the model's GGUF file, and neighbours in folders (GLM-4V).
+    fn are_neighbours_apart(&self) -> bool {
+        let rope = self.program.ropes.first();
+        self.names[0].pairs_neighbours()
+            && rope.is_some_and(|rope| match self.own {
+                Naming::Gguf => rope.style == RopeStyle::HalfSplit,
+                Naming::Hf => !rope.axes.is_empty(),
+            })
     }
 
     fn latent(&self, op: &Latent, part: Part) -> Option<Result<Vec<Piece>, String>> {

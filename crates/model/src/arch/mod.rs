@@ -117,6 +117,7 @@ const ALL: &[&Definition] = &[
     &hunyuan::MOE,
     &ernie4_5::DEF,
     &ernie4_5::MOE,
+    &ernie4_5::PADDLE_OCR,
     &glm4::DEF,
     &glm4moe::DEF,
     &minimax_m2::DEF,

@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range};
 
-use super::{Definition, HfMatrices, REORDERED};
+use super::{Definition, HfMatrices, INTERLEAVED, REORDERED};
 
 /// A tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,6 +264,11 @@ impl Names {
                 name.strip_prefix(prefix) == Some(own)
             }),
         }
+    }
+
+    /// Returns true if RoPE pairs neighbours in folders and in most GGUF files.
+    pub(crate) fn pairs_neighbours(&self) -> bool {
+        self.definition.rope_styles == INTERLEAVED
     }
 
     /// Returns true if the converter to GGUF reorders rows of Q and K.

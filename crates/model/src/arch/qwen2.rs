@@ -10,6 +10,7 @@ pub(super) const DEF: Definition = Definition {
     hf: &["Qwen2ForCausalLM"],
     // GGUF files carry a window although it is off.
     hf_defaults: |_| QWEN,
+    hf_ignored: &["vision_tower.", "multi_modal_projector."],
     ..Definition::LLAMA
 };
 

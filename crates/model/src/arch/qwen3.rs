@@ -9,6 +9,7 @@ pub(super) const DEF: Definition = Definition {
     hf: &["Qwen3ForCausalLM"],
     block: BLOCK,
     hf_defaults: |_| Defaults { head_dim: Some(128), ..QWEN },
+    hf_ignored: &["vision_tower.", "multi_modal_projector."],
     ..Definition::LLAMA
 };
 

@@ -15,5 +15,6 @@ pub(super) const DEF: Definition = Definition {
         }
         (qwen2moe::DEF.from_hf)(fields, config)
     },
+    hf_ignored: &["vision_tower.", "multi_modal_projector."],
     ..Definition::LLAMA
 };

@@ -47,6 +47,11 @@ impl<'a> Tensors<'a> {
         self.rest.get(name).and_then(|tensor| tensor.shape.first().copied())
     }
 
+    /// Returns the format of the matrix `name`, without using it.
+    pub(crate) fn format(&self, name: &str) -> Option<WeightFormat> {
+        self.rest.get(name).and_then(|tensor| tensor.dtype.weight_format())
+    }
+
     /// Uses the matrix `name`, `[rows, cols]`, if it exists.
     pub(crate) fn matrix(
         &mut self,

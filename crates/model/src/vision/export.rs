@@ -55,7 +55,9 @@ pub(crate) fn contents(
     let is_silu = vision.get("hidden_act").and_then(Json::as_str) == Some("silu");
     set(if is_silu { "clip.use_silu" } else { "clip.use_gelu" }, Value::Bool(true));
     for (key, fields) in SIZES {
-        let found = fields.iter().find_map(|field| vision.get(*field)?.as_u64());
+        // Sides of both axes are equal.
+        let number = |value: &Json| value.as_u64().or_else(|| value.get(0)?.as_u64());
+        let found = fields.iter().find_map(|field| number(vision.get(*field)?));
         if let Some(size) = found.and_then(|size| u32::try_from(size).ok()) {
             set(&format!("clip.vision.{key}"), Value::U32(size));
         }
@@ -114,11 +116,21 @@ fn rename(
             (blocks.k_norm, GGUF.k_norm),
             (blocks.post1, GGUF.post1),
             (blocks.post2, GGUF.post2),
+            (blocks.scale1, GGUF.scale1),
+            (blocks.scale2, GGUF.scale2),
         ];
         // Bounds have the name of what has the matrix (Gemma 4).
         let is_it = |own: &str| own == base || kind != "weight" && own.strip_suffix(".linear") == Some(base);
         let found = pairs.iter().find(|(own, _)| is_it(own)).ok_or_else(|| unknown(family, name))?;
         let full = |part: &str| format!("{}{layer}.{part}.{kind}", GGUF.before);
+        if found.1 == GGUF.qkv && family.family == Family::KimiK25 {
+            let heads = heads.or_else(|| vision.get("vt_num_attention_heads")?.as_u64());
+            out.push(plain(Tensor {
+                name: full(found.1),
+                ..columns_first(tensor, heads.unwrap_or(16) as usize)
+            })?);
+            return Ok(());
+        }
         if found.1 == GGUF.qkv && family.splits_qkv {
             for (index, part) in [GGUF.q, GGUF.k, GGUF.v].into_iter().enumerate() {
                 out.push(plain(Tensor { name: full(part), ..third(tensor, index) })?);
@@ -149,7 +161,11 @@ fn rename(
         .ok_or_else(|| unknown(family, name))?;
     let full = if rest.is_empty() { new.to_owned() } else { format!("{new}{rest}") };
     let is_kernel = new == "v.patch_embd" && rest == ".weight";
-    let is_by_pixel = family.family == Family::Gemma4 && (is_kernel || new == "v.patch_norm.1");
+    let is_by_pixel = match family.family {
+        Family::Gemma4 => is_kernel || new == "v.patch_norm.1",
+        Family::Lfm2 => is_kernel,
+        _ => false,
+    };
     if is_by_pixel {
         out.push(Tensor { name: full, ..planes(tensor)? });
     } else if own == "v.pos_embedding" {
@@ -161,8 +177,9 @@ fn rename(
     } else if own == "mm.mm_soft_emb_norm" {
         let values = values(tensor)?.iter().map(|value| value + 1.0).collect::<Vec<_>>();
         out.push(Tensor { name: full, ..floats(tensor.shape.clone(), &values, tensor) });
-    } else if new.starts_with("v.position_embd") {
-        out.push(Tensor { name: full, ..floats(tensor.shape.clone(), &values(tensor)?, tensor) });
+    } else if new.starts_with("v.position_embd") || new == "v.class_embd" {
+        let shape = tensor.shape.iter().copied().skip_while(|&outer| outer == 1).collect();
+        out.push(Tensor { name: full, ..floats(shape, &values(tensor)?, tensor) });
     } else {
         out.push(plain(Tensor { name: full, ..tensor.clone() })?);
     }
@@ -231,6 +248,25 @@ fn of_frame(tensor: &Tensor, frame: usize) -> Result<Tensor, ModelError> {
         .flat_map(|frames| frames[frame * plane..][..plane].to_vec())
         .collect();
     Ok(floats(vec![out, channels, rows, columns], &kernel, tensor))
+}
+
+/// Reorders rows of queries and keys, which values follow, so that all pairs of a head that are rotated by columns come first.
+fn columns_first(tensor: &Tensor, heads: usize) -> Tensor {
+    let rows = tensor.shape.first().copied().unwrap_or(0);
+    let head = rows.checked_div(3 * heads).unwrap_or(0);
+    if head == 0 || !head.is_multiple_of(4) || rows != 3 * heads * head {
+        return tensor.clone();
+    }
+    let source = |at: usize| match at < 2 * heads * head {
+        false => at,
+        true => {
+            let (pair, element) = (at % head / 2, at % 2);
+            at / head * head + pair % (head / 4) * 4 + pair / (head / 4) * 2 + element
+        }
+    };
+    let row = tensor.bytes.len() / rows;
+    let pieces = (0..rows).map(|at| tensor.bytes.slice(source(at) * row..(source(at) + 1) * row)).collect();
+    Tensor { bytes: join(pieces), ..tensor.clone() }
 }
 
 /// Reorders rows of queries or keys so that neighbours are pairs.

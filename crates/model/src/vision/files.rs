@@ -1,5 +1,6 @@
 //! The files of a tower: numbers and tensors under the names of either kind.
 
+use half::f16;
 use paguro_backend::{
     Bounds, Bytes, Linear, LoadError, Matrix, Norm, NormKind, VectorId, WeightFormat, Weights,
 };
@@ -7,7 +8,7 @@ use paguro_vision::Filter;
 use serde_json::{Map, Value};
 
 use super::{TowerFamily, object};
-use crate::{arch::Tensors, error::ModelError, gguf::Metadata, tensor::Tensor};
+use crate::{arch::Tensors, error::ModelError, gguf::Metadata, rearrange::join, tensor::Tensor};
 
 /// The numbers of a tower.
 #[derive(Clone, Copy)]
@@ -71,6 +72,11 @@ impl<'a, 't> TowerFile<'a, 't> {
             Values::Hf { .. } => match self.vision(name) {
                 None | Some(Value::Null) => Ok(None),
                 Some(value) => {
+                    // Equal numbers for both axes are one.
+                    let value = match value.as_array().map(Vec::as_slice) {
+                        Some([first, rest @ ..]) if rest.iter().all(|other| other == first) => first,
+                        _ => value,
+                    };
                     let number = value.as_u64().and_then(|value| u32::try_from(value).ok());
                     let wrong = || {
                         ModelError::Config(format!(
@@ -167,6 +173,82 @@ impl<'a, 't> TowerFile<'a, 't> {
         let bias = bias.map(|bias| self.tensors.add_vector(bias));
         let bounds = self.bounds(name.strip_suffix(".linear").unwrap_or(name))?;
         Ok(Linear { matrix: self.tensors.add_matrix(matrix), bias, bounds })
+    }
+
+    /// Uses a matrix with its bias, both multiplied by a factor for each row.
+    pub(super) fn scaled(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        factors: &str,
+    ) -> Result<Linear, ModelError> {
+        let named = format!("{factors}.weight");
+        let factors = if self.tensors.has(&named) { named.as_str() } else { factors };
+        let factors = self.tensors.require_vector(factors, rows)?;
+        let weight = format!("{name}.weight");
+        let is_f32 = self.tensors.format(&weight) == Some(WeightFormat::F32);
+        let mut values = self.dense(&weight, rows, cols)?;
+        for (row, factor) in values.chunks_exact_mut(cols).zip(&factors) {
+            row.iter_mut().for_each(|value| *value *= factor);
+        }
+        let bias = self.vector(&format!("{name}.bias"), rows)?.map(|bias| {
+            self.map_vector(bias, |bias| {
+                bias.iter().zip(&factors).map(|(bias, factor)| bias * factor).collect()
+            })
+        });
+        // Products of numbers of 16 bits or fewer are kept in 16 bits.
+        let fits = values.iter().all(|value| f16::from_f32(*value).is_finite());
+        if is_f32 || !fits {
+            return Ok(self.matrix_of(&weight, rows, cols, &values, bias));
+        }
+        let bytes: Vec<u8> = values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
+        let bytes = Bytes::from(bytes);
+        let matrix = Matrix { name: weight, format: WeightFormat::F16, parts: 1, rows, cols, bytes };
+        Ok(Linear { matrix: self.tensors.add_matrix(matrix), bias, bounds: None })
+    }
+
+    /// Uses two matrices without biases as one, the rows of the second one after those of the first.
+    pub(super) fn stacked(
+        &mut self,
+        names: [&str; 2],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Linear, ModelError> {
+        let mut whole = |name: &str| self.tensors.require_matrix(&format!("{name}.weight"), rows, cols);
+        let (first, second) = (whole(names[0])?, whole(names[1])?);
+        if first.format != second.format {
+            let what = format!("`{}` and `{}` in different formats", first.name, second.name);
+            return Err(ModelError::unsupported(what));
+        }
+        let bytes = join(vec![first.bytes.clone(), second.bytes]);
+        let matrix = self.tensors.add_matrix(Matrix { rows: 2 * rows, bytes, ..first });
+        Ok(Linear { matrix, bias: None, bounds: None })
+    }
+
+    /// Uses the kernel of a convolution over whole squares of rows, or what is stored as that, as a matrix of joined rows. Its columns are
+    /// ordered by element, then by place in the square.
+    pub(super) fn squares(
+        &mut self,
+        name: &str,
+        out: usize,
+        hidden: usize,
+        merge: usize,
+    ) -> Result<Linear, ModelError> {
+        let (weight, square) = (format!("{name}.weight"), merge * merge);
+        let joined = hidden * square;
+        let stored = match self.tensors.shape(&weight).map(<[usize]>::len) {
+            Some(4) => self.tensors.values(&weight, &[out, hidden, merge, merge])?,
+            _ => self.dense(&weight, out, joined)?,
+        };
+        let mut values = vec![0.0; stored.len()];
+        for (to, from) in values.chunks_exact_mut(joined).zip(stored.chunks_exact(joined)) {
+            for (at, value) in from.iter().enumerate() {
+                to[at % square * hidden + at / square] = *value;
+            }
+        }
+        let bias = self.vector(&format!("{name}.bias"), out)?;
+        Ok(self.matrix_of(&weight, out, joined, &values, bias))
     }
 
     /// Returns the bounds of a matrix: a tensor of one number for each that it has (Gemma 4).

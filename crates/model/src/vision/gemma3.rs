@@ -5,9 +5,9 @@ use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::Value;
 
 use super::{
-    Arrangement, Lowered, Places, TowerFamily,
+    Arrangement, Lowered, Places, Resize, TowerFamily,
     files::TowerFile,
-    lower::{Blocks, SIGLIP, single},
+    lower::{Blocks, Extras, SIGLIP, single},
     qwen3vl::check_squares,
 };
 use crate::{error::ModelError, gguf::Value as Meta};
@@ -81,6 +81,7 @@ pub(super) fn siglip(file: &TowerFile<'_, '_>, hidden: usize, heads: usize) -> R
         gated: false,
         scale: (head_dim as f32).powf(-0.5),
         gemma4: false,
+        extras: Extras::default(),
         names: &SIGLIP,
     };
     blocks.check(file)?;
@@ -160,7 +161,13 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         merge: merge as u32,
     };
     let values = Arrangement::values(mean, std);
-    let arrangement =
-        Arrangement { patch, merge, window: None, places: Places::Fraction { table, side }, values };
+    let arrangement = Arrangement {
+        patch,
+        merge,
+        window: None,
+        class: None,
+        places: Places::Grid { table, side, resize: Resize::Fraction },
+        values,
+    };
     Ok(Lowered { program, arrangement, processor })
 }

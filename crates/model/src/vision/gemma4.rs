@@ -12,7 +12,7 @@ use super::{
     Arrangement, Lowered, Places, TowerFamily,
     adapt::Text,
     files::{TowerFile, Values},
-    lower::{BlockNames, Blocks, GGUF, rope_of_halves, single},
+    lower::{BlockNames, Blocks, Extras, GGUF, rope_of_halves, single},
     qwen3vl::check_squares,
 };
 use crate::{
@@ -144,6 +144,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         gated: true,
         scale: 1.0,
         gemma4: true,
+        extras: Extras::default(),
         names: &NAMES,
     };
     blocks.check(file)?;
@@ -206,8 +207,14 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let program = blocks.program(&[false], layers, vec![rope], patches, merged);
     let processor = processor(file, patch, merge, ([0.5; 3], [0.5; 3]))?;
     let values = Arrangement::values(processor.mean, processor.std);
-    let arrangement =
-        Arrangement { patch, merge, window: None, places: Places::Axes { table, count }, values };
+    let arrangement = Arrangement {
+        patch,
+        merge,
+        window: None,
+        class: None,
+        places: Places::Axes { table, count },
+        values,
+    };
     Ok(Lowered { program, arrangement, processor })
 }
 
@@ -283,14 +290,21 @@ fn unified(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         gated: true,
         scale: 1.0,
         gemma4: true,
+        extras: Extras::default(),
         names: &NAMES,
     };
     let mut program = blocks.program(&[false], Vec::new(), Vec::new(), patches, single(1, text, 0, ops));
     program.kv = KvLayout { groups: vec![group] };
     let processor = processor(file, patch, 1, ([0.0; 3], [1.0; 3]))?;
     let values = Arrangement::values(processor.mean, processor.std);
-    let arrangement =
-        Arrangement { patch, merge: 1, window: None, places: Places::Axes { table, count }, values };
+    let arrangement = Arrangement {
+        patch,
+        merge: 1,
+        window: None,
+        class: None,
+        places: Places::Axes { table, count },
+        values,
+    };
     Ok(Lowered { program, arrangement, processor })
 }
 

@@ -5,7 +5,7 @@ use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::Value;
 
 use super::{
-    Arrangement, Lowered, Places, TowerFamily,
+    Arrangement, Lowered, Places, Resize, TowerFamily,
     files::{TowerFile, Values},
     gemma3::siglip,
     lower::{SIGLIP, single},
@@ -106,8 +106,14 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         merge: merge as u32,
     };
     let values = Arrangement::values(mean, std);
-    let arrangement =
-        Arrangement { patch, merge, window: None, places: Places::Fraction { table, side }, values };
+    let arrangement = Arrangement {
+        patch,
+        merge,
+        window: None,
+        class: None,
+        places: Places::Grid { table, side, resize: Resize::Fraction },
+        values,
+    };
     Ok(Lowered { program, arrangement, processor })
 }
 

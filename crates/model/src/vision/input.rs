@@ -5,7 +5,7 @@ use std::ops::Range;
 use paguro_backend::Coordinates;
 use paguro_vision::Part;
 
-use super::{Tower, Vision};
+use super::{Tower, Vision, places::Places};
 
 /// Order of patches, and what is added to them.
 #[derive(Debug)]
@@ -18,21 +18,10 @@ pub(super) struct Arrangement {
     pub(super) window: Option<usize>,
     /// Learned embeddings of places.
     pub(super) places: Places,
+    /// Embedding of a further row that all patches see, without pixels (InternVL).
+    pub(super) class: Option<Vec<f32>>,
     /// Value of each brightness, by channel.
     pub(super) values: Box<[[f32; 256]; 3]>,
-}
-
-/// Learned embeddings of places, `[places, hidden]`.
-#[derive(Debug)]
-pub(super) enum Places {
-    /// None.
-    None,
-    /// A square grid, resized to the picture's with its corners in place (Qwen3-VL).
-    Resized { table: Vec<f32>, side: usize },
-    /// A square grid of which a patch has the place with the nearest lower fraction of the side (SigLIP, Idefics3).
-    Fraction { table: Vec<f32>, side: usize },
-    /// The sum of an embedding of the column and one of the row (Gemma 4): `[2, count, hidden]`.
-    Axes { table: Vec<f32>, count: usize },
 }
 
 /// A part of a picture as one sequence of a step.
@@ -63,10 +52,11 @@ impl Arrangement {
 }
 
 impl Tower {
-    /// Returns the number of patches of a part.
-    pub fn patches(&self, part: &Part) -> usize {
-        let patch = self.arrangement.patch;
-        (part.width as usize / patch) * (part.height as usize / patch)
+    /// Returns the rows of a step that makes this number of rows of the text model. A row that is no patch is the first one of a further
+    /// square.
+    pub fn step_rows(&self, rows: usize) -> usize {
+        let squares = rows.saturating_add(usize::from(self.arrangement.class.is_some()));
+        squares.saturating_mul(self.patches_of_row())
     }
 
     /// Returns the number of patches of a row of the text model.
@@ -95,10 +85,11 @@ impl Tower {
         }
         let (rows, columns) = (height / side, width / side);
         let (order, windows) = self.order(rows, columns);
+        let patches = rows * columns * merge * merge;
         let (grid, given_width) = ([height / patch, width / patch], self.program.given_width());
         let hidden = self.program.hidden;
         let pixels = 3 * patch * patch;
-        let mut given = vec![0.0; rows * columns * merge * merge * given_width];
+        let mut given = vec![0.0; self.step_rows(rows * columns) * given_width];
         let mut coordinates = Vec::new();
         let squares = order.iter().flat_map(|&square| {
             let (top, left) = (square / columns * merge, square % columns * merge);
@@ -107,19 +98,25 @@ impl Tower {
         for (row, (y, x)) in given.chunks_exact_mut(given_width).zip(squares) {
             self.pixels(&rgb[(y * patch * width + x * patch) * 3..], width, &mut row[..pixels]);
             if given_width > pixels {
-                self.place([y, x], grid, &mut row[pixels..][..hidden]);
+                self.arrangement.places.write([y, x], grid, &mut row[pixels..][..hidden]);
             }
             coordinates.push([0, y as u32, x as u32]);
+        }
+        if let Some(class) = &self.arrangement.class {
+            given[patches * given_width + pixels..][..hidden].copy_from_slice(class);
+            coordinates.resize(self.step_rows(rows * columns), [0; 3]);
         }
         if !self.program.has_axes() {
             coordinates.clear();
         }
-        let spans = match self.program.has_spans() {
-            false => Vec::new(),
-            true => windows
-                .into_iter()
-                .map(|window| window.start * merge * merge..window.end * merge * merge)
-                .collect(),
+        let square = merge * merge;
+        let spans = match (self.program.has_spans(), &self.arrangement.class) {
+            (false, _) => Vec::new(),
+            // The rest of its square sees nothing but itself, and no row sees it.
+            (true, Some(_)) => std::iter::once(0..patches + 1).collect(),
+            (true, None) => {
+                windows.into_iter().map(|window| window.start * square..window.end * square).collect()
+            }
         };
         Ok(TowerInput { given, coordinates, spans, order })
     }
@@ -150,48 +147,6 @@ impl Tower {
                 let first = y * width * 3 + channel;
                 for (x, value) in line.iter_mut().enumerate() {
                     *value = values[usize::from(rgb[first + 3 * x])];
-                }
-            }
-        }
-    }
-
-    /// Writes the embedding of the place of a patch in a grid of patches.
-    fn place(&self, [y, x]: [usize; 2], [rows, columns]: [usize; 2], out: &mut [f32]) {
-        let hidden = out.len();
-        let row = |table: &[f32], place: usize| place * hidden..(place + 1) * hidden.min(table.len());
-        match &self.arrangement.places {
-            Places::None => {}
-            Places::Fraction { table, side } => {
-                let nearest = |at: usize, count: usize| (at * side / count).min(side - 1);
-                let place = nearest(y, rows) * side + nearest(x, columns);
-                out.copy_from_slice(&table[row(table, place)]);
-            }
-            Places::Axes { table, count } => {
-                let (column, own) = (x.min(count - 1), count + y.min(count - 1));
-                out.copy_from_slice(&table[row(table, column)]);
-                out.iter_mut().zip(&table[row(table, own)]).for_each(|(out, value)| *out += value);
-            }
-            Places::Resized { table, side } => {
-                let between = |at: usize, count: usize| {
-                    let place = match count {
-                        1 => 0.0,
-                        _ => at as f32 * (side - 1) as f32 / (count - 1) as f32,
-                    };
-                    let low = (place as usize).min(side - 1);
-                    (low, (low + 1).min(side - 1), place - low as f32)
-                };
-                let (top, bottom, down) = between(y, rows);
-                let (left, right, along) = between(x, columns);
-                let corners = [
-                    (top, left, (1.0 - down) * (1.0 - along)),
-                    (top, right, (1.0 - down) * along),
-                    (bottom, left, down * (1.0 - along)),
-                    (bottom, right, down * along),
-                ];
-                out.fill(0.0);
-                for (y, x, weight) in corners {
-                    let from = &table[row(table, y * side + x)];
-                    out.iter_mut().zip(from).for_each(|(out, value)| *out += weight * value);
                 }
             }
         }

@@ -25,7 +25,18 @@ pub(super) struct Blocks {
     pub(super) scale: f32,
     /// Norms of queries, keys and values, and norms after both branches (Gemma 4).
     pub(super) gemma4: bool,
+    /// Parts that layers of some towers have.
+    pub(super) extras: Extras,
     pub(super) names: &'static BlockNames,
+}
+
+/// Parts that layers of some towers have.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Extras {
+    /// Norms of queries and keys.
+    pub(super) qk_norms: Option<QkNormKind>,
+    /// Factors of the results of both branches (InternVL).
+    pub(super) scales: bool,
 }
 
 /// Names of a layer's tensors in folders, after the layer's number.
@@ -47,6 +58,8 @@ pub(super) struct BlockNames {
     pub(super) k_norm: &'static str,
     pub(super) post1: &'static str,
     pub(super) post2: &'static str,
+    pub(super) scale1: &'static str,
+    pub(super) scale2: &'static str,
 }
 
 /// Names in mmproj files.
@@ -66,6 +79,8 @@ pub(super) const GGUF: BlockNames = BlockNames {
     k_norm: "attn_k_norm",
     post1: "attn_post_norm",
     post2: "ffn_post_norm",
+    scale1: "ls1",
+    scale2: "ls2",
 };
 
 /// Names of SigLIP's layers in folders.
@@ -106,7 +121,19 @@ impl Blocks {
         rope: Option<usize>,
     ) -> Result<Layer, ModelError> {
         let Self {
-            hidden, heads, head_dim, ffn, norms, eps, activation, gated, scale, gemma4, names, ..
+            hidden,
+            heads,
+            head_dim,
+            ffn,
+            norms,
+            eps,
+            activation,
+            gated,
+            scale,
+            gemma4,
+            extras,
+            names,
+            ..
         } = *self;
         let names = if file.is_hf() { names } else { &GGUF };
         let name = |part: &str| format!("{}{layer}.{part}", names.before);
@@ -127,6 +154,18 @@ impl Blocks {
             post1 = Some(file.norm(&name(names.post1), hidden, norms, eps)?);
             post2 = Some(file.norm(&name(names.post2), hidden, norms, eps)?);
         }
+        if let Some(kind) = extras.qk_norms {
+            let width = if kind == QkNormKind::Row { width } else { head_dim };
+            qk_norm = Some(QkNorm {
+                q: file.norm(&name(names.q_norm), width, NormKind::Rms, eps)?,
+                k: file.norm(&name(names.k_norm), width, NormKind::Rms, eps)?,
+                kind,
+            });
+        }
+        let scaled = |file: &mut TowerFile<'_, '_>, linear: &str, cols: usize, by: &str| match extras.scales {
+            true => file.scaled(linear, hidden, cols, &name(by)),
+            false => file.linear(linear, hidden, cols),
+        };
         let mixer = Mixer::Attention(Attention {
             norm: Some(file.norm(&name(names.norm1), hidden, norms, eps)?),
             heads,
@@ -143,7 +182,7 @@ impl Blocks {
             sinks: None,
             kv: KvSlot { group, layer_slot: 0 },
             gate: None,
-            out: file.linear(&name(names.out), hidden, width)?,
+            out: scaled(file, &name(names.out), width, names.scale1)?,
             post_norm: post1,
         });
         // Old mmproj files have the names of up and down exchanged.
@@ -160,7 +199,7 @@ impl Blocks {
             gate,
             up: file.linear(&up, ffn, hidden)?,
             activation,
-            down: file.linear(&down, hidden, ffn)?,
+            down: scaled(file, &down, ffn, names.scale2)?,
             post_norm: post2,
         });
         Ok(Layer {

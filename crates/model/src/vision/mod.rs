@@ -9,24 +9,31 @@ mod export;
 mod files;
 mod gemma3;
 mod gemma4;
+mod glm4v;
 mod idefics3;
 mod input;
+mod internvl;
+mod kimi;
+mod lfm2;
 mod lower;
+mod paddleocr;
 mod pixtral;
+mod places;
 mod qwen2vl;
 mod qwen3vl;
 
 use std::fmt;
 
 use paguro_backend::{Digest, Program, Visitor, Weights};
-use paguro_vision::{Family, Filter, Processor, SizeRule};
+use paguro_vision::{Family, Filter, Processor, SizeRule, SmallSides};
 use serde_json::{Map, Value};
 
 pub(crate) use self::export::contents as projector_contents;
 pub use self::input::TowerInput;
 use self::{
     files::{TowerFile, Values},
-    input::{Arrangement, Places},
+    input::Arrangement,
+    places::{Places, Resize},
 };
 use crate::{
     error::ModelError,
@@ -123,19 +130,22 @@ const ALL: &[&TowerFamily] = &[
     &gemma4::UNIFIED,
     &pixtral::DEF,
     &idefics3::DEF,
+    &internvl::DEF,
+    &lfm2::DEF,
+    &glm4v::DEF,
+    &paddleocr::DEF,
+    &kimi::VL,
+    &kimi::K25,
 ];
 
 /// Values of `clip.projector_type` of known families that are not supported, with their names.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("qwen2vl_merger", "Qwen2-VL"),
     ("gemma3nv", "Gemma 3n"),
-    ("internvl", "InternVL"),
-    ("lfm2", "LFM2-VL"),
     ("llama4", "Llama 4"),
-    ("glm4v", "GLM-4V"),
-    ("paddleocr", "PaddleOCR-VL"),
-    ("kimivl", "Kimi-VL"),
+    ("glm5v", "GLM-5V"),
     ("resampler", "MiniCPM-V"),
+    ("minicpmv4_6", "MiniCPM-V 4.6"),
     ("mlp", "LLaVA"),
     ("ldp", "MobileVLM"),
     ("cogvlm", "CogVLM"),
@@ -271,11 +281,29 @@ impl Vision {
 fn add_processor(digest: &mut Digest, processor: &Processor) {
     let Processor { rule, filter, mean, std, patch, merge } = processor;
     let rule = match *rule {
-        SizeRule::Smart { min_pixels, max_pixels } => [0, min_pixels, max_pixels, 0],
-        SizeRule::Square { side } => [1, side.into(), 0, 0],
-        SizeRule::Budget { tokens } => [2, tokens.into(), 0, 0],
-        SizeRule::LongestEdge { pixels } => [3, pixels.into(), 0, 0],
-        SizeRule::Tiles { longest_edge, tile, split } => [4, longest_edge.into(), tile.into(), split.into()],
+        SizeRule::Smart { min_pixels, max_pixels, small } => {
+            let small = match small {
+                SmallSides::Rounded => 0,
+                SmallSides::Truncated => 1,
+                SmallSides::InTurn => 2,
+            };
+            vec![0, min_pixels, max_pixels, small]
+        }
+        SizeRule::Square { side } => vec![1, side.into(), 0, 0],
+        SizeRule::Budget { tokens } => vec![2, tokens.into(), 0, 0],
+        SizeRule::LongestEdge { pixels } => vec![3, pixels.into(), 0, 0],
+        SizeRule::Tiles { longest_edge, tile, split } => {
+            vec![4, longest_edge.into(), tile.into(), split.into()]
+        }
+        SizeRule::Grid { tile, min_tiles, max_tiles } => {
+            vec![5, tile.into(), min_tiles.into(), max_tiles.into()]
+        }
+        SizeRule::Flexible { min_tokens, max_tokens, tolerance, tile, min_tiles, max_tiles } => {
+            let counts = [min_tokens, max_tokens, tile, min_tiles, max_tiles];
+            let counts = counts.into_iter().map(u64::from);
+            [6, tolerance.to_bits()].into_iter().chain(counts).collect()
+        }
+        SizeRule::Padded { max_patches, max_side } => vec![7, max_patches.into(), max_side.into(), 0],
     };
     let filter = match filter {
         Filter::Bilinear => 0,

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     Arrangement, Lowered, Places, TowerFamily,
     files::{TowerFile, Values},
-    lower::{BlockNames, Blocks, GGUF, single},
+    lower::{BlockNames, Blocks, Extras, GGUF, single},
     object,
     qwen2vl::CLIP,
     qwen3vl::check_squares,
@@ -114,6 +114,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         gated: true,
         scale: (head_dim as f32).powf(-0.5),
         gemma4: false,
+        extras: Extras::default(),
         names: &NAMES,
     };
     blocks.check(file)?;
@@ -129,7 +130,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, Some(0)));
     let layers = layers.collect::<Result<Vec<_>, _>>()?;
 
-    let (text, joined) = (file.text_hidden, hidden * merge * merge);
+    let text = file.text_hidden;
     // A copy of a row of the text model's embeddings.
     file.ignore("v.token_embd.img_break");
     let mut ops = Vec::new();
@@ -137,19 +138,10 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     if file.tensors.has(&format!("{norm}.weight")) {
         ops.push(RowOp::Norm(file.norm(norm, hidden, NormKind::Rms, text_eps(file))?));
     }
-    let merger = file.name(["mm.patch_merger.weight", "mm.patch_merger.merging_layer.weight"]);
-    if file.tensors.has(merger) {
-        // Its columns are ordered by element, then by place in the square.
-        let stored = file.dense(merger, hidden, joined)?;
-        let square = merge * merge;
-        let mut values = vec![0.0; stored.len()];
-        for (to, from) in values.chunks_exact_mut(joined).zip(stored.chunks_exact(joined)) {
-            for (at, value) in from.iter().enumerate() {
-                to[at % square * hidden + at / square] = *value;
-            }
-        }
-        ops.push(RowOp::Join(square));
-        let linear = file.matrix_of(merger, hidden, joined, &values, None);
+    let merger = file.name(["mm.patch_merger", "mm.patch_merger.merging_layer"]);
+    if file.tensors.has(&format!("{merger}.weight")) {
+        ops.push(RowOp::Join(merge * merge));
+        let linear = file.squares(merger, hidden, hidden, merge)?;
         ops.push(RowOp::Linear { linear, width: hidden, activation: None });
     } else if merge != 1 {
         return Err(ModelError::Config(format!(
@@ -177,7 +169,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         merge: merge as u32,
     };
     let values = Arrangement::values(mean, std);
-    let arrangement = Arrangement { patch, merge, window: None, places: Places::None, values };
+    let arrangement = Arrangement { patch, merge, window: None, class: None, places: Places::None, values };
     Ok(Lowered { program, arrangement, processor })
 }
 

@@ -1,14 +1,14 @@
 //! Qwen2.5-VL: most layers see windows of patches only.
 
 use paguro_backend::{Activation, NormKind, Patches, RowOp};
-use paguro_vision::Family;
+use paguro_vision::{Family, SmallSides};
 use serde_json::Value;
 
 use super::{
     Arrangement, Lowered, Places, TowerFamily,
     adapt::Sections,
     files::{TowerFile, Values},
-    lower::{BlockNames, Blocks, rope_of_halves, single},
+    lower::{BlockNames, Blocks, Extras, rope_of_halves, single},
     qwen3vl::{self, MERGE, check_squares, processor, projection, squares},
 };
 use crate::{error::ModelError, gguf::Value as Meta};
@@ -74,6 +74,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         gated: true,
         scale: (head_dim as f32).powf(-0.5),
         gemma4: false,
+        extras: Extras::default(),
         names: &NAMES,
     };
     blocks.check(file)?;
@@ -105,9 +106,10 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let merged = single(merge * merge, text, blocks.layers, ops);
     let ropes = vec![rope_of_halves(blocks.head_dim, 10_000.0)];
     let program = blocks.program(&[true, false], layers, ropes, patches, merged);
-    let processor = processor(file, patch, merge, [3136, 12_845_056], CLIP)?;
+    let processor = processor(file, patch, merge, [3136, 12_845_056], CLIP, SmallSides::Rounded)?;
     let values = Arrangement::values(processor.mean, processor.std);
-    let arrangement = Arrangement { patch, merge, window: Some(side), places: Places::None, values };
+    let arrangement =
+        Arrangement { patch, merge, window: Some(side), class: None, places: Places::None, values };
     Ok(Lowered { program, arrangement, processor })
 }
 

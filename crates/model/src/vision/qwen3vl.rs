@@ -2,14 +2,14 @@
 //! (deepstack).
 
 use paguro_backend::{Activation, Merged, NormKind, Patches, RowOp, Tap};
-use paguro_vision::{Family, Filter, Processor, SizeRule};
+use paguro_vision::{Family, Filter, Processor, SizeRule, SmallSides};
 use serde_json::{Map, Value};
 
 use super::{
-    Arrangement, Lowered, Places, TowerFamily,
+    Arrangement, Lowered, Places, Resize, TowerFamily,
     adapt::Sections,
     files::TowerFile,
-    lower::{BlockNames, Blocks, GGUF, rope_of_halves},
+    lower::{BlockNames, Blocks, Extras, GGUF, rope_of_halves},
 };
 use crate::{
     error::ModelError,
@@ -98,6 +98,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         gated: false,
         scale: 1.0,
         gemma4: false,
+        extras: Extras::default(),
         names: &NAMES,
     };
     blocks.check(file)?;
@@ -148,12 +149,13 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     // mmproj files lack the limits of the published models, whose least picture is a ninth of the one that their embeddings of places are
     // for.
     let least = ((side * patch).pow(2) as u64 / 9).min(65_536);
-    let processor = processor(file, patch, merge, [least, 16_777_216], ([0.5; 3], [0.5; 3]))?;
+    let processor =
+        processor(file, patch, merge, [least, 16_777_216], ([0.5; 3], [0.5; 3]), SmallSides::Rounded)?;
     let values = Arrangement::values(processor.mean, processor.std);
-    let places = Places::Resized { table, side };
+    let places = Places::Grid { table, side, resize: Resize::Corners };
     Ok(Lowered {
         program,
-        arrangement: Arrangement { patch, merge, window: None, places, values },
+        arrangement: Arrangement { patch, merge, window: None, class: None, places, values },
         processor,
     })
 }
@@ -222,6 +224,7 @@ pub(super) fn processor(
     merge: usize,
     limits: [u64; 2],
     normalization: ([f32; 3], [f32; 3]),
+    small: SmallSides,
 ) -> Result<Processor, ModelError> {
     let (mean, std) = file.normalization(normalization)?;
     let limit = |key: &str, edge: &str, own: &str, default: u64| {
@@ -231,7 +234,7 @@ pub(super) fn processor(
     let min_pixels = limit("min_pixels", "shortest_edge", "image_min_pixels", limits[0]);
     let max_pixels = limit("max_pixels", "longest_edge", "image_max_pixels", limits[1]);
     Ok(Processor {
-        rule: SizeRule::Smart { min_pixels, max_pixels },
+        rule: SizeRule::Smart { min_pixels, max_pixels, small },
         filter: file.filter(Filter::Bicubic)?,
         mean,
         std,

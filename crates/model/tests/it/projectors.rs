@@ -32,15 +32,15 @@ fn clip(projector: &str) -> Vec<(&'static str, Value)> {
 #[test]
 fn families_without_a_tower_are_named() {
     check(
-        &clip("internvl"),
+        &clip("resampler"),
         expect![
-            "the projector `internvl` of InternVL is not supported (supported: qwen3vl_merger, qwen2.5vl_merger, gemma3, gemma4v, gemma4uv, pixtral, idefics3)"
+            "the projector `resampler` of MiniCPM-V is not supported (supported: qwen3vl_merger, qwen2.5vl_merger, gemma3, gemma4v, gemma4uv, pixtral, idefics3, internvl, lfm2, glm4v, paddleocr, kimivl, kimik25)"
         ],
     );
     check(
         &clip("new"),
         expect![
-            "the projector `new` is not supported (supported: qwen3vl_merger, qwen2.5vl_merger, gemma3, gemma4v, gemma4uv, pixtral, idefics3)"
+            "the projector `new` is not supported (supported: qwen3vl_merger, qwen2.5vl_merger, gemma3, gemma4v, gemma4uv, pixtral, idefics3, internvl, lfm2, glm4v, paddleocr, kimivl, kimik25)"
         ],
     );
 }

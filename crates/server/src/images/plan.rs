@@ -63,7 +63,7 @@ impl Sight {
     pub fn within(&self, budget: Budget, most: Option<usize>) -> Budget {
         let most = most.and_then(|most| u32::try_from(most).ok());
         match self.processor.rule {
-            SizeRule::Tiles { .. } => budget,
+            SizeRule::Tiles { .. } | SizeRule::Grid { .. } | SizeRule::Flexible { .. } => budget,
             _ => Budget { max_tokens: budget.max_tokens.into_iter().chain(most).min(), ..budget },
         }
     }

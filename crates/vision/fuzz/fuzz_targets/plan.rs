@@ -4,7 +4,7 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use paguro_vision::{Budget, Detail, Filter, Processor, Rgb, SizeRule};
+use paguro_vision::{Budget, Detail, Filter, Processor, Rgb, SizeRule, SmallSides};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -22,11 +22,25 @@ struct Input {
 }
 
 fuzz_target!(|input: Input| {
-    let rule = match input.rule % 5 {
-        0 => SizeRule::Smart { min_pixels: input.first, max_pixels: u64::from(input.second) },
+    let rule = match input.rule % 8 {
+        0 => SizeRule::Smart {
+            min_pixels: input.first,
+            max_pixels: u64::from(input.second),
+            small: [SmallSides::Rounded, SmallSides::Truncated, SmallSides::InTurn][usize::from(input.detail / 9 % 3)],
+        },
         1 => SizeRule::Square { side: input.second % 4096 },
         2 => SizeRule::Budget { tokens: input.second },
         3 => SizeRule::LongestEdge { pixels: input.second },
+        4 => SizeRule::Grid { tile: input.second % 2048, min_tiles: input.first as u32 % 16, max_tiles: input.detail.into() },
+        5 => SizeRule::Flexible {
+            min_tokens: input.first as u32 % 1024,
+            max_tokens: input.second % 1024,
+            tolerance: f64::from_bits(input.first),
+            tile: input.second % 2048,
+            min_tiles: u32::from(input.detail % 4),
+            max_tiles: u32::from(input.detail),
+        },
+        6 => SizeRule::Padded { max_patches: input.second, max_side: input.first as u32 },
         _ => SizeRule::Tiles { longest_edge: input.second, tile: input.first as u32 % 2048, split: input.flag },
     };
     let filter = [Filter::Bilinear, Filter::Bicubic, Filter::Lanczos][usize::from(input.detail % 3)];
@@ -45,6 +59,8 @@ fuzz_target!(|input: Input| {
         let rgb = vec![input.detail; (input.width * input.height * 3) as usize];
         let prepared = processor.prepare(&Rgb { width: input.width, height: input.height, rgb }, &plan);
         assert_eq!(prepared.rgb.len(), plan.bytes());
-        assert!(prepared.rgb.iter().all(|&value| value == input.detail), "one colour stays as it is");
+        let is_padded = matches!(processor.rule, SizeRule::Padded { .. });
+        let stays = |value: u8| value == input.detail || is_padded && value == 0;
+        assert!(prepared.rgb.iter().all(|&value| stays(value)), "one colour stays as it is");
     }
 });

@@ -128,6 +128,16 @@ impl Builder<'_> {
                 RowOp::Affine { scale, bias } => {
                     rows = self.map(rows, rows.width, RowMap::Affine { scale, bias });
                 }
+                RowOp::Activate { activation, gated: false } => {
+                    rows = self.map(rows, rows.width, RowMap::Activation(activation));
+                }
+                RowOp::Activate { activation, gated: true } => {
+                    // A gate begins with its row.
+                    let whole = self.own(rows);
+                    let width = whole.width / 2;
+                    let up = Rows { span: Span { first: width, ..whole.span }, ..whole };
+                    rows = self.map(up, width, RowMap::Gated(activation, whole.span));
+                }
             }
         }
         let kernel = Kernel::MapRows { from: rows.span, to, width: rows.width, map: RowMap::Copy };

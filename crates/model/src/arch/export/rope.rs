@@ -18,7 +18,10 @@ impl Export<'_> {
         let config = self.config;
         let Some(rope) = config.ropes.first() else { return Ok(()) };
         self.size("rope.dimension_count", rope.dims);
-        if config.definition.gguf_keys.contains(&"rope.dimension_sections") {
+        // Files of these models have sections only if they see.
+        let may_lack_them =
+            original.sections.is_none() && matches!(config.definition.gguf, "glm4" | "glm4moe");
+        if config.definition.gguf_keys.contains(&"rope.dimension_sections") && !may_lack_them {
             // Any sections mean the same for text.
             let third = (rope.dims / 2 / 3) as i32;
             let even = || vec![(rope.dims / 2) as i32 - 2 * third, third, third];

@@ -323,7 +323,7 @@ impl Export<'_> {
             return Err(unsupported(self.config));
         }
         let tensor = match part {
-            Part::Q | Part::K if reordered => self.reorder(tensor),
+            Part::Q | Part::K if reordered || self.config.halves_in_gguf => self.reorder(tensor),
             Part::Positions => self.positions(tensor),
             _ => self.value_heads(part, tensor)?,
         };
@@ -414,14 +414,21 @@ impl Export<'_> {
         Tensor { bytes, shape: vec![count, hidden], ..tensor }
     }
 
-    /// Returns the rows of Q or K, of which RoPE pairs neighbours in GGUF files and halves of a head in folders.
+    /// Returns the rows of Q or K, of which RoPE pairs neighbours in GGUF files and halves of a head in folders, or the other way round.
     fn reorder(&self, tensor: Tensor) -> Tensor {
         let (head, rows) = (self.config.head_dim, tensor.shape[0]);
         let dims = self.config.ropes.first().map_or(0, |rope| rope.dims);
         let row = tensor.bytes.len() / rows.max(1);
         let source = |target: usize| {
             let (first, at) = (target / head * head, target % head);
-            first + if at < dims { at / 2 + at % 2 * (dims / 2) } else { at }
+            let half = dims / 2;
+            first
+                + match at {
+                    _ if at >= dims => at,
+                    _ if !self.config.halves_in_gguf => at / 2 + at % 2 * half,
+                    _ if at < half => 2 * at,
+                    _ => 2 * (at - half) + 1,
+                }
         };
         let slice = |target: usize| tensor.bytes.slice(source(target) * row..(source(target) + 1) * row);
         if !rows.is_multiple_of(head) {
