@@ -149,6 +149,10 @@ impl Backend for Stages<'_> {
     ) -> Result<Box<dyn Runner>, LoadError> {
         program.check(&weights)?;
         let (devices, cuts) = self.cut(program);
+        if let [whole] = devices {
+            let own = limits_of(*whole, &(0..program.layers.len()), program, &limits);
+            return whole.load(program, weights, own);
+        }
         let stages = devices.iter().zip(split(program, &weights, &cuts));
         let mut loaded = Vec::new();
         for (device, Stage { layers, program: stage, weights, matrices }) in stages {
@@ -158,9 +162,6 @@ impl Backend for Stages<'_> {
             let matrices = matrices.into_iter().filter(is_adaptable).collect();
             let parts = device.checkpoint_pages(&stage, limits.block_size, limits.kv_dtype);
             let runner = device.load(&stage, weights, own)?;
-            if cuts.is_empty() {
-                return Ok(runner);
-            }
             loaded.push((LoadedStage::new(runner, &stage, layers, parts), matrices));
         }
         let parts = self.checkpoint_pages(program, limits.block_size, limits.kv_dtype);

@@ -2,6 +2,7 @@
 //! computes the next.
 
 use std::{
+    collections::VecDeque,
     ops::Range,
     panic::resume_unwind,
     sync::{
@@ -116,10 +117,10 @@ pub struct Pipeline {
     threads: Vec<JoinHandle<()>>,
     /// Jobs that have not passed all stages.
     pending: usize,
-    /// Error of copies of pages, which the step after them reports.
-    failed_move: Option<StepError>,
+    /// Error of copies of pages, after which all steps fail: the pages are undefined, and the engine has used them since.
+    failed_move: Option<String>,
     /// Results of steps that are not collected.
-    results: std::collections::VecDeque<Result<StepOutput, StepError>>,
+    results: VecDeque<Result<StepOutput, StepError>>,
 }
 
 impl Pipeline {
@@ -155,7 +156,7 @@ impl Pipeline {
             threads,
             pending: 0,
             failed_move: None,
-            results: std::collections::VecDeque::new(),
+            results: VecDeque::new(),
         })
     }
 
@@ -177,7 +178,7 @@ impl Pipeline {
         self.send(Task::Step(step));
     }
 
-    /// Submits copies of pages and states. If they fail, so does the next step.
+    /// Submits copies of pages and states. If they fail, so do all later steps.
     pub fn move_pages(&mut self, moves: Vec<PageMove>) {
         self.send(Task::Move(moves));
     }
@@ -205,9 +206,12 @@ impl Pipeline {
         let Ok(Job { task, rows: _, answers, error }) = self.finished.recv() else { return self.end() };
         self.pending -= 1;
         match task {
-            Task::Move(_) => self.failed_move = self.failed_move.take().or(error),
+            Task::Move(_) => {
+                let message = |error| format!("pages were not copied: {error}; load the model again");
+                self.failed_move = self.failed_move.take().or(error.map(message));
+            }
             Task::Step(_) => {
-                let error = self.failed_move.take().or(error);
+                let error = self.failed_move.clone().map(StepError::Device).or(error);
                 self.results.push_back(error.map_or(Ok(answers), Err));
             }
         }

@@ -21,10 +21,10 @@ use paguro_backend_stages::Stages;
 
 static REFERENCE: Reference = Reference { kv: KvRounding::F16, poison: Some(1) };
 
-/// Called before each step of a stage.
+/// Called before each step of a stage, and before copies of pages.
 type Hook = Arc<dyn Fn() -> Result<(), StepError> + Send + Sync>;
 
-/// The reference, with something before each step.
+/// The reference, with a hook.
 struct Hooked(Hook);
 
 struct HookedRunner(Box<dyn Runner>, Hook);
@@ -107,6 +107,7 @@ impl Runner for HookedRunner {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
+        (self.1)()?;
         self.0.move_pages(moves)
     }
 
@@ -277,7 +278,8 @@ fn steps_and_copies_pass_the_stages_in_order() {
     }
 }
 
-/// A step on a device that fails ends with its error. The steps of other models go on, and later ones if the device does.
+/// A step on a device that fails ends with its error. The steps of other models go on, and later ones if the device does. After copies
+/// of pages that failed, no step has a result.
 #[test]
 fn a_device_that_fails_ends_its_steps() {
     let model = shape("").build(1);
@@ -304,6 +306,13 @@ fn a_device_that_fails_ends_its_steps() {
         is_lost.store(false, Ordering::Relaxed);
         let ticket = submit(&mut *runner, program, 1, 0, &[1, 2, 3]);
         assert_eq!(collect(&mut *runner, ticket).unwrap(), expected);
+        for fails in [true, false] {
+            is_lost.store(fails, Ordering::Relaxed);
+            runner.move_pages(&[PageMove::Copy { from: PageId(1), to: PageId(2) }]).unwrap();
+            let ticket = submit(&mut *runner, program, 1, 0, &[1, 2, 3]);
+            let error = collect(&mut *runner, ticket).unwrap_err();
+            assert_eq!(error.to_string(), "pages were not copied: the device was lost; load the model again");
+        }
     }
 }
 

@@ -54,9 +54,11 @@ pub(super) struct Choice {
 }
 
 impl Scheduler {
-    /// Returns the number of free places. A prompt uses one place for all its branches.
+    /// Returns the number of free places. A prompt uses one place for all its branches, until they separate after a step in flight.
     fn free_places(&self) -> usize {
-        self.limits.max_sequences - self.running.len()
+        let separating = self.running.iter().filter(|sequence| sequence.samples());
+        let branches: usize = separating.map(|sequence| sequence.branches.len() - 1).sum();
+        self.limits.max_sequences - self.running.len() - branches
     }
 
     /// Raises sequences that have waited for long to the highest waiting priority.

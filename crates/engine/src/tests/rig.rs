@@ -274,7 +274,7 @@ impl Rig {
                 return Ok(moves);
             }
             (Err(error), first) => {
-                self.in_flight.extend(first);
+                first.into_iter().for_each(|ticket| self.in_flight.push_front(ticket));
                 Err(error)
             }
         };
