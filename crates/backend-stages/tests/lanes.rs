@@ -324,6 +324,6 @@ fn a_panic_of_a_stage_reaches_the_caller() {
     let (mut runner, _) = load(&model, nothing(), panics);
     let ticket = submit(&mut *runner, &model.program, 1, 0, &[1]);
     let collected = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| collect(&mut *runner, ticket)));
-    let panic = collected.err().expect("a panic");
+    let panic = collected.expect_err("a panic");
     assert_eq!(panic.downcast_ref::<&str>(), Some(&"a stage was made to panic"));
 }

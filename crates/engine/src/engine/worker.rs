@@ -154,10 +154,8 @@ impl Worker {
             Ok(None) if self.encode(ENCODER_TURN) => {}
             Ok(None) => self.wait_for_parts(),
             Err(error) => {
-                // Other steps in flight may have read what the failed one has not written, so their results are dropped.
-                while let Some((ticket, _)) = self.in_flight.pop_front() {
-                    let _ = self.runner.collect(ticket, &mut self.answer);
-                }
+                // Later steps may have read what the failed one has not written, so their results are dropped.
+                self.drop_in_flight();
                 self.scheduler.fail(&error);
                 self.scheduler.record_time(begin.elapsed());
             }
@@ -193,17 +191,33 @@ impl Worker {
 
     /// Submits the next steps, and collects the oldest one. Returns `None` if no step was in flight.
     fn run_step(&mut self) -> Result<Option<InFlight>, StepError> {
-        while self.in_flight.len() < self.scheduler.lanes && self.plan_and_submit()? {}
+        let submitted = self.submit_steps();
         let steps = self.in_flight.len();
-        let Some((ticket, submitted)) = self.in_flight.pop_front() else { return Ok(None) };
+        let Some((ticket, begin)) = self.in_flight.pop_front() else { return submitted.map(|()| None) };
         // The device gets its next step while it computes this one.
-        let ahead = self.submit_ahead();
+        let submitted = submitted.and_then(|()| self.submit_ahead());
         self.runner.collect(ticket, &mut self.answer)?;
-        let since_submission = submitted.elapsed();
+        let since_submission = begin.elapsed();
         self.scheduler.apply(&mut self.answer, Instant::now())?;
-        ahead?;
+        if let Err(error) = submitted {
+            // The steps in flight are older than the one that was not submitted.
+            return Err(self.drop_in_flight().unwrap_or(error));
+        }
         self.draft();
         Ok(Some(InFlight { steps, since_submission }))
+    }
+
+    /// Submits steps until there is one for each lane, or nothing to compute.
+    fn submit_steps(&mut self) -> Result<(), StepError> {
+        while self.in_flight.len() < self.scheduler.lanes && self.plan_and_submit()? {}
+        Ok(())
+    }
+
+    /// Collects all steps in flight without their results. Returns the first error.
+    fn drop_in_flight(&mut self) -> Option<StepError> {
+        let Self { in_flight, runner, answer, .. } = self;
+        let errors = in_flight.drain(..).map(|(ticket, _)| runner.collect(ticket, answer).err());
+        errors.fold(None, Option::or)
     }
 
     /// Plans and submits the step after the running one, if the device carries its tokens.

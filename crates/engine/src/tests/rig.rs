@@ -266,16 +266,13 @@ impl Rig {
         let (moves, submitted) = self.submit_steps()?;
         (self.planned, self.held) = (self.scheduler.planned(), self.scheduler.held());
         let outcome = match (submitted, self.in_flight.pop_front()) {
-            (Ok(()), Some(ticket)) => self.collect(ticket)?,
+            (submitted, Some(ticket)) => self.collect(ticket, submitted)?,
+            (Err(error), None) => Err(error),
             (Ok(()), None) => {
                 // All sequences wait for masks, or the last ones have ended.
                 self.listen();
                 self.scheduler.check()?;
                 return Ok(moves);
-            }
-            (Err(error), first) => {
-                first.into_iter().for_each(|ticket| self.in_flight.push_front(ticket));
-                Err(error)
             }
         };
         if let Err(error) = outcome {
@@ -283,10 +280,7 @@ impl Rig {
             if !ordered.iter().any(|text| error.to_string().contains(text)) {
                 return Err(error.to_string());
             }
-            let mut answer = StepOutput::default();
-            while let Some(ticket) = self.in_flight.pop_front() {
-                let _ = self.runner.collect(ticket, &mut answer);
-            }
+            self.drop_in_flight();
             self.scheduler.fail(&error);
         }
         let [all, row, seen] = self.times;
@@ -346,10 +340,21 @@ impl Rig {
         Ok(())
     }
 
+    /// Collects all steps in flight without their results. Returns the first error.
+    fn drop_in_flight(&mut self) -> Option<StepError> {
+        let mut answer = StepOutput::default();
+        let Self { in_flight, runner, .. } = self;
+        let errors = in_flight.drain(..).map(|ticket| runner.collect(ticket, &mut answer).err());
+        errors.fold(None, Option::or)
+    }
+
     /// Plans ahead, collects, applies. The outer error is one of the page accounting.
-    fn collect(&mut self, ticket: Ticket) -> Result<Result<(), StepError>, String> {
-        let mut submitted = Ok(());
-        let may_plan = self.scheduler.lanes == 1 && self.in_flight.is_empty();
+    fn collect(
+        &mut self,
+        ticket: Ticket,
+        mut submitted: Result<(), StepError>,
+    ) -> Result<Result<(), StepError>, String> {
+        let may_plan = submitted.is_ok() && self.scheduler.lanes == 1 && self.in_flight.is_empty();
         self.ahead = may_plan && self.scheduler.plan_ahead(Instant::now(), |kind| self.runner.carries(kind));
         if self.ahead {
             self.scheduler.check()?;
@@ -358,7 +363,10 @@ impl Rig {
         let mut answer = StepOutput::default();
         let collected = self.runner.collect(ticket, &mut answer);
         let outcome = collected.and_then(|()| self.scheduler.apply(&mut answer, Instant::now()));
-        Ok(outcome.and(submitted))
+        Ok(match (outcome, submitted) {
+            (Ok(()), Err(error)) => Err(self.drop_in_flight().unwrap_or(error)),
+            (outcome, _) => outcome,
+        })
     }
 
     fn listen(&mut self) {
