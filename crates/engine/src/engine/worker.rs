@@ -155,7 +155,9 @@ impl Worker {
             Ok(None) => self.wait_for_parts(),
             Err(error) => {
                 // Later steps may have read what the failed one has not written, so their results are dropped.
-                self.drop_in_flight();
+                while let Some((ticket, _)) = self.in_flight.pop_front() {
+                    let _ = self.runner.collect(ticket, &mut self.answer);
+                }
                 self.scheduler.fail(&error);
                 self.scheduler.record_time(begin.elapsed());
             }
@@ -200,8 +202,12 @@ impl Worker {
         let since_submission = begin.elapsed();
         self.scheduler.apply(&mut self.answer, Instant::now())?;
         if let Err(error) = submitted {
-            // The steps in flight are older than the one that was not submitted.
-            return Err(self.drop_in_flight().unwrap_or(error));
+            // The steps in flight are older than the one that was not submitted, and may be the cause.
+            while let Some((ticket, _)) = self.in_flight.pop_front() {
+                self.runner.collect(ticket, &mut self.answer)?;
+                self.scheduler.apply(&mut self.answer, Instant::now())?;
+            }
+            return Err(error);
         }
         self.draft();
         Ok(Some(InFlight { steps, since_submission }))
@@ -211,13 +217,6 @@ impl Worker {
     fn submit_steps(&mut self) -> Result<(), StepError> {
         while self.in_flight.len() < self.scheduler.lanes && self.plan_and_submit()? {}
         Ok(())
-    }
-
-    /// Collects all steps in flight without their results. Returns the first error.
-    fn drop_in_flight(&mut self) -> Option<StepError> {
-        let Self { in_flight, runner, answer, .. } = self;
-        let errors = in_flight.drain(..).map(|(ticket, _)| runner.collect(ticket, answer).err());
-        errors.fold(None, Option::or)
     }
 
     /// Plans and submits the step after the running one, if the device carries its tokens.

@@ -280,7 +280,9 @@ impl Rig {
             if !ordered.iter().any(|text| error.to_string().contains(text)) {
                 return Err(error.to_string());
             }
-            self.drop_in_flight();
+            while let Some(ticket) = self.in_flight.pop_front() {
+                let _ = self.runner.collect(ticket, &mut StepOutput::default());
+            }
             self.scheduler.fail(&error);
         }
         let [all, row, seen] = self.times;
@@ -340,14 +342,6 @@ impl Rig {
         Ok(())
     }
 
-    /// Collects all steps in flight without their results. Returns the first error.
-    fn drop_in_flight(&mut self) -> Option<StepError> {
-        let mut answer = StepOutput::default();
-        let Self { in_flight, runner, .. } = self;
-        let errors = in_flight.drain(..).map(|ticket| runner.collect(ticket, &mut answer).err());
-        errors.fold(None, Option::or)
-    }
-
     /// Plans ahead, collects, applies. The outer error is one of the page accounting.
     fn collect(
         &mut self,
@@ -360,13 +354,21 @@ impl Rig {
             self.scheduler.check()?;
             submitted = self.submit_planned();
         }
+        let mut outcome = self.apply(ticket);
+        // A step that was not submitted may have read what an older one has not written.
+        while outcome.is_ok()
+            && submitted.is_err()
+            && let Some(ticket) = self.in_flight.pop_front()
+        {
+            outcome = self.apply(ticket);
+        }
+        Ok(outcome.and(submitted))
+    }
+
+    fn apply(&mut self, ticket: Ticket) -> Result<(), StepError> {
         let mut answer = StepOutput::default();
-        let collected = self.runner.collect(ticket, &mut answer);
-        let outcome = collected.and_then(|()| self.scheduler.apply(&mut answer, Instant::now()));
-        Ok(match (outcome, submitted) {
-            (Ok(()), Err(error)) => Err(self.drop_in_flight().unwrap_or(error)),
-            (outcome, _) => outcome,
-        })
+        self.runner.collect(ticket, &mut answer)?;
+        self.scheduler.apply(&mut answer, Instant::now())
     }
 
     fn listen(&mut self) {
