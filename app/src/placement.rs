@@ -90,6 +90,17 @@ impl Placement {
         self.stages.iter().skip(1).map(|(_, layers)| layers.start).collect()
     }
 
+    /// Returns the name of the devices for people: of several, each with its layers and bytes. `parts` are the plans of the stages.
+    pub fn label(&self, backend: &dyn Backend, parts: &[EnginePlan]) -> String {
+        let of = |((device, layers), part): (&(Device, Range<usize>), &EnginePlan)| {
+            format!("{device} ({} layers, {})", layers.len(), units::bytes(part.memory.total()))
+        };
+        match self.stages.len() {
+            1 => backend.name().to_owned(),
+            _ => self.stages.iter().zip(parts).map(of).collect::<Vec<_>>().join(", "),
+        }
+    }
+
     /// Returns a description of the stages for people, if there are several.
     pub fn describe(&self) -> Option<String> {
         let of = |(device, layers): &(Device, Range<usize>)| format!("{} on {device}", layers.len());

@@ -3,8 +3,13 @@
 //! [`Stages`] is a backend of backends, which only the application composes. The engine sees one device, and each of its pages is
 //! one page of every stage, with K and V of the layers of that stage. The residual stream passes from stage to stage through the
 //! host's memory, in single precision. So the bits of a row depend on the devices and the cuts, and on nothing else.
+//!
+//! Each stage has a thread ([`pipeline`]), and the runner has as many [lanes](Runner::lanes) as stages: the engine keeps as many steps in
+//! flight, so that all devices compute.
 
+mod pipeline;
 mod runner;
+mod step;
 
 use std::ops::Range;
 
@@ -13,7 +18,7 @@ use paguro_backend::{
     PacedRunner, Program, Runner, Stage, Weights, legal_cuts, split, stage_program,
 };
 
-use self::runner::{LoadedStage, StagesRunner};
+use self::{pipeline::LoadedStage, runner::StagesRunner};
 
 /// Places of the cuts of a program: layers in ascending order.
 pub type Cuts<'a> = Box<dyn Fn(&Program) -> Vec<usize> + Send + Sync + 'a>;
@@ -73,9 +78,12 @@ pub fn limits_of(device: &dyn Backend, layers: &Range<usize>, whole: &Program, l
     let has_more = |slots: &usize| {
         whole.experts().any(|(layer, experts)| layers.contains(&layer) && experts.count > *slots)
     };
+    let mut mixers = whole.layers[layers.clone()].iter().flat_map(|layer| layer.mixer.parts());
+    let has_states = mixers.any(|mixer| mixer.state().is_some());
     let has_slots = |slots: &usize| device.capacity().host_free > 0 && has_more(slots);
     Limits {
         max_outputs: if is_last { limits.max_outputs } else { limits.max_rows },
+        states: if has_states { limits.states } else { 0 },
         expert_slots: limits.expert_slots.filter(has_slots),
         ..*limits
     }
@@ -103,8 +111,14 @@ impl Backend for Stages<'_> {
     }
 
     fn state_bytes(&self, program: &Program) -> usize {
-        // A program with states is not cut.
         self.programs(program).iter().map(|(device, _, stage)| device.state_bytes(stage)).sum()
+    }
+
+    fn checkpoint_pages(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
+        // Each page has the same part of the states of all stages.
+        let stages = self.programs(program).into_iter();
+        let pages = stages.map(|(device, _, stage)| device.checkpoint_pages(&stage, block_size, kv_dtype));
+        pages.max().unwrap_or(0)
     }
 
     fn device_layout(&self, matrix: &Matrix) -> DeviceLayout {
@@ -135,6 +149,10 @@ impl Backend for Stages<'_> {
     ) -> Result<Box<dyn Runner>, LoadError> {
         program.check(&weights)?;
         let (devices, cuts) = self.cut(program);
+        if let [whole] = devices {
+            let own = limits_of(*whole, &(0..program.layers.len()), program, &limits);
+            return whole.load(program, weights, own);
+        }
         let stages = devices.iter().zip(split(program, &weights, &cuts));
         let mut loaded = Vec::new();
         for (device, Stage { layers, program: stage, weights, matrices }) in stages {
@@ -142,10 +160,12 @@ impl Backend for Stages<'_> {
             let adaptable = Adaptable::of(&stage, &weights);
             let is_adaptable = |(_, own): &(MatrixId, MatrixId)| adaptable.shape(*own).is_some();
             let matrices = matrices.into_iter().filter(is_adaptable).collect();
+            let parts = device.checkpoint_pages(&stage, limits.block_size, limits.kv_dtype);
             let runner = device.load(&stage, weights, own)?;
-            loaded.push(LoadedStage::new(runner, &stage, layers, matrices));
+            loaded.push((LoadedStage::new(runner, &stage, layers, parts), matrices));
         }
-        Ok(Box::new(StagesRunner::new(loaded, program, limits)))
+        let parts = self.checkpoint_pages(program, limits.block_size, limits.kv_dtype);
+        Ok(Box::new(StagesRunner::new(loaded, program, limits, parts)?))
     }
 
     fn runs_tower(&self, tower: &Program) -> bool {

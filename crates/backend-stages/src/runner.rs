@@ -1,66 +1,64 @@
 //! A model that is loaded on several devices.
 
-use std::{collections::HashMap, ops::Range};
+use std::collections::{HashMap, HashSet};
 
 use paguro_backend::{
-    AdapterId, ExpertCount, GivenRows, Input, KernelCount, Limits, LoadError, LowRank, MatrixId, Output,
-    OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
-    StepOutput, Ticket, Weights,
+    AdapterId, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind, PageContent,
+    PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
 };
 
-/// A stage on its device.
-pub struct LoadedStage {
-    runner: Box<dyn Runner>,
-    /// True if its rows are embeddings of tokens.
-    has_tokens: bool,
-    /// Its layers in the whole program.
-    layers: Range<usize>,
-    /// Matrices that adapters can change, by their ids in the whole program.
-    adaptable: HashMap<MatrixId, MatrixId>,
-}
+use crate::{
+    pipeline::{LoadedStage, Pipeline},
+    step::OwnedStep,
+};
 
-impl LoadedStage {
-    /// Creates a stage of these layers.
-    pub fn new(
-        runner: Box<dyn Runner>,
-        program: &Program,
-        layers: Range<usize>,
-        adaptable: HashMap<MatrixId, MatrixId>,
-    ) -> Self {
-        Self { runner, has_tokens: matches!(program.input, Input::Tokens(_)), layers, adaptable }
-    }
-}
+/// Matrices of a stage that adapters can change, by their ids in the whole program.
+pub type AdaptableMatrices = HashMap<MatrixId, MatrixId>;
 
 /// A model over stages.
 pub struct StagesRunner {
-    stages: Vec<LoadedStage>,
+    pipeline: Pipeline,
+    /// Matrices of each stage.
+    adaptable: Vec<AdaptableMatrices>,
+    adapters: HashSet<AdapterId>,
     program: Program,
     limits: Limits,
-    /// Ticket of the last stage, which computes the outputs.
-    in_flight: Option<Ticket>,
-    /// Rows between two stages, `[rows, hidden]`.
-    rows: Vec<f32>,
-    answers: StepOutput,
+    /// Pages of a copy of the states of one sequence.
+    state_parts: usize,
     submitted: u64,
+    collected: u64,
 }
 
 impl StagesRunner {
-    /// Creates a runner of these stages, of which there is at least one.
-    pub fn new(stages: Vec<LoadedStage>, program: &Program, limits: Limits) -> Self {
-        Self {
-            stages,
+    /// Creates a runner of these stages, of which there is at least one. `state_parts` is the number of pages of a copy of the
+    /// states of one sequence.
+    ///
+    /// # Errors
+    /// [`LoadError::Device`] if the system refuses a thread.
+    pub fn new(
+        stages: Vec<(LoadedStage, AdaptableMatrices)>,
+        program: &Program,
+        limits: Limits,
+        state_parts: usize,
+    ) -> Result<Self, LoadError> {
+        let (stages, adaptable) = stages.into_iter().unzip();
+        let refused =
+            |error: std::io::Error| LoadError::Device(format!("cannot start a thread for a stage: {error}"));
+        Ok(Self {
+            pipeline: Pipeline::start(stages).map_err(refused)?,
+            adaptable,
+            adapters: HashSet::new(),
             program: program.clone(),
             limits,
-            in_flight: None,
-            rows: Vec::new(),
-            answers: StepOutput::default(),
+            state_parts,
             submitted: 0,
-        }
+            collected: 0,
+        })
     }
 
     /// Returns the format of each stage's pages, or `None` if one of them has none.
     fn formats(&self) -> Option<Vec<PageFormat>> {
-        self.stages.iter().map(|stage| stage.runner.page_format()).collect()
+        self.pipeline.stages().iter().map(|stage| stage.runner().page_format()).collect()
     }
 
     fn own_format(&self) -> Result<PageFormat, StepError> {
@@ -79,58 +77,31 @@ impl StagesRunner {
     }
 }
 
-/// Runs the stages before the last one, from `rows` on. The rows of each are the input of the next one.
-fn run(
-    stage: &mut LoadedStage,
-    step: &Step<'_>,
-    answers: &mut StepOutput,
-    rows: &mut Vec<f32>,
-) -> Result<(), StepError> {
-    let outputs: Vec<_> =
-        (0..step.tokens.len()).map(|row| Output { row, kind: OutputKind::Residual }).collect();
-    let ticket = stage.runner.submit(&Step { outputs: &outputs, ..*step })?;
-    stage.runner.collect(ticket, answers)?;
-    rows.clear();
-    for answer in &answers.outcomes {
-        let OutputValue::Residual(row) = answer else {
-            return Err(StepError::Invalid("a stage has returned something other than rows".into()));
-        };
-        rows.extend_from_slice(row);
-    }
-    Ok(())
-}
-
 impl Runner for StagesRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
         step.carries_nothing()?;
-        if self.in_flight.is_some() {
-            return Err(StepError::Invalid("the step before was not collected".into()));
+        step.has_adapters(|id| self.adapters.contains(&id))?;
+        if self.submitted - self.collected >= self.lanes() as u64 {
+            return Err(StepError::Invalid(format!("{} steps were not collected", self.lanes())));
         }
-        let Self { stages, rows, answers, .. } = self;
-        let zeros = vec![0; step.tokens.len()];
-        let (last, others) = stages.split_last_mut().expect("there is a stage");
-        for (index, stage) in others.iter_mut().enumerate() {
-            let values = std::mem::take(rows);
-            let given = [GivenRows { rows: 0..step.tokens.len(), values: &values }];
-            let tokens = if stage.has_tokens { step.tokens } else { &zeros };
-            let given = if index == 0 { step.given } else { &given };
-            run(stage, &Step { tokens, given, ..*step }, answers, rows)?;
-        }
-        let given = [GivenRows { rows: 0..step.tokens.len(), values: rows }];
-        let tokens = if last.has_tokens { step.tokens } else { &zeros };
-        let given = if others.is_empty() { step.given } else { &given };
-        self.in_flight = Some(last.runner.submit(&Step { tokens, given, ..*step })?);
+        self.pipeline.submit(OwnedStep::new(step));
         self.submitted += 1;
         Ok(Ticket(self.submitted))
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
         let Ticket(number) = ticket;
-        let own = self.in_flight.take().filter(|_| number == self.submitted);
-        let own = own.ok_or_else(|| StepError::Invalid(format!("step {number} is not in flight")))?;
-        let last = self.stages.last_mut().expect("there is a stage");
-        last.runner.collect(own, out)
+        if number != self.collected + 1 || number > self.submitted {
+            return Err(StepError::Invalid(format!("step {number} is not the oldest one in flight")));
+        }
+        self.collected = number;
+        *out = self.pipeline.collect()?;
+        Ok(())
+    }
+
+    fn lanes(&self) -> usize {
+        self.pipeline.stages().len()
     }
 
     fn carries(&self, _: &OutputKind<'_>) -> bool {
@@ -139,17 +110,18 @@ impl Runner for StagesRunner {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
-        self.stages.iter_mut().try_for_each(|stage| stage.runner.move_pages(moves))
+        moves.iter().try_for_each(|page_move| page_move.check(&self.limits, self.state_parts))?;
+        self.pipeline.move_pages(moves.to_vec());
+        Ok(())
     }
 
     fn page_format(&self) -> Option<PageFormat> {
         let formats = self.formats()?;
         let page_bytes = formats.iter().map(|format| format.page_bytes).sum();
         // Bits depend on the cuts as well.
-        let stages = self.stages.iter().zip(formats);
-        let name =
-            |(stage, format): (&LoadedStage, PageFormat)| format!("{:?} {}", stage.layers, format.name);
-        let names: Vec<_> = stages.map(name).collect();
+        let stages = self.pipeline.stages().iter().zip(formats);
+        let names: Vec<_> =
+            stages.map(|(stage, format)| format!("{:?} {}", stage.layers, format.name)).collect();
         Some(PageFormat { name: names.join("; "), page_bytes })
     }
 
@@ -157,9 +129,10 @@ impl Runner for StagesRunner {
         let format = self.own_format()?;
         format.check(pages, out.len(), &self.limits)?;
         let mut own = Vec::new();
-        for (stage, (first, bytes)) in self.parts().into_iter().enumerate() {
+        let parts = self.parts();
+        for (stage, (first, bytes)) in self.pipeline.idle_stages().iter().zip(parts) {
             own.resize(pages.len() * bytes, 0);
-            self.stages[stage].runner.read_pages(pages, &mut own)?;
+            stage.runner().read_pages(pages, &mut own)?;
             if bytes > 0 {
                 for (page, own) in out.chunks_exact_mut(format.page_bytes).zip(own.chunks_exact(bytes)) {
                     page[first..first + bytes].copy_from_slice(own);
@@ -173,11 +146,12 @@ impl Runner for StagesRunner {
         let format = self.own_format()?;
         format.check(pages, bytes.len(), &self.limits)?;
         let mut own = Vec::new();
-        for (stage, (first, count)) in self.parts().into_iter().enumerate() {
+        let parts = self.parts();
+        for (stage, (first, count)) in self.pipeline.idle_stages().iter().zip(parts) {
             own.clear();
             let all = bytes.chunks_exact(format.page_bytes);
             all.for_each(|page| own.extend_from_slice(&page[first..first + count]));
-            self.stages[stage].runner.write_pages(pages, &own, content)?;
+            stage.runner().write_pages(pages, &own, content)?;
         }
         Ok(())
     }
@@ -193,31 +167,32 @@ impl Runner for StagesRunner {
     }
 
     fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError> {
-        let known =
-            |pair: &&LowRank| self.stages.iter().any(|stage| stage.adaptable.contains_key(&pair.matrix));
+        let known = |pair: &&LowRank| self.adaptable.iter().any(|stage| stage.contains_key(&pair.matrix));
         if let Some(unknown) = pairs.iter().find(|pair| !known(pair)) {
             let tensor = unknown.a.name.clone();
             let problem = "adapters cannot change this matrix".to_owned();
             return Err(LoadError::BadWeights { tensor, problem });
         }
-        for stage in &mut self.stages {
+        self.adapters.insert(id);
+        for (stage, adaptable) in self.pipeline.idle_stages().iter().zip(&self.adaptable) {
             let own = pairs.iter().filter_map(|pair| {
-                let matrix = *stage.adaptable.get(&pair.matrix)?;
+                let matrix = *adaptable.get(&pair.matrix)?;
                 Some(LowRank { matrix, ..pair.clone() })
             });
             let own: Vec<_> = own.collect();
-            stage.runner.load_adapter(id, &own)?;
+            stage.runner().load_adapter(id, &own)?;
         }
         Ok(())
     }
 
     fn unload_adapter(&mut self, id: AdapterId) {
-        self.stages.iter_mut().for_each(|stage| stage.runner.unload_adapter(id));
+        self.adapters.remove(&id);
+        self.pipeline.idle_stages().iter().for_each(|stage| stage.runner().unload_adapter(id));
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
         let mut counts: Vec<KernelCount> = Vec::new();
-        for count in self.stages.iter().flat_map(|stage| stage.runner.kernel_counts()) {
+        for count in self.pipeline.stages().iter().flat_map(|stage| stage.runner().kernel_counts()) {
             match counts.iter_mut().find(|known| known.name == count.name) {
                 Some(known) => {
                     known.launches += count.launches;
@@ -231,8 +206,8 @@ impl Runner for StagesRunner {
 
     fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError> {
         let mut counts = Vec::new();
-        for stage in &mut self.stages {
-            let own = stage.runner.expert_counts()?.into_iter();
+        for stage in self.pipeline.idle_stages() {
+            let own = stage.runner().expert_counts()?.into_iter();
             counts.extend(own.map(|count| ExpertCount { layer: count.layer + stage.layers.start, ..count }));
         }
         Ok(counts)

@@ -41,13 +41,13 @@ mod two {
     paguro_backend_conformance::conformance!(maybe super::subject(2); only
         format_q4_k many_sequences post_norms alternating_windows kv_geometry shared_kv layer_embeds experts latent_attention hybrids
         bidirectional given_rows rope_axes spans residuals towers adapters bad_adapters everything pages lengths embeddings
-        batch_invariance exact_in_chunks exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_adapters
+        batch_invariance exact_in_chunks exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_states exact_adapters
         exact_from_outside foreign_pages outputs samples carried_tokens bad_weights invalid_steps kernel_counts
         runners_are_separate);
 }
 
 mod three {
     paguro_backend_conformance::conformance!(maybe super::subject(3); only
-        tied_head windows experts given_rows spans adapters everything batch_invariance exact_after_copy_on_write exact_from_outside
+        tied_head windows experts given_rows spans adapters everything hybrids mixer_sums exact_states batch_invariance exact_after_copy_on_write exact_from_outside
         outputs carried_tokens);
 }

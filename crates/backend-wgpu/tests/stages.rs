@@ -60,6 +60,7 @@ fn two_gpus_compute_the_bits_of_one() {
         ModelShape { post_norms: true, output_scale: 0.5, ..of(WeightFormat::Q4_K) },
         ModelShape { tied: true, norms: NormKind::Layer, biases: Biases::All, ..of(WeightFormat::F16) },
         ModelShape { experts: Some(experts), ..of(WeightFormat::Q8_0) },
+        ModelShape { windows: vec![None; 4], mixers: "dada", ..of(WeightFormat::Q8_0) },
     ];
     for shape in draw().some("stages of GPUs", &shapes, 2) {
         let whole = logits(one, &shape);

@@ -19,6 +19,14 @@ pub trait Backend: Send + Sync {
     /// Returns the number of bytes of the states of one sequence in the backend's own arrangement.
     fn state_bytes(&self, program: &Program) -> usize;
 
+    /// Returns the pages of a copy of one sequence's states; 0 if the program has none.
+    fn checkpoint_pages(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
+        if program.state.is_empty() {
+            return 0;
+        }
+        self.state_bytes(program).div_ceil(self.page_bytes(program, block_size, kv_dtype).max(1))
+    }
+
     /// Returns the arrangement of a matrix in the device's memory.
     fn device_layout(&self, matrix: &Matrix) -> DeviceLayout;
 
@@ -55,14 +63,6 @@ pub trait Backend: Send + Sync {
 
 /// Sums of a backend's answers. They are no methods of the trait, so that no backend has others.
 impl dyn Backend + '_ {
-    /// Returns the pages of a copy of one sequence's states; 0 if the program has none.
-    pub fn checkpoint_pages(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
-        if program.state.is_empty() {
-            return 0;
-        }
-        self.state_bytes(program).div_ceil(self.page_bytes(program, block_size, kv_dtype).max(1))
-    }
-
     /// Computes the bytes of [`Backend::load`] for this program from shapes and formats alone, without reading. The
     /// result is arbitrary for a program that `load` refuses.
     pub fn plan(&self, program: &Program, weights: &Weights, limits: &Limits) -> MemoryPlan {
@@ -102,6 +102,13 @@ pub trait Runner: Send {
     /// submission, so a page may be reused by the next step. Devices that compute concurrently with the host support
     /// it, so that they do not wait for the host.
     fn carries(&self, kind: &OutputKind<'_>) -> bool;
+
+    /// Returns the number of steps that may be in flight without [carried](Step::carried) tokens. A device of several stages computes
+    /// that many at once. Steps pass each stage in the order of submission, so chunks of one prompt may be in several of them, and a
+    /// page may be reused by the next step.
+    fn lanes(&self) -> usize {
+        1
+    }
 
     /// Loads a head of this runner's model: a program whose steps alternate with this runner's, and which has matrices in common
     /// with it. `shared` lists them by their numbers in the head and in the model; they are in memory once. A head that [shares
@@ -258,8 +265,8 @@ impl AttentionMode {
     }
 }
 
-/// A submitted step. At most one is in flight, or two if the second one uses [tokens of the first](Step::carried). They
-/// are collected in order.
+/// A submitted step. At most [`Runner::lanes`] are in flight, or two if the second one uses [tokens of the first](Step::carried).
+/// They are collected in order.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a submitted step must be collected"]
 pub struct Ticket(pub u64);

@@ -25,12 +25,9 @@ pub fn legal_cuts(program: &Program) -> Vec<usize> {
 
 /// Returns the reason for which a program cannot be cut before a layer, or nothing if it can.
 pub fn obstacle(program: &Program, cut: usize) -> Option<&'static str> {
-    let Program { bidirectional, state, input, given_parts, layers, exit, .. } = program;
+    let Program { bidirectional, input, given_parts, layers, exit, .. } = program;
     if *bidirectional {
         return Some("rows of an encoder attend to later ones");
-    }
-    if !state.is_empty() {
-        return Some("its sequences have states");
     }
     if matches!(input, Input::Patches(_)) || matches!(exit, Exit::Merged(_)) {
         return Some("it is a tower");
@@ -93,6 +90,13 @@ pub fn stage_program(whole: &Program, layers: Range<usize>) -> Program {
     let has_vocab = matches!(program.input, Input::Tokens(_)) || matches!(program.exit, Exit::Logits(_));
     if !has_vocab {
         program.vocab = 0;
+    }
+    program.state.layers.clear();
+    for state in
+        program.layers.iter_mut().flat_map(|layer| layer.mixer.parts_mut()).filter_map(Mixer::state_mut)
+    {
+        program.state.layers.push(whole.state.layers[*state]);
+        *state = program.state.layers.len() - 1;
     }
     // Slots of the stage by group, in the order of their first use.
     let mut slots = vec![Vec::new(); program.kv.groups.len()];

@@ -1,5 +1,6 @@
 //! Time that a device waits for the host. The device is a clock: a step takes a constant time and a time for each row, and its
-//! tokens are arbitrary. So all that is measured is the engine's own work, and its overlap with the device.
+//! tokens are arbitrary. So all that is measured is the engine's own work, and its overlap with the device. A device of stages
+//! divides the time of a step among as many clocks.
 //!
 //! ```sh
 //! cargo run --release -p paguro-engine --example gap
@@ -38,6 +39,7 @@ const PLACES: usize = 64;
 fn main() {
     println!("{:40} {:>9} {:>10} {:>9}", "load", "tokens/s", "idle", "ahead");
     for load in [
+        Load { name: "one answer", clients: 1, prompt: 4, answer: 800, grammars: 0 },
         Load { name: "64 answers", clients: 64, prompt: 4, answer: 400, grammars: 0 },
         Load { name: "64 answers, 4 with a grammar", clients: 64, prompt: 4, answer: 400, grammars: 4 },
         Load { name: "8 answers, one with a grammar", clients: 8, prompt: 4, answer: 400, grammars: 1 },
@@ -50,10 +52,11 @@ fn main() {
             grammars: 0,
         },
     ] {
-        for carries in [true, false] {
-            let device = if carries { "" } else { ", one step at a time" };
+        for (carries, stages, device) in
+            [(true, 1, ""), (false, 1, ", one step at a time"), (false, 2, ", two stages")]
+        {
             let name = load.name;
-            let (tokens, idle, ahead) = measure(carries, &load);
+            let (tokens, idle, ahead) = measure((carries, stages), &load);
             println!(
                 "{:40} {tokens:9.0} {:9.2} % {:7.1} %",
                 format!("{name}{device}"),
@@ -78,9 +81,9 @@ struct Load {
 
 /// Returns the tokens in a second, the share of the time in which the device has nothing to do, and the share of steps that were
 /// planned ahead.
-fn measure(carries: bool, load: &Load) -> (f64, f64, f64) {
+fn measure((carries, stages): (bool, usize), load: &Load) -> (f64, f64, f64) {
     let &Load { clients, prompt, answer, grammars, .. } = load;
-    let backend = Clock { carries, idle: Arc::default() };
+    let backend = Clock { carries, stages, idle: Arc::default() };
     let parts = ModelParts {
         program: program(),
         weights: Weights::default(),
@@ -123,22 +126,23 @@ fn measure(carries: bool, load: &Load) -> (f64, f64, f64) {
     let tokens: usize = readers.into_iter().map(|reader| reader.join().expect("a reader")).sum();
     let time = begin.elapsed().as_secs_f64();
     let stats = handle.stats();
-    let idle = backend.idle.load(Ordering::Relaxed) as f64 / 1e9;
+    let idle = backend.idle.load(Ordering::Relaxed) as f64 / 1e9 / stages as f64;
     (tokens as f64 / time, idle / time, stats.steps_ahead as f64 / stats.steps as f64)
 }
 
 /// A device that is a clock.
 struct Clock {
     carries: bool,
-    /// Nanoseconds without a step.
+    stages: usize,
+    /// Nanoseconds without a step, of all stages.
     idle: Arc<AtomicU64>,
 }
 
 struct ClockRunner {
     carries: bool,
     idle: Arc<AtomicU64>,
-    /// End of the last step.
-    end: Instant,
+    /// End of the last step on each stage.
+    ends: Vec<Instant>,
     /// Ends and tokens of the steps that were not collected.
     in_flight: VecDeque<(Instant, Vec<OutputValue>)>,
     steps: u64,
@@ -177,7 +181,7 @@ impl Backend for Clock {
         Ok(Box::new(ClockRunner {
             carries: self.carries,
             idle: self.idle.clone(),
-            end: Instant::now(),
+            ends: vec![Instant::now(); self.stages],
             in_flight: VecDeque::new(),
             steps: 0,
         }))
@@ -198,10 +202,14 @@ impl Backend for Clock {
 
 impl Runner for ClockRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
-        let now = Instant::now();
-        let idle = now.saturating_duration_since(self.end);
-        self.idle.fetch_add(idle.as_nanos() as u64, Ordering::Relaxed);
-        self.end = self.end.max(now) + STEP + ROW * step.tokens.len() as u32;
+        let time = (STEP + ROW * step.tokens.len() as u32) / self.ends.len() as u32;
+        let mut begin = Instant::now();
+        for end in &mut self.ends {
+            let idle = begin.saturating_duration_since(*end);
+            self.idle.fetch_add(idle.as_nanos() as u64, Ordering::Relaxed);
+            *end = begin.max(*end) + time;
+            begin = *end;
+        }
         let answer = |output: &paguro_backend::Output<'_>| match output.kind {
             OutputKind::Sample(request) => {
                 let drawn = (request.draw * 31 + output.row as u64) as usize % VOCAB;
@@ -211,7 +219,7 @@ impl Runner for ClockRunner {
             }
             _ => OutputValue::Logits(vec![0.0; VOCAB]),
         };
-        self.in_flight.push_back((self.end, step.outputs.iter().map(answer).collect()));
+        self.in_flight.push_back((begin, step.outputs.iter().map(answer).collect()));
         self.steps += 1;
         Ok(Ticket(self.steps))
     }
@@ -222,6 +230,10 @@ impl Runner for ClockRunner {
         out.outcomes.clear();
         out.outcomes.append(&mut answers);
         Ok(())
+    }
+
+    fn lanes(&self) -> usize {
+        self.ends.len()
     }
 
     fn carries(&self, kind: &OutputKind<'_>) -> bool {

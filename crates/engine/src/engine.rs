@@ -187,6 +187,9 @@ impl Engine {
                 Err(error) => return Err(error),
             }
         }
+        if drafter.is_none() {
+            scheduler.lanes = runner.lanes();
+        }
         let queue = Queue::new(options.queue_capacity, options.queue_tokens);
         let space = scheduler.disk().and_then(|disk| disk.space().cloned());
         let mut shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
@@ -208,7 +211,7 @@ impl Engine {
             outputs: Vec::new(),
             answer: StepOutput::default(),
             loaded: channel(),
-            in_flight: None,
+            in_flight: VecDeque::new(),
             encoder,
             drafter,
             drafting: Duration::ZERO,

@@ -126,7 +126,7 @@ impl ModelSource for ServedModels {
             let placed = placement.on(&device);
             let engine = Engine::start(placed.backend(), &model, options.clone());
             let engine = engine.map_err(|error| Failure::from_error(&error))?;
-            Ok((engine, memory, placed.backend().name().to_owned()))
+            Ok((engine, memory, placement.label(placed.backend(), &parts)))
         };
         let started = self.devices.with(&self.on, self.threads, &notice, start);
         let (engine, memory, device) = started.map_err(failed)?;

@@ -39,8 +39,8 @@ pub(super) struct Worker {
     pub(super) answer: StepOutput,
     /// Units that were loaded from other tiers.
     pub(super) loaded: (Sender<Loaded>, Receiver<Loaded>),
-    /// The step that was submitted ahead, while the one before was computed.
-    pub(super) in_flight: Option<Ticket>,
+    /// Steps that are submitted and not collected, the oldest first, with the time of their submission.
+    pub(super) in_flight: VecDeque<(Ticket, Instant)>,
     /// Computes rows of pictures, if the model sees.
     pub(super) encoder: Option<Encoder>,
     /// The model that drafts, if there is one, and its time since the last step.
@@ -87,7 +87,7 @@ impl Worker {
             self.load_adapters();
             self.take_loaded();
             self.scheduler.settle_masks();
-            if self.scheduler.has_work() || self.in_flight.is_some() {
+            if self.scheduler.has_work() || !self.in_flight.is_empty() {
                 self.step();
             } else if !self.scheduler.is_idle() {
                 self.publish();
@@ -141,18 +141,23 @@ impl Worker {
     fn step(&mut self) {
         let begin = Instant::now();
         match self.run_step() {
-            Ok(true) => {
+            Ok(Some(in_flight)) => {
                 let drafting = std::mem::take(&mut self.drafting);
-                self.scheduler.record_time(begin.elapsed().saturating_sub(drafting));
+                let duration = begin.elapsed().saturating_sub(drafting);
+                self.scheduler.record_time(in_flight.time_of_one(duration));
                 self.scheduler.record_drafting(drafting);
                 // Before the encoder's turn, which takes longer than a token may be late.
                 self.publish();
                 self.encode(self.scheduler.encoder_time());
             }
             // Nothing else can be computed; the time bounds how late commands are obeyed.
-            Ok(false) if self.encode(ENCODER_TURN) => {}
-            Ok(false) => self.wait_for_parts(),
+            Ok(None) if self.encode(ENCODER_TURN) => {}
+            Ok(None) => self.wait_for_parts(),
             Err(error) => {
+                // Later steps may have read what the failed one has not written, so their results are dropped.
+                while let Some((ticket, _)) = self.in_flight.pop_front() {
+                    let _ = self.runner.collect(ticket, &mut self.answer);
+                }
                 self.scheduler.fail(&error);
                 self.scheduler.record_time(begin.elapsed());
             }
@@ -186,45 +191,50 @@ impl Worker {
         self.encoder.iter_mut().for_each(Encoder::abandon);
     }
 
-    /// Runs a step. Returns false if there was none.
-    fn run_step(&mut self) -> Result<bool, StepError> {
-        let ticket = match self.in_flight.take() {
-            Some(ticket) => ticket,
-            None => match self.plan_and_submit()? {
-                Some(ticket) => ticket,
-                None => return Ok(false),
-            },
-        };
+    /// Submits the next steps, and collects the oldest one. Returns `None` if no step was in flight.
+    fn run_step(&mut self) -> Result<Option<InFlight>, StepError> {
+        let submitted = self.submit_steps();
+        let steps = self.in_flight.len();
+        let Some((ticket, begin)) = self.in_flight.pop_front() else { return submitted.map(|()| None) };
         // The device gets its next step while it computes this one.
-        let begin = Instant::now();
+        let submitted = submitted.and_then(|()| self.submit_ahead());
+        self.runner.collect(ticket, &mut self.answer)?;
+        let since_submission = begin.elapsed();
+        self.scheduler.apply(&mut self.answer, Instant::now())?;
+        if let Err(error) = submitted {
+            // The steps in flight are older than the one that was not submitted, and may be the cause.
+            while let Some((ticket, _)) = self.in_flight.pop_front() {
+                self.runner.collect(ticket, &mut self.answer)?;
+                self.scheduler.apply(&mut self.answer, Instant::now())?;
+            }
+            return Err(error);
+        }
+        self.draft();
+        Ok(Some(InFlight { steps, since_submission }))
+    }
+
+    /// Submits steps until there is one for each lane, or nothing to compute.
+    fn submit_steps(&mut self) -> Result<(), StepError> {
+        while self.in_flight.len() < self.scheduler.lanes && self.plan_and_submit()? {}
+        Ok(())
+    }
+
+    /// Plans and submits the step after the running one, if the device carries its tokens.
+    fn submit_ahead(&mut self) -> Result<(), StepError> {
         let drafter = self.drafter.as_ref();
         let drafts = drafter.is_some_and(|drafter| self.scheduler.will_draft_by_model(drafter));
-        let is_ahead = !drafts && self.scheduler.plan_ahead(begin, |kind| self.runner.carries(kind));
-        let ahead = is_ahead.then(|| {
+        let may_plan = self.scheduler.lanes == 1 && self.in_flight.is_empty() && !drafts;
+        if may_plan && self.scheduler.plan_ahead(Instant::now(), |kind| self.runner.carries(kind)) {
             self.rescue();
-            self.submit_planned(true)
-        });
-        let collected = self.runner.collect(ticket, &mut self.answer);
-        match collected.and_then(|()| self.scheduler.apply(&mut self.answer, Instant::now())) {
-            Ok(()) => {
-                self.in_flight = ahead.transpose()?;
-                self.draft();
-            }
-            Err(error) => {
-                if let Some(Ok(ticket)) = ahead {
-                    // The step continued from the failed one, so its result is dropped.
-                    let _ = self.runner.collect(ticket, &mut self.answer);
-                }
-                return Err(error);
-            }
+            self.submit_planned()?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Drafts the next tokens with a model, unless the next step is submitted. A model whose step fails drafts no more.
     fn draft(&mut self) {
         let begin = Instant::now();
-        if let Some(drafter) = self.drafter.as_mut().filter(|_| self.in_flight.is_none())
+        if let Some(drafter) = self.drafter.as_mut().filter(|_| self.in_flight.is_empty())
             && self.scheduler.draft_by_model(drafter).is_err()
         {
             self.drafter = None;
@@ -234,8 +244,8 @@ impl Worker {
         self.scheduler.start_masks();
     }
 
-    /// Plans a step and submits it. `None` if all sequences wait for loads or masks.
-    fn plan_and_submit(&mut self) -> Result<Option<Ticket>, StepError> {
+    /// Plans a step and submits it. Returns false if all sequences wait for loads, masks or steps in flight.
+    fn plan_and_submit(&mut self) -> Result<bool, StepError> {
         self.scheduler.plan(Instant::now());
         self.start_loads();
         self.rescue();
@@ -247,27 +257,25 @@ impl Worker {
             self.runner.move_pages(self.scheduler.moves())?;
         }
         if self.scheduler.planned_rows() == 0 {
-            return Ok(None);
+            return Ok(false);
         }
-        self.submit_planned(false).map(Some)
+        self.submit_planned()?;
+        Ok(true)
     }
 
-    /// Submits the planned step, or the one that was planned ahead of it.
-    fn submit_planned(&mut self, ahead: bool) -> Result<Ticket, StepError> {
+    /// Submits the step that was planned last.
+    fn submit_planned(&mut self) -> Result<(), StepError> {
         // The text model has the processor for itself.
         self.encoder.iter_mut().for_each(Encoder::pause);
         let Self { scheduler, runner, .. } = self;
         let mut outputs = recycle(std::mem::take(&mut self.outputs));
-        let submitted = if ahead {
-            scheduler.write_outputs_ahead(&mut outputs);
-            runner.submit(&scheduler.step_ahead(&outputs))
-        } else {
-            scheduler.write_outputs(&mut outputs);
-            let given = scheduler.given();
-            runner.submit(&scheduler.step(&given, &outputs))
-        };
+        scheduler.write_outputs(&mut outputs);
+        let given = scheduler.given();
+        let submitted = runner.submit(&scheduler.step(&given, &outputs));
+        drop(given);
         self.outputs = recycle(outputs);
-        submitted
+        self.in_flight.push_back((submitted?, Instant::now()));
+        Ok(())
     }
 
     /// Publishes the counters before the events, so that a reader of an event sees its step counted.
@@ -297,6 +305,23 @@ impl Worker {
                 self.clients.remove(&request);
             }
         }
+    }
+}
+
+/// Steps that were in flight when one was collected.
+struct InFlight {
+    /// Their number, that one included.
+    steps: usize,
+    /// Time since the submission of that one.
+    since_submission: Duration,
+}
+
+impl InFlight {
+    /// Returns the time that the collected step would take alone, if the engine waited `interval` for it. Stages that compute other
+    /// steps at the same time make the interval shorter, and those that compute them before make the time since submission longer.
+    fn time_of_one(&self, interval: Duration) -> Duration {
+        let all = interval * u32::try_from(self.steps).unwrap_or(u32::MAX);
+        if self.steps > 1 { all.min(self.since_submission) } else { interval }
     }
 }
 

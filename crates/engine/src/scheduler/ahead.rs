@@ -26,7 +26,7 @@
 
 use std::time::Instant;
 
-use paguro_backend::{Carried, Output, OutputKind, SampleRequest, StateUse, Step};
+use paguro_backend::{Carried, OutputKind, SampleRequest, StateUse};
 
 use super::{Scheduler, queue::Choice};
 use crate::{
@@ -67,17 +67,11 @@ impl Scheduler {
         if !self.share_rows_ahead(&next) {
             return false;
         }
-        let pages = |sequence: &Sequence| {
-            let tokens = sequence.next_position() + sequence.planned.granted;
-            sequence.kv.pages_up_to(tokens, &self.layout)
-        };
-        let granted = self.running.iter().filter(|sequence| sequence.planned.granted > 0);
-        if granted.map(pages).sum::<usize>() > self.pages.available() {
+        if !self.has_pages_for_granted() {
             return false;
         }
         self.write_plan_ahead(&next);
         self.step += 1;
-        self.is_ahead = true;
         true
     }
 
@@ -149,21 +143,23 @@ impl Scheduler {
 
     /// Writes the plan of the granted rows, and reserves their pages.
     fn write_plan_ahead(&mut self, next: &[Next]) {
-        let Self { running, layout, pages, states, plan, next_plan, .. } = self;
-        next_plan.clear();
-        let mut cursor = plan.cursor();
+        self.begin_plan();
+        let Self { running, layout, pages, states, plan, in_flight, .. } = self;
+        let mut cursor = in_flight.back().expect("a step is in flight").cursor();
+        let mut copies = Vec::new();
         for (sequence, next) in running.iter_mut().zip(next) {
             let (position, rows) = (sequence.next_position(), sequence.planned.granted);
             let is_in_flight = sequence.planned.rows > 0;
-            let output = is_in_flight.then(|| cursor.of(sequence).0.start);
-            if rows == 0 || !sequence.reserve_ahead(rows, layout, pages, states) {
+            let output = cursor.of(sequence).map(|(outputs, _)| outputs.start);
+            if rows == 0 || !sequence.reserve(rows, layout, pages, states, &mut copies) {
                 continue;
             }
+            assert!(copies.is_empty(), "a sequence that needs copies is not planned ahead");
             let end = position + rows;
-            let row = next_plan.tokens.len();
+            let row = plan.tokens.len();
             let samples = match (next, output) {
                 (Next::Carried, Some(output)) => {
-                    next_plan.carried.push(Carried { row, output });
+                    plan.carried.push(Carried { row, output });
                     position..end
                 }
                 _ if end == sequence.tokens.len() && sequence.may_sample() => end - 1..end,
@@ -176,18 +172,8 @@ impl Scheduler {
                 false => sequence.kv.state,
             };
             let tokens = sequence.tokens.get(position..end).unwrap_or(&[0]);
-            next_plan.add(sequence, position, tokens, state, outputs, layout);
+            plan.add(sequence, position, tokens, state, outputs, layout);
         }
-    }
-
-    /// Writes the outputs of the step that was planned ahead.
-    pub fn write_outputs_ahead<'a>(&'a self, outputs: &mut Vec<Output<'a>>) {
-        self.next_plan.write_outputs(&self.running, outputs);
-    }
-
-    /// Returns the step that was planned ahead, with these outputs.
-    pub fn step_ahead<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
-        self.next_plan.step(&[], outputs)
     }
 
     /// Divides the rows of the next step. Returns false if there is no time for all that decode.
@@ -202,11 +188,11 @@ impl Scheduler {
         let prompts = |&index: &usize| next[index] == Next::Known && self.running[index].prefills_next();
         let prompts: Vec<usize> = (0..next.len()).filter(prompts).collect();
         let count = decoding.len();
-        let (granted, work) = self.share_among_decoding(decoding);
+        let (granted, work) = self.share_among_decoding(decoding, usize::MAX);
         if granted < count {
             return false;
         }
-        self.share_rest(granted, work, prompts);
+        self.share_rest(granted, work, prompts, true);
         true
     }
 }

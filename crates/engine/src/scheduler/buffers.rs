@@ -1,6 +1,6 @@
 //! Buffers of a planned step.
 
-use std::{cmp::Ordering, ops::Range, sync::Arc};
+use std::{cmp::Ordering, iter::Peekable, ops::Range, sync::Arc};
 
 use paguro_backend::{
     AdapterUse, Carried, Coordinates, GivenRows, Output, OutputValue, PageId, PageMove, StateUse, Step,
@@ -12,7 +12,7 @@ use crate::{
     encoder::Encoded,
     layout::BlockLayout,
     prefix::BlockKey,
-    sequence::{Sequence, SequenceOutput, SequenceOutputs},
+    sequence::{Rank, Sequence, SequenceOutput, SequenceOutputs},
 };
 
 /// Copies of states into pages, which run before the next planned step.
@@ -47,6 +47,8 @@ pub(super) struct PlannedStep {
     pub pages: Vec<PageId>,
     /// True if all sequences decode.
     pub decodes: bool,
+    /// Number of rows that check drafted tokens.
+    pub drafted: usize,
     /// Owners of `sequences`, in the same order. Some of them may have ended since.
     pub owners: Vec<Owner>,
 }
@@ -54,30 +56,33 @@ pub(super) struct PlannedStep {
 /// A sequence with rows in a step.
 #[derive(Debug)]
 pub(super) struct Owner {
-    /// Its [owner](Sequence::owner).
-    pub id: (u64, usize),
+    /// Its rank, which it keeps while it runs and no other sequence has.
+    pub rank: Rank,
+    /// Number of its rows.
+    pub rows: usize,
     /// Outputs of its rows.
     pub outputs: SequenceOutputs,
 }
 
 /// Position in the outputs of a step, which are those of its owners in order.
 pub(super) struct OutputCursor<'a> {
-    owners: std::slice::Iter<'a, Owner>,
+    owners: Peekable<std::slice::Iter<'a, Owner>>,
     next: usize,
 }
 
 impl<'a> OutputCursor<'a> {
-    /// Returns the outputs of a sequence and their indices. Sequences must be in the order of the plan; those that have
-    /// ended since are passed over.
-    pub fn of(&mut self, sequence: &Sequence) -> (Range<usize>, &'a SequenceOutputs) {
-        for owner in self.owners.by_ref() {
+    /// Returns the rows and outputs of a sequence in the step, and the indices of the outputs; `None` if it has no rows there.
+    /// Sequences must be in order of rank; owners that have ended since are passed over.
+    pub fn of(&mut self, sequence: &Sequence) -> Option<(Range<usize>, &'a Owner)> {
+        let rank = sequence.rank();
+        while let Some(owner) = self.owners.next_if(|owner| owner.rank <= rank) {
             let indices = self.next..self.next + owner.outputs.len();
             self.next = indices.end;
-            if owner.id == sequence.owner() {
-                return (indices, &owner.outputs);
+            if owner.rank == rank {
+                return Some((indices, owner));
             }
         }
-        unreachable!("a sequence with rows is in the plan")
+        None
     }
 }
 
@@ -94,7 +99,7 @@ impl PlannedStep {
         layout: &BlockLayout,
     ) {
         self.add_pictures(sequence, start..start + tokens.len(), layout);
-        self.owners.push(Owner { id: sequence.owner(), outputs });
+        self.owners.push(Owner { rank: sequence.rank(), rows: tokens.len(), outputs });
         let Self { tokens: all, sequences, pages, .. } = self;
         let (first_row, first_page) = (all.len(), pages.len());
         all.extend_from_slice(tokens);
@@ -163,7 +168,7 @@ impl PlannedStep {
         self.sequences.clear();
         self.pages.clear();
         self.owners.clear();
-        self.decodes = true;
+        (self.decodes, self.drafted) = (true, 0);
     }
 
     pub fn step<'a>(&'a self, given: &'a [GivenRows<'a>], outputs: &'a [Output<'a>]) -> Step<'a> {
@@ -174,7 +179,7 @@ impl PlannedStep {
 
     /// Returns the position before the first output.
     pub fn cursor(&self) -> OutputCursor<'_> {
-        OutputCursor { owners: self.owners.iter(), next: 0 }
+        OutputCursor { owners: self.owners.iter().peekable(), next: 0 }
     }
 
     /// Checks that values answer the outputs of the step.
@@ -207,7 +212,7 @@ impl PlannedStep {
     pub fn write_outputs<'a>(&self, running: &'a [Sequence], outputs: &mut Vec<Output<'a>>) {
         let mut running = running.iter();
         for (part, owner) in self.sequences.iter().zip(&self.owners) {
-            let sequence = running.by_ref().find(|sequence| sequence.owner() == owner.id);
+            let sequence = running.by_ref().find(|sequence| sequence.rank() == owner.rank);
             let sequence = sequence.expect("a sequence with rows runs");
             sequence.write_outputs((part.rows.start, part.start), &owner.outputs, outputs);
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use paguro_backend::Sampled;
 
-use super::{Scheduler, outputs::accept};
+use super::{Scheduler, buffers::PlannedStep, outputs::accept};
 use crate::{
     RequestError,
     cost::Work,
@@ -54,7 +54,9 @@ impl Scheduler {
         let mut left = READING.tokens_in(self.cost.seconds(self.last_work.unwrap_or_default()));
         let held = |sequence: &Sequence| sequence.drafts.speculator.as_ref().map_or(0, Speculator::held);
         let mut free = MOST_HELD_IN_ALL.saturating_sub(self.running.iter().map(held).sum());
-        for sequence in self.running.iter_mut().filter(|sequence| sequence.may_draft()) {
+        // A draft stays as it is until it is checked.
+        let may_draft = |sequence: &&mut Sequence| sequence.may_draft() && sequence.planned.drafted == 0;
+        for sequence in self.running.iter_mut().filter(may_draft) {
             if let Some(ModelKind::Head { kept_rows }) = speculation.model {
                 sequence.drafts.rows.get_or_insert_with(|| HiddenRows::new(kept_rows));
             }
@@ -76,7 +78,7 @@ impl Scheduler {
     /// Adds rows for drafts to the planned ones.
     pub(super) fn plan_drafts(&mut self) {
         let planned: Vec<usize> =
-            (0..self.running.len()).filter(|&index| self.running[index].planned.rows > 0).collect();
+            (0..self.running.len()).filter(|&index| self.running[index].planned.granted > 0).collect();
         let is_free = planned.iter().all(|&index| !self.running[index].prefills());
         if self.speculation.is_none() || !is_free {
             return;
@@ -97,6 +99,7 @@ impl Scheduler {
             if length > 0 && length >= sequence.request.drafts.least {
                 sequence.kv.extend(end + length, layout, pages);
                 sequence.tokens.set_draft(&sequence.drafts.next.tokens[..length]);
+                sequence.planned.granted += length;
                 sequence.planned.rows += length;
                 sequence.planned.drafted = length;
             }
@@ -173,17 +176,15 @@ impl Scheduler {
     }
 
     /// Remembers what the step shows about times.
-    pub(super) fn count_check(&mut self) {
-        let Some(speculation) = self.speculation.as_ref().filter(|_| self.plan.decodes) else {
+    pub(super) fn count_check(&mut self, plan: &PlannedStep) {
+        let Some(speculation) = self.speculation.as_ref().filter(|_| plan.decodes) else {
             self.last_check = None;
             return;
         };
-        let planned = self.running.iter().filter(|sequence| sequence.planned.rows > 0);
-        let drafted: usize = planned.map(|sequence| sequence.planned.drafted).sum();
-        let sequences = self.plan.sequences.len();
-        let work = self.plan.work();
-        let plain = (drafted > 0).then(|| {
-            let starts = self.plan.sequences.iter().map(|sequence| sequence.start);
+        let sequences = plan.sequences.len();
+        let work = plan.work();
+        let plain = (plan.drafted > 0).then(|| {
+            let starts = plan.sequences.iter().map(|sequence| sequence.start);
             let plain = starts.fold(Work::default(), |work, start| work.and(start, 1));
             speculation.times.seconds(&self.cost, plain).unwrap_or_default()
         });
@@ -263,8 +264,8 @@ impl Scheduler {
         if let Some(known) = &mut sequence.drafts.rows {
             known.truncate(sequence.kv.computed + rows);
         }
-        (sequence.planned.rows, sequence.planned.drafted) = (rows, 0);
-        self.advance(sequence, at);
+        sequence.planned.rows = rows;
+        self.advance(sequence, rows, at);
         if !sequence.finished {
             if let Some(speculation) = &mut self.speculation {
                 speculation.prepare(sequence);

@@ -38,8 +38,7 @@ impl Scheduler {
             return Err("running sequences are out of order".into());
         }
         for sequence in &self.running {
-            let rows = sequence.planned.rows + sequence.planned.ahead;
-            let blocks = self.layout.blocks(sequence.kv.computed + rows);
+            let blocks = self.layout.blocks(sequence.next_position());
             if sequence.kv.tables.iter().any(|table| table.pages.len() != blocks) {
                 return Err(format!("request {} has block tables of a wrong length", sequence.request.id));
             }
@@ -69,15 +68,17 @@ impl Scheduler {
         decoding.map(|sequence| (sequence.request.id, sequence.branches.start)).collect()
     }
 
-    /// Request, branch and positions of the planned rows.
+    /// Request, branch and positions of the rows of the oldest planned step, except for those that have ended.
     pub fn planned(&self) -> Vec<(u64, usize, std::ops::Range<usize>)> {
-        let planned = self.running.iter().filter(|sequence| sequence.planned.rows > 0);
-        planned
-            .map(|s| (s.request.id, s.branches.start, s.kv.computed..s.kv.computed + s.planned.rows))
-            .collect()
+        let mut cursor = self.in_flight.front().unwrap_or(&self.plan).cursor();
+        let planned = self.running.iter().filter_map(|s| {
+            let rows = cursor.of(s)?.1.rows;
+            Some((s.request.id, s.branches.start, s.kv.computed..s.kv.computed + rows))
+        });
+        planned.collect()
     }
 
-    /// Returns request and branch of running sequences without a row in the plan, and of waiting ones.
+    /// Returns request and branch of running sequences without a row in planned steps, and of waiting ones.
     pub fn held(&self) -> Vec<(u64, usize)> {
         let idle = self.running.iter().filter(|sequence| sequence.planned.rows == 0);
         idle.chain(self.waiting.values()).map(|s| (s.request.id, s.branches.start)).collect()

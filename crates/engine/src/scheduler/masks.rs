@@ -23,8 +23,7 @@ impl Scheduler {
     /// can sample again. Waits for those that are expected soon. Beside a running step, the wait takes a small part of the
     /// time of that step, so that the next one is submitted before it ends.
     pub fn settle_masks(&mut self) {
-        let is_running = self.running.iter().any(|sequence| sequence.planned.rows > 0);
-        let longest = match is_running {
+        let longest = match self.is_computing() {
             true => GRACE.min(Duration::from_secs_f64((self.cost.seconds(self.plan.work()) / 4.0).min(1.0))),
             false => GRACE,
         };

@@ -30,6 +30,7 @@
 //! | [requests] | begin and cancellation of requests |
 //! | [inspect] | views for readers, and the count of all pages |
 //! | [ahead] | the plan of the next step while the device computes this one |
+//! | [lanes] | several steps in flight, of different sequences |
 //! | [outputs] | results of a step |
 
 mod admission;
@@ -37,6 +38,7 @@ mod ahead;
 mod buffers;
 mod drafts;
 mod inspect;
+mod lanes;
 mod masks;
 mod model_drafts;
 mod outputs;
@@ -48,11 +50,11 @@ mod rows;
 mod tiers;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
 };
 
-use paguro_backend::{GivenRows, Limits, Output, PageMove, Step};
+use paguro_backend::{GivenRows, Limits, Output, PageMove, StateUse, Step};
 
 use self::{
     buffers::{PlannedStep, Saves},
@@ -104,11 +106,14 @@ pub(crate) struct Scheduler {
     waiting: BTreeMap<Rank, Sequence>,
     /// Running sequences in order of rank.
     running: Vec<Sequence>,
-    /// The step that is planned or run.
+    /// The step that is planned last.
     plan: PlannedStep,
-    /// The following step, if it is planned ahead.
-    next_plan: PlannedStep,
-    is_ahead: bool,
+    /// Steps that are planned before it and not computed yet, the oldest first.
+    in_flight: VecDeque<PlannedStep>,
+    /// Buffers of computed steps, for later ones.
+    spare: Vec<PlannedStep>,
+    /// Number of steps that may be in flight; see [`lanes`].
+    pub lanes: usize,
     saves: Saves,
     mask_workers: MaskWorkers,
     /// Rows of pictures.
@@ -146,8 +151,9 @@ impl Scheduler {
             waiting: BTreeMap::new(),
             running: Vec::new(),
             plan: PlannedStep::default(),
-            next_plan: PlannedStep::default(),
-            is_ahead: false,
+            in_flight: VecDeque::new(),
+            spare: Vec::new(),
+            lanes: 1,
             saves: Saves::default(),
             mask_workers: MaskWorkers::default(),
             encoder_cache: EncoderCache::default(),
@@ -180,37 +186,43 @@ impl Scheduler {
 
     /// Plans the rows of each sequence in the next step and reserves their pages; requests that leave the queue start
     /// at `now`. The plan is empty only if the scheduler is [idle](Scheduler::is_idle), or all sequences wait for the
-    /// disk or for masks.
+    /// disk, for masks or for steps in flight.
     pub fn plan(&mut self, now: Instant) {
-        self.plan.clear();
+        self.begin_plan();
         self.plan.moves.append(&mut self.saves.moves);
         self.plan.saved.append(&mut self.saves.keys);
         self.raise_long_waits();
         self.step += 1;
         self.start_loads();
-        while self.admit_next(now) {}
-        self.take_encoded();
-        self.read_for_drafts();
+        if self.admit_all(now) {
+            self.take_encoded();
+            self.read_for_drafts();
+            self.plan_rows();
+        }
+        if self.plan.is_empty() {
+            let waits = |sequence: &Sequence| sequence.sampler.awaits_mask() || sequence.awaits_picture();
+            let is_alone = self.in_flight.is_empty() && self.has_work();
+            let can_wait = !is_alone || self.running.iter().any(waits);
+            assert!(can_wait, "one sequence can always go on");
+            // It is no step, and the time of the wait does not count as steps.
+            self.step -= 1;
+        }
+    }
+
+    fn plan_rows(&mut self) {
         loop {
             let running = self.running.len();
             self.share_rows();
             self.open_branches();
             self.reserve_pages();
             // If all that had rows have lost their pages, the others get the rows.
-            if self.running.len() == running || self.running.iter().any(|sequence| sequence.planned.rows > 0)
-            {
+            let has_rows = self.running.iter().any(|sequence| sequence.planned.granted > 0);
+            if self.running.len() == running || has_rows {
                 break;
             }
         }
         self.plan_drafts();
         self.write_plan();
-        if self.plan.tokens.is_empty() {
-            let waits = |sequence: &Sequence| sequence.sampler.awaits_mask() || sequence.awaits_picture();
-            let can_wait = !self.has_work() || self.running.iter().any(waits);
-            assert!(can_wait, "one sequence can always go on");
-            // It is no step, and the time of the wait does not count as steps.
-            self.step -= 1;
-        }
     }
 
     /// Returns the number of rows of the planned step.
@@ -282,10 +294,18 @@ impl Scheduler {
     fn write_plan(&mut self) {
         let copies = self.plan.moves.iter().filter(|one| matches!(one, PageMove::Copy { .. }));
         self.stats.page_copies += copies.count() as u64;
-        for sequence in self.running.iter().filter(|sequence| sequence.planned.rows > 0) {
-            let tokens = &sequence.tokens.with_draft()[sequence.kv.computed..][..sequence.planned.rows];
+        for sequence in self.running.iter().filter(|sequence| sequence.planned.granted > 0) {
+            let rows = sequence.planned.granted;
+            let start = sequence.next_position() - rows;
+            let tokens = &sequence.tokens.with_draft()[start..][..rows];
             self.plan.decodes &= !sequence.prefills();
-            let (start, state, outputs) = (sequence.kv.computed, sequence.kv.state, sequence.outputs());
+            self.plan.drafted += sequence.planned.drafted;
+            // A slot that rows in flight leave is not read again.
+            let state = match start > sequence.kv.computed {
+                true => sequence.kv.state.map(|state| StateUse::in_place(state.write)),
+                false => sequence.kv.state,
+            };
+            let outputs = sequence.outputs();
             self.plan.add(sequence, start, tokens, state, outputs, &self.layout);
         }
     }

@@ -4,7 +4,10 @@ use std::time::Instant;
 
 use paguro_backend::{OutputValue, Sampled, Score, StepError, StepOutput};
 
-use super::Scheduler;
+use super::{
+    Scheduler,
+    buffers::{Owner, PlannedStep},
+};
 use crate::{
     RequestError,
     request::{Event, FinishReason},
@@ -12,22 +15,23 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Applies the outputs of the step, which was computed at `at`. A step planned ahead becomes the planned one.
+    /// Applies the outputs of the oldest planned step, which was computed at `at`.
     ///
     /// # Errors
     /// The outputs do not match the step; the state is unchanged.
     pub fn apply(&mut self, output: &mut StepOutput, at: Instant) -> Result<(), StepError> {
-        self.plan.check(&output.outcomes)?;
-        self.count_step();
-        self.count_check();
-        let (plan, mut running) = (std::mem::take(&mut self.plan), std::mem::take(&mut self.running));
+        self.in_flight.front().unwrap_or(&self.plan).check(&output.outcomes)?;
+        let plan = self.in_flight.pop_front().unwrap_or_else(|| std::mem::take(&mut self.plan));
+        self.count_step(&plan);
+        self.count_check(&plan);
+        let mut running = std::mem::take(&mut self.running);
         let mut values = output.outcomes.drain(..).enumerate();
         let mut cursor = plan.cursor();
         let mut sampled = Vec::new();
         let (mut forks, mut failed) = (Vec::new(), Vec::new());
-        for sequence in running.iter_mut().filter(|sequence| sequence.planned.rows > 0) {
-            let (indices, outputs) = cursor.of(sequence);
-            // Values of sequences that have ended since the step was planned ahead are between them.
+        for sequence in &mut running {
+            let Some((indices, Owner { rank: _, rows, outputs })) = cursor.of(sequence) else { continue };
+            // Values of sequences that have ended since the step was planned are between them.
             let own = values.by_ref().skip_while(|(index, _)| *index < indices.start);
             for (output, (_, value)) in outputs.iter().zip(own) {
                 match value {
@@ -49,7 +53,7 @@ impl Scheduler {
                 self.check_draft(sequence, sampled.drain(..).map(|(_, token)| token), at, &mut failed);
                 continue;
             }
-            self.advance(sequence, at);
+            self.advance(sequence, *rows, at);
             if !sampled.is_empty() {
                 self.append(sequence, sampled.drain(..), at, &mut forks, &mut failed);
             } else if sequence.remaining() == 0 {
@@ -59,7 +63,7 @@ impl Scheduler {
             }
         }
         drop(values);
-        (self.plan, self.running) = (plan, running);
+        self.running = running;
         for fork in forks {
             self.run(fork);
         }
@@ -68,34 +72,29 @@ impl Scheduler {
             sequence.release(&self.layout, &mut self.pages, &mut self.states);
         }
         self.pages.trim();
-        if std::mem::take(&mut self.is_ahead) {
-            self.stats.steps_ahead += 1;
-            std::mem::swap(&mut self.plan, &mut self.next_plan);
-            for sequence in &mut self.running {
-                sequence.planned.rows = std::mem::take(&mut sequence.planned.ahead);
-            }
-        }
+        self.stats.steps_ahead += u64::from(self.is_computing());
+        self.spare.push(plan);
         Ok(())
     }
 
-    /// Counts the planned step, which was computed.
-    fn count_step(&mut self) {
-        let (rows, sequences) = (self.plan.tokens.len(), self.plan.sequences.len());
+    /// Counts a step that was computed.
+    fn count_step(&mut self, plan: &PlannedStep) {
+        let (rows, sequences) = (plan.tokens.len(), plan.sequences.len());
         self.stats.steps += 1;
         self.stats.rows += rows as u64;
         self.stats.last_rows = rows;
         self.stats.last_sequences = sequences;
         self.stats.step_rows.record(rows);
         self.stats.step_sequences.record(sequences);
-        self.last_work = Some(self.plan.work());
+        self.last_work = Some(plan.work());
     }
 
-    /// Marks the planned rows of a sequence as computed, charges its tenant, and reports what the prompt has now.
-    pub(super) fn advance(&mut self, sequence: &mut Sequence, at: Instant) {
+    /// Marks the first `rows` planned rows of a sequence as computed, charges its tenant, and reports what the prompt has now.
+    pub(super) fn advance(&mut self, sequence: &mut Sequence, rows: usize, at: Instant) {
         let Self { layout, pages, states, saves, events, .. } = self;
         sequence.sched.last_step = self.step;
-        sequence.sched.last_rows = (self.stats.steps, sequence.planned.rows);
-        let rows = sequence.advance(layout, pages, states);
+        sequence.sched.last_rows = (self.stats.steps, rows);
+        let rows = sequence.advance(rows, layout, pages, states);
         saves.keys.extend(sequence.save_state(layout, pages, &mut saves.moves));
         self.ledger.charge(&sequence.request.tenant, rows);
         let request = sequence.request.id;
@@ -149,18 +148,17 @@ impl Scheduler {
         }
     }
 
-    /// Handles a failed step: all requests with rows in it or in the step planned after it fail. The data that it would
-    /// have written, and copies planned before it, are lost.
+    /// Handles a failed step: all requests with rows in planned steps fail. The data that these would have written, and copies
+    /// planned before them, are lost.
     pub fn fail(&mut self, error: &StepError) {
-        self.is_ahead = false;
         (self.last_work, self.last_check) = (None, None);
         self.stats.failed_steps += 1;
-        let has_rows = |sequence: &&Sequence| sequence.planned.rows + sequence.planned.ahead > 0;
+        let has_rows = |sequence: &&Sequence| sequence.planned.rows > 0;
         let mut requests: Vec<_> =
             self.running.iter().filter(has_rows).map(|sequence| sequence.request.id).collect();
-        requests.append(&mut self.plan.restored);
-        for key in self.plan.saved.drain(..) {
-            self.pages.forget_checkpoint(&key);
+        for mut plan in self.in_flight.drain(..).chain([std::mem::take(&mut self.plan)]) {
+            requests.append(&mut plan.restored);
+            plan.saved.iter().for_each(|key| self.pages.forget_checkpoint(key));
         }
         requests.sort();
         requests.dedup();

@@ -37,7 +37,8 @@ impl Scheduler {
         }
         let start = sequence.next_position();
         let to_checkpoint = sequence.next_checkpoint(&self.layout).map(|tokens| tokens - start);
-        let plannable = match budget.is_ahead && sequence.branches.len() > 1 {
+        let is_ahead = budget.is_ahead || sequence.planned.rows > 0;
+        let plannable = match is_ahead && sequence.branches.len() > 1 {
             // The last row is left to a step after which the branches separate.
             true => sequence.plannable().min(sequence.unplanned() - 1),
             false => sequence.plannable(),

@@ -54,9 +54,11 @@ pub(super) struct Choice {
 }
 
 impl Scheduler {
-    /// Returns the number of free places. A prompt uses one place for all its branches.
+    /// Returns the number of free places. A prompt uses one place for all its branches, until they separate after a step in flight.
     fn free_places(&self) -> usize {
-        self.limits.max_sequences - self.running.len()
+        let separating = self.running.iter().filter(|sequence| sequence.samples());
+        let branches: usize = separating.map(|sequence| sequence.branches.len() - 1).sum();
+        self.limits.max_sequences - self.running.len() - branches
     }
 
     /// Raises sequences that have waited for long to the highest waiting priority.
@@ -74,14 +76,21 @@ impl Scheduler {
         }
     }
 
-    /// Moves the next sequence from the queue to the running ones, where it starts at `now`. Returns false if the queue
-    /// is empty or there is no room.
-    pub(super) fn admit_next(&mut self, now: Instant) -> bool {
-        let Some(Choice { rank, victims }) = self.next_in_queue() else { return false };
-        for victim in victims {
-            self.displace(victim, Some(rank));
+    /// Moves sequences from the queue to the running ones, where they start at `now`, as long as there is room. Returns false if the
+    /// next one preempts others while steps are in flight.
+    pub(super) fn admit_all(&mut self, now: Instant) -> bool {
+        while let Some(Choice { rank, victims }) = self.next_in_queue() {
+            if !victims.is_empty() && !self.in_flight.is_empty() {
+                return false;
+            }
+            for victim in victims {
+                self.displace(victim, Some(rank));
+            }
+            if !self.admit(rank, now) {
+                break;
+            }
         }
-        self.admit(rank, now)
+        true
     }
 
     /// Moves a sequence from the queue to the running ones, where it starts at `now`. Returns false if pages are missing.
@@ -196,7 +205,7 @@ impl Scheduler {
             };
             let wanted = self.running[index].branches.len() - 1;
             let room = wanted.min(pages);
-            if free < room {
+            if free < room && self.in_flight.is_empty() {
                 let short = Shortage { places: room - free, pages: 0.0, claim: 0.0 };
                 let claims = PageClaims { scheduler: self, waiting: &[] };
                 let claimant = self.candidate(&self.running[index]);
@@ -219,8 +228,20 @@ impl Scheduler {
         }
     }
 
-    /// Reserves the pages for the granted rows. If there are too few, displaces other sequences.
+    /// Returns true if there are pages for all granted rows.
+    pub(super) fn has_pages_for_granted(&self) -> bool {
+        let granted = self.running.iter().filter(|sequence| sequence.planned.granted > 0);
+        let needed: usize =
+            granted.map(|sequence| sequence.pages_for_granted(&self.layout, &self.pages)).sum();
+        needed <= self.pages.available()
+    }
+
+    /// Reserves the pages for the granted rows. If there are too few, displaces other sequences, or grants no rows while steps are in
+    /// flight.
     pub(super) fn reserve_pages(&mut self) {
+        if !self.in_flight.is_empty() && !self.has_pages_for_granted() {
+            self.running.iter_mut().for_each(|sequence| sequence.planned.granted = 0);
+        }
         let ranks: Vec<_> =
             self.running.iter().filter(|s| s.planned.granted > 0).map(Sequence::rank).collect();
         for rank in ranks {
@@ -228,7 +249,7 @@ impl Scheduler {
             while let Some(index) = self.running.iter().position(|sequence| sequence.rank() == rank) {
                 let sequence = &mut self.running[index];
                 let rows = sequence.planned.granted;
-                if sequence.kv.pages_for(rows, &self.layout, &self.pages) <= self.pages.available() {
+                if sequence.pages_for_granted(&self.layout, &self.pages) <= self.pages.available() {
                     let Self { layout, pages, states, plan, .. } = self;
                     if !sequence.reserve(rows, layout, pages, states, &mut plan.moves) {
                         // Branches of requests move to states of their own in this step.

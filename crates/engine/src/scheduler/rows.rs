@@ -7,6 +7,7 @@
 //! - If the decoding sequences would take more than twice `step_time` and four times that of one, and their tenants or
 //!   requests have unequal numbers of them, only some get rows: those of the tenant with the fewest tokens so far, then
 //!   of the request with the fewest branches, then those with the longest wait.
+//! - On a device with several [lanes](super::lanes), decoding sequences are divided among its steps.
 //! - A row that samples needs the mask of its grammar. Before the mask is known, a decoding sequence gets no row, and a
 //!   prompt all rows except for the last one.
 //! - Texts of encoders get all of their rows in one step. One that would make the step too long waits for the next step,
@@ -34,7 +35,7 @@ pub(super) struct Budget {
     pub time: f64,
     /// Rows that are granted regardless of the time.
     pub least: usize,
-    /// True beside a running step, whose results separate no branches.
+    /// True for a step planned [ahead](super::ahead), whose plan separates no branches.
     pub is_ahead: bool,
 }
 
@@ -43,17 +44,29 @@ impl Scheduler {
     pub(super) fn share_rows(&mut self) {
         self.running.iter_mut().for_each(|sequence| sequence.planned.granted = 0);
         let all = || self.running.iter().enumerate();
-        let decodes = |sequence: &Sequence| !sequence.prefills() && sequence.computable() > 0;
-        let decoding = all().filter(|(_, sequence)| decodes(sequence)).map(|(index, _)| index).collect();
-        let prompts = all().filter(|(_, sequence)| sequence.prefills()).map(|(index, _)| index).collect();
-        let (decoding, work) = self.share_among_decoding(decoding);
-        self.share_rest(decoding, work, prompts);
+        let decodes = |sequence: &Sequence| !sequence.prefills_next() && sequence.plannable() > 0;
+        let prefills = |sequence: &Sequence| sequence.prefills_next();
+        let free = |(_, sequence): &(usize, &Sequence)| sequence.may_continue(&self.layout);
+        let (decoding, others): (Vec<_>, Vec<_>) =
+            all().filter(free).partition(|(_, sequence)| decodes(sequence));
+        let decoding = decoding.into_iter().map(|(index, _)| index).collect();
+        let prompts = others.into_iter().filter(|(_, sequence)| prefills(sequence));
+        let prompts = prompts.map(|(index, _)| index).collect();
+        let (decoding, work) = self.share_among_decoding(decoding, self.decoding_in_lane());
+        self.share_rest(decoding, work, prompts, false);
     }
 
-    /// Grants the rest of a step, in which `decoding` sequences have rows with this `work`, to prompts.
-    pub(super) fn share_rest(&mut self, decoding: usize, work: Work, mut prompts: Vec<usize>) {
+    /// Grants the rest of a step, in which `decoding` sequences have rows with this `work`, to prompts. `is_ahead` is that of the
+    /// [budget](Budget).
+    pub(super) fn share_rest(
+        &mut self,
+        decoding: usize,
+        work: Work,
+        mut prompts: Vec<usize>,
+        is_ahead: bool,
+    ) {
         let alone = self.cost.seconds(work);
-        let time = match decoding {
+        let time = match decoding + self.decoding_in_other_lanes() {
             0 => (4.0 * self.step_time).max(8.0 * self.cost.seconds(Work::default())),
             _ => self.step_time.max(alone + self.step_time / 2.0),
         };
@@ -63,7 +76,7 @@ impl Scheduler {
             work,
             time,
             least: LEAST_ROWS,
-            is_ahead: self.running.iter().any(|sequence| sequence.planned.rows > 0),
+            is_ahead,
         };
         prompts.sort_by_key(|&index| {
             let sequence = &self.running[index];
@@ -85,8 +98,9 @@ impl Scheduler {
         }
     }
 
-    /// Grants a row to each of these decoding sequences, or to as many as fit into the time. Returns their number and work.
-    pub(super) fn share_among_decoding(&mut self, mut decoding: Vec<usize>) -> (usize, Work) {
+    /// Grants a row to each of these decoding sequences, or to as many as fit into the time, but to `most` at most. Returns their
+    /// number and work.
+    pub(super) fn share_among_decoding(&mut self, mut decoding: Vec<usize>, most: usize) -> (usize, Work) {
         let mut branches: BTreeMap<u64, usize> = BTreeMap::new();
         for &index in &decoding {
             *branches.entry(self.running[index].request.id).or_default() += 1;
@@ -108,7 +122,7 @@ impl Scheduler {
         };
         let all_equal = decoding.iter().all(|index| kind(index) == kind(&decoding[0]));
         let (mut granted, mut work, mut time) = (0, Work::default(), f64::INFINITY);
-        for index in decoding {
+        for index in decoding.into_iter().take(most) {
             let sequence = &mut self.running[index];
             let more = work.and(sequence.next_position(), 1);
             if self.cost.seconds(more) > time {

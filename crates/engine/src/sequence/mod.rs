@@ -223,7 +223,16 @@ impl Sequence {
         self.sampler.compute_mask(new, draft, &self.request, &self.tokens, workers);
     }
 
-    /// Reserves the pages and the state of the next `rows` rows; see [`KvState::reserve`].
+    /// Returns the number of pages that [`Sequence::reserve`] allocates for the granted rows.
+    pub fn pages_for_granted(&self, layout: &BlockLayout, pages: &Pages) -> usize {
+        let PlannedRows { granted, rows, drafted: _ } = self.planned;
+        match rows {
+            0 => self.kv.pages_for(granted, layout, pages),
+            _ => self.kv.pages_up_to(self.next_position() + granted, layout),
+        }
+    }
+
+    /// Reserves the pages and the state of the `rows` rows after the planned ones; see [`KvState::reserve`].
     pub fn reserve(
         &mut self,
         rows: usize,
@@ -232,40 +241,26 @@ impl Sequence {
         states: &mut States,
         moves: &mut Vec<PageMove>,
     ) -> bool {
-        let has_state = self.kv.reserve(rows, layout, pages, states, moves);
-        if has_state {
-            self.planned.rows = rows;
+        if self.planned.rows > 0 {
+            self.kv.extend(self.next_position() + rows, layout, pages);
+        } else if !self.kv.reserve(rows, layout, pages, states, moves) {
+            return false;
         }
-        has_state
+        self.planned.rows += rows;
+        true
     }
 
-    /// Reserves the pages and the state of the `rows` rows after the planned ones, for a step that is planned ahead. Returns
-    /// false if no state is free.
-    pub fn reserve_ahead(
+    /// Marks the first `rows` planned rows as computed; see [`KvState::advance`]. Returns the number of rows that had not been
+    /// computed before.
+    pub fn advance(
         &mut self,
         rows: usize,
         layout: &BlockLayout,
         pages: &mut Pages,
         states: &mut States,
-    ) -> bool {
-        if self.planned.rows > 0 {
-            self.kv.extend(self.next_position() + rows, layout, pages);
-        } else {
-            let mut copies = Vec::new();
-            if !self.kv.reserve(rows, layout, pages, states, &mut copies) {
-                return false;
-            }
-            assert!(copies.is_empty(), "a sequence that needs copies is not planned ahead");
-        }
-        self.planned.ahead = rows;
-        true
-    }
-
-    /// Marks the planned rows as computed; see [`KvState::advance`]. Returns the number of rows that had not been computed
-    /// before.
-    pub fn advance(&mut self, layout: &BlockLayout, pages: &mut Pages, states: &mut States) -> usize {
+    ) -> usize {
         self.sched.restoring_steps += u64::from(self.kv.computed < self.kv.reached);
-        let rows = std::mem::take(&mut self.planned.rows);
+        self.planned.rows -= rows;
         self.planned.drafted = 0;
         let new = self.kv.advance(rows, &self.tokens, &self.request.pictures, layout, pages, states);
         self.drop_computed_pictures();

@@ -120,7 +120,7 @@ impl PromptOutputs {
 }
 
 impl Sequence {
-    /// Returns the outputs of the planned rows.
+    /// Returns the outputs of the planned rows. If they are in several steps, only the last one has some.
     pub fn outputs(&self) -> SequenceOutputs {
         let end = self.kv.computed + self.planned.rows;
         let samples = if self.samples() { end - 1 - self.planned.drafted..end } else { 0..0 };

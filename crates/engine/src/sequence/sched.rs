@@ -44,12 +44,10 @@ impl SchedState {
 /// Rows of a sequence in the steps that are planned.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PlannedRows {
-    /// Rows that it may have in the step that is being planned.
+    /// Rows in the step that is planned last.
     pub granted: usize,
-    /// Rows in the step that is being planned or run.
+    /// Rows in all planned steps that are not computed yet. Granted rows are among them when their pages are reserved.
     pub rows: usize,
     /// The last ones of these that check drafted tokens.
     pub drafted: usize,
-    /// Rows in the following step, if that is planned ahead.
-    pub ahead: usize,
 }

@@ -28,17 +28,29 @@ pub fn start(windows: &[Option<u32>], options: EngineOptions) -> (Engine, Contro
     start_with(windows, options, Vec::new()).unwrap()
 }
 
-/// Starts an engine whose device carries tokens from step to step, or does not.
-pub fn start_that_carries(
-    carries: bool,
-    windows: &[Option<u32>],
-    options: EngineOptions,
-) -> (Engine, Control) {
-    let (engine, control) = start(windows, options);
-    if carries {
-        control.carry();
+/// Devices by the steps that they have in flight.
+#[derive(Clone, Copy, Debug)]
+pub enum Flow {
+    /// One at a time.
+    Single,
+    /// A second one, with tokens of the first.
+    Carries,
+    /// A step for each of several stages.
+    Lanes(usize),
+}
+
+/// One of each flow.
+pub const FLOWS: [Flow; 3] = [Flow::Single, Flow::Carries, Flow::Lanes(2)];
+
+/// Starts an engine on a device with this flow.
+pub fn start_with_flow(flow: Flow, windows: &[Option<u32>], options: EngineOptions) -> (Engine, Control) {
+    let backend = FakeBackend::default();
+    match flow {
+        Flow::Single => {}
+        Flow::Carries => backend.control.carry(),
+        Flow::Lanes(lanes) => backend.control.divide(lanes),
     }
-    (engine, control)
+    start_on(backend, windows, options, Vec::new()).unwrap()
 }
 
 pub fn start_with(
@@ -46,7 +58,15 @@ pub fn start_with(
     options: EngineOptions,
     stop_tokens: Vec<u32>,
 ) -> Result<(Engine, Control), EngineError> {
-    let backend = FakeBackend::default();
+    start_on(FakeBackend::default(), windows, options, stop_tokens)
+}
+
+fn start_on(
+    backend: FakeBackend,
+    windows: &[Option<u32>],
+    options: EngineOptions,
+    stop_tokens: Vec<u32>,
+) -> Result<(Engine, Control), EngineError> {
     let parts = ModelParts {
         vision: None,
         program: program(windows, false, false),

@@ -38,13 +38,13 @@ fn blocking_and_async_readers_hear_the_same() {
 
 #[test]
 fn sixty_four_clients_with_pages_for_twenty_all_get_their_solo_answers() {
-    [false, true].into_iter().for_each(sixty_four_clients);
+    FLOWS.into_iter().for_each(sixty_four_clients);
 }
 
-fn sixty_four_clients(carries: bool) {
+fn sixty_four_clients(flow: Flow) {
     let windows = [None];
-    let (engine, _) = start_that_carries(
-        carries,
+    let (engine, _) = start_with_flow(
+        flow,
         &windows,
         EngineOptions { max_sequences: 32, pages: PageBudget::Pages(130), ..options() },
     );
@@ -67,13 +67,13 @@ fn sixty_four_clients(carries: bool) {
 
 #[test]
 fn a_storm_of_cancellations_leaves_nothing_behind() {
-    [false, true].into_iter().for_each(storm_of_cancellations);
+    FLOWS.into_iter().for_each(storm_of_cancellations);
 }
 
-fn storm_of_cancellations(carries: bool) {
+fn storm_of_cancellations(flow: Flow) {
     let windows = [None, Some(6)];
     let (engine, _) =
-        start_that_carries(carries, &windows, EngineOptions { pages: PageBudget::Pages(160), ..options() });
+        start_with_flow(flow, &windows, EngineOptions { pages: PageBudget::Pages(160), ..options() });
     let clients: Vec<_> = (0..8_usize)
         .map(|client| {
             let handle = engine.handle();
@@ -218,15 +218,11 @@ fn shutdown_cancels_and_finish_finishes() {
 
 #[test]
 fn a_failed_step_fails_its_requests_and_the_engine_lives_on() {
-    for (fault, carries) in [
-        (Fault::Submit, false),
-        (Fault::Collect, false),
-        (Fault::Answer, false),
-        (Fault::Submit, true),
-        (Fault::Collect, true),
-        (Fault::Answer, true),
-    ] {
-        let (engine, control) = start_that_carries(carries, &[None], options());
+    let faults = [Fault::Submit, Fault::Collect, Fault::Answer];
+    for (fault, flow) in faults.into_iter().flat_map(|fault| FLOWS.map(|flow| (fault, flow))) {
+        let (engine, control) = start_with_flow(flow, &[None], options());
+        let (other, _) = start_with_flow(flow, &[None], options());
+        let of_other = other.handle().generate(request(5)).unwrap();
         [Fault::None, Fault::None, fault].into_iter().for_each(|fault| control.then(fault));
         let heard = read(engine.handle().generate(request(5)).unwrap());
         assert!(matches!(&heard.failed, Some(RequestError::Step(_))), "{heard:?}");
@@ -234,6 +230,7 @@ fn a_failed_step_fails_its_requests_and_the_engine_lives_on() {
         assert_answers(&read(engine.handle().generate(request(5)).unwrap()), &[None], &request(5));
         assert_eq!(engine.handle().stats().failed_steps, 1);
         assert_clean(&engine);
+        assert_answers(&read(of_other), &[None], &request(5));
     }
 }
 

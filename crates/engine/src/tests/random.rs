@@ -42,7 +42,8 @@ fn setups() -> impl Strategy<Value = Setup> {
         2 => (any::<u64>(), 0..20_u64)
             .prop_map(|(seed, ms)| Masks::Late { seed, took: Duration::from_millis(ms) }).boxed(),
     ];
-    let runner = (0..30_u64, any::<bool>(), times, states, masks);
+    let runner = prop_oneof![2 => Just((1, false)), 2 => Just((1, true)), 3 => (2..4_usize).prop_map(|lanes| (lanes, false))];
+    let runner = (0..30_u64, runner, times, states, masks);
     (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order, runner).prop_map(
         |(
             block_size,
@@ -52,7 +53,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             cache,
             (low_water, high_water),
             order,
-            (max_wait_steps, carries, times, (states, checkpoint_pages, checkpoint_blocks), masks),
+            (max_wait_steps, (lanes, carries), times, (states, checkpoint_pages, checkpoint_blocks), masks),
         )| {
             Setup {
                 block_size,
@@ -69,6 +70,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 max_context: 60,
                 max_wait_steps,
                 carries,
+                lanes,
                 states,
                 encoder: false,
                 checkpoint_pages,
@@ -306,6 +308,35 @@ fn under_load_nearly_all_steps_are_planned_ahead() {
     let requests = (0..256).map(|i| (0, request(i))).collect();
     let stats = play(&Case { requests, cancels: Vec::new(), faults: Vec::new(), setup }).unwrap();
     assert!(stats.steps_ahead * 100 > stats.steps * 95, "{} of {}", stats.steps_ahead, stats.steps);
+}
+
+/// With as many steps in flight as a device has stages, each has its share of the sequences, and chunks of a prompt follow each other.
+#[test]
+fn lanes_divide_sequences_and_prompts() {
+    for lanes in [2, 3] {
+        let setup = Setup { pages: 200, rows: 12, lanes, ..Setup::default() };
+        let request =
+            |len: usize| Request { max_tokens: Some(30), ..Request::new((0..len as u32).collect()) };
+        let mut rig = Rig::new(&setup).unwrap();
+        rig.submit(&request(40)).unwrap();
+        // A chunk for each lane, of which the first one is collected.
+        rig.step().unwrap();
+        assert_eq!(rig.planned, [(0, 0, 0..12)]);
+        assert_eq!(rig.scheduler.stats().steps_ahead, 1);
+        for len in 1..6 {
+            rig.submit(&request(len)).unwrap();
+        }
+        for _ in 0..20 {
+            rig.step().unwrap();
+        }
+        let mut tokens: Vec<_> = rig.heard.values().map(|heard| heard.branches[&0].tokens.len()).collect();
+        for _ in 0..lanes {
+            assert!(rig.step().is_ok() && rig.planned.len() == 6 / lanes, "{:?}", rig.planned);
+        }
+        tokens.iter_mut().for_each(|count| *count += 1);
+        let after: Vec<_> = rig.heard.values().map(|heard| heard.branches[&0].tokens.len()).collect();
+        assert_eq!(after, tokens, "each sequence has a token of {lanes} steps");
+    }
 }
 
 /// Page tables that are wrong on purpose must be seen, or the tests above prove nothing.

@@ -1,7 +1,7 @@
 //! A scheduler and a fake runner that are driven step by step.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     ops::Range,
     time::{Duration, Instant},
 };
@@ -46,6 +46,8 @@ pub struct Setup {
     pub max_wait_steps: u64,
     /// True if the runner carries tokens from step to step.
     pub carries: bool,
+    /// Steps that the runner has in flight.
+    pub lanes: usize,
     /// True if sequences have states.
     pub states: bool,
     /// See [`Program::bidirectional`](paguro_backend::Program::bidirectional).
@@ -87,6 +89,7 @@ impl Default for Setup {
             max_context: 1000,
             max_wait_steps: 1000,
             carries: false,
+            lanes: 1,
             states: false,
             encoder: false,
             checkpoint_pages: 2,
@@ -131,7 +134,7 @@ pub struct Rig {
     pub took: Duration,
     times: [Duration; 3],
     masks: Masks,
-    in_flight: Option<Ticket>,
+    in_flight: VecDeque<Ticket>,
     next: u64,
 }
 
@@ -170,8 +173,10 @@ impl Rig {
         if setup.carries {
             control.carry();
         }
+        control.divide(setup.lanes);
         let mut scheduler = Scheduler::new(limits, STEP_TIME, setup.max_wait_steps, layout, pages);
         scheduler.mask_workers().hold();
+        scheduler.lanes = setup.lanes;
         if setup.speculate {
             scheduler.speculate();
         }
@@ -192,7 +197,7 @@ impl Rig {
             took: Duration::ZERO,
             times: setup.times,
             masks: setup.masks,
-            in_flight: None,
+            in_flight: VecDeque::new(),
             next: 0,
         })
     }
@@ -251,39 +256,32 @@ impl Rig {
 
     /// Returns true if there is no work to compute or collect.
     pub fn is_idle(&self) -> bool {
-        self.scheduler.is_idle() && self.in_flight.is_none()
+        self.scheduler.is_idle() && self.in_flight.is_empty()
     }
 
-    /// Runs one step, as the engine does; an error is one that was not ordered. Returns the page copies that it made.
+    /// Submits steps and collects one, as the engine does; an error is one that was not ordered. Returns the page copies that it made.
     pub fn step(&mut self) -> Result<Vec<PageMove>, String> {
         self.compute_masks();
-        let mut moves = Vec::new();
-        let submitted = match self.in_flight.take() {
-            Some(ticket) => {
-                (self.planned, self.held) = (self.scheduler.planned(), self.scheduler.held());
-                Ok(ticket)
+        self.ahead = false;
+        let (moves, submitted) = self.submit_steps()?;
+        (self.planned, self.held) = (self.scheduler.planned(), self.scheduler.held());
+        let outcome = match (submitted, self.in_flight.pop_front()) {
+            (submitted, Some(ticket)) => self.collect(ticket, submitted)?,
+            (Err(error), None) => Err(error),
+            (Ok(()), None) => {
+                // All sequences wait for masks, or the last ones have ended.
+                self.listen();
+                self.scheduler.check()?;
+                return Ok(moves);
             }
-            None => {
-                moves = self.plan()?;
-                if self.planned.is_empty() {
-                    // All sequences wait for masks, or the last ones have ended.
-                    self.ahead = false;
-                    let moved = self.runner.move_pages(&moves);
-                    self.listen();
-                    self.scheduler.check()?;
-                    return moved.map(|()| moves).map_err(|error| error.to_string());
-                }
-                self.submit_planned(&moves)
-            }
-        };
-        let outcome = match submitted {
-            Ok(ticket) => self.collect(ticket)?,
-            Err(error) => Err(error),
         };
         if let Err(error) = outcome {
             let ordered = ["made to fail", "fewer outputs", "more outputs"];
             if !ordered.iter().any(|text| error.to_string().contains(text)) {
                 return Err(error.to_string());
+            }
+            while let Some(ticket) = self.in_flight.pop_front() {
+                let _ = self.runner.collect(ticket, &mut StepOutput::default());
             }
             self.scheduler.fail(&error);
         }
@@ -296,22 +294,39 @@ impl Rig {
         Ok(moves)
     }
 
+    /// Plans and submits steps until all lanes have one. Returns the page copies. The outer error is one of a plan.
+    fn submit_steps(&mut self) -> Result<(Vec<PageMove>, Result<(), StepError>), String> {
+        let mut all = Vec::new();
+        while self.in_flight.len() < self.scheduler.lanes {
+            let moves = self.plan()?;
+            let moved = self.runner.move_pages(&moves);
+            all.extend(moves);
+            if moved.is_err() || self.scheduler.planned_rows() == 0 {
+                return Ok((all, moved));
+            }
+            if let Err(error) = self.submit_planned() {
+                return Ok((all, Err(error)));
+            }
+        }
+        Ok((all, Ok(())))
+    }
+
     fn plan(&mut self) -> Result<Vec<PageMove>, String> {
         let decoding = self.scheduler.decoding();
         let preemptions = self.scheduler.stats().preemptions;
         self.scheduler.plan(Instant::now());
         let moves = self.scheduler.moves().to_vec();
         let preempted = (self.scheduler.stats().preemptions - preemptions) as usize;
-        (self.planned, self.held) = (self.scheduler.planned(), self.scheduler.held());
-        let rows = &self.planned;
-        if rows.iter().map(|(_, _, rows)| rows.len()).sum::<usize>() > self.limits.max_rows {
-            return Err(format!("too many rows: {rows:?}"));
+        if self.scheduler.planned_rows() > self.limits.max_rows {
+            return Err(format!("too many rows: {}", self.scheduler.planned_rows()));
         }
+        let rows = self.scheduler.planned();
         let served = decoding
             .iter()
             .filter(|who| rows.iter().any(|(request, branch, _)| (*request, *branch) == **who));
-        // Branches that share a state may wait for one of their own.
-        let all_at_once = self.times == [Duration::ZERO; 3] && self.limits.states == 0;
+        // Branches that share a state may wait for one of their own, and sequences for their lane.
+        let all_at_once =
+            self.times == [Duration::ZERO; 3] && self.limits.states == 0 && self.scheduler.lanes == 1;
         if all_at_once && served.count() + preempted < decoding.len() {
             return Err(format!("of {decoding:?} somebody has no row in {rows:?}"));
         }
@@ -319,38 +334,41 @@ impl Rig {
         Ok(moves)
     }
 
-    fn submit_planned(&mut self, moves: &[PageMove]) -> Result<Ticket, StepError> {
-        self.runner.move_pages(moves)?;
+    fn submit_planned(&mut self) -> Result<(), StepError> {
         let mut outputs = Vec::new();
         self.scheduler.write_outputs(&mut outputs);
-        self.runner.submit(&self.scheduler.step(&[], &outputs))
+        let ticket = self.runner.submit(&self.scheduler.step(&[], &outputs))?;
+        self.in_flight.push_back(ticket);
+        Ok(())
     }
 
     /// Plans ahead, collects, applies. The outer error is one of the page accounting.
-    fn collect(&mut self, ticket: Ticket) -> Result<Result<(), StepError>, String> {
-        let mut ahead = None;
-        self.ahead = self.scheduler.plan_ahead(Instant::now(), |kind| self.runner.carries(kind));
+    fn collect(
+        &mut self,
+        ticket: Ticket,
+        mut submitted: Result<(), StepError>,
+    ) -> Result<Result<(), StepError>, String> {
+        let may_plan = submitted.is_ok() && self.scheduler.lanes == 1 && self.in_flight.is_empty();
+        self.ahead = may_plan && self.scheduler.plan_ahead(Instant::now(), |kind| self.runner.carries(kind));
         if self.ahead {
             self.scheduler.check()?;
-            let mut outputs = Vec::new();
-            self.scheduler.write_outputs_ahead(&mut outputs);
-            ahead = Some(self.runner.submit(&self.scheduler.step_ahead(&outputs)));
+            submitted = self.submit_planned();
         }
+        let mut outcome = self.apply(ticket);
+        // A step that was not submitted may have read what an older one has not written.
+        while outcome.is_ok()
+            && submitted.is_err()
+            && let Some(ticket) = self.in_flight.pop_front()
+        {
+            outcome = self.apply(ticket);
+        }
+        Ok(outcome.and(submitted))
+    }
+
+    fn apply(&mut self, ticket: Ticket) -> Result<(), StepError> {
         let mut answer = StepOutput::default();
-        let collected = self.runner.collect(ticket, &mut answer);
-        let outcome = collected.and_then(|()| self.scheduler.apply(&mut answer, Instant::now()));
-        Ok(match (outcome, ahead) {
-            (Ok(()), Some(Ok(ticket))) => {
-                self.in_flight = Some(ticket);
-                Ok(())
-            }
-            (Ok(()), Some(Err(error))) => Err(error),
-            (Err(error), Some(Ok(ticket))) => {
-                let _ = self.runner.collect(ticket, &mut answer);
-                Err(error)
-            }
-            (outcome, _) => outcome,
-        })
+        self.runner.collect(ticket, &mut answer)?;
+        self.scheduler.apply(&mut answer, Instant::now())
     }
 
     fn listen(&mut self) {
