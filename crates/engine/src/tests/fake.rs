@@ -18,6 +18,7 @@ use paguro_backend::{
     MatrixId, Mixer, Norm, NormKind, OutputKind, OutputValue, PacedRunner, PageContent, PageFormat, PageId,
     PageMove, Program, Residual, Runner, STATE_CHUNK, SampleRequest, Sampled, Score, ShortConv, StateLayout,
     StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId, WeightFormat, Weights,
+    mean_of_rows,
 };
 use paguro_grammar::{Constraint, Grammar, TokenText, Vocabulary};
 use paguro_model::{
@@ -423,6 +424,12 @@ impl Runner for FakeRunner {
                     OutputValue::Score(Score { logprob: score(digest, token), top: best(digest, top) })
                 }
                 OutputKind::Embedding => OutputValue::Embedding(embedding(digest)),
+                OutputKind::Mean => {
+                    let rows: Vec<_> =
+                        digests[step.rows_of(output)].iter().map(|&of| embedding(of)).collect();
+                    let rows = rows.iter().map(Vec::as_slice);
+                    OutputValue::Embedding(mean_of_rows(rows, embedding(digest).len()))
+                }
                 OutputKind::Logits => OutputValue::Logits(logits(digest)),
                 OutputKind::Residual => OutputValue::Residual(embedding(digest)),
             });
