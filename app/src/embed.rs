@@ -7,9 +7,9 @@ use std::{
     time::Instant,
 };
 
-use paguro_engine::{Batch, EngineOptions, PageBudget, Request, normalize};
+use paguro_engine::{Batch, EngineOptions, Request, normalize};
 use paguro_model::{
-    Model, Pooling,
+    Model, Pooling, map_texts,
     tokenizer::{Cut, SpecialTokens},
 };
 use serde_json::{Map, Value, json};
@@ -56,14 +56,15 @@ pub fn embed(
     }
     check_kinds(args, &model, &source)?;
     let before = prompt(&model, args.prompt_name.as_deref())?;
-    let prompts = texts.iter().map(|text| tokens(&model, &before, text, args.texts.truncate));
-    let prompts = prompts.collect::<Outcome<Vec<_>>>()?;
+    let bytes = texts.iter().map(|text| text.text.len()).sum();
+    let read = |text: &Text| tokens(&model, &before, text, args.texts.truncate);
+    let prompts = map_texts(texts.iter().collect(), bytes, || true, read)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
     let tokens: usize = prompts.iter().map(Vec::len).sum();
 
     let defaults = EngineOptions::default();
     let options = EngineOptions {
-        pages: PageBudget::Tokens((2 * longest).max(4096).next_multiple_of(defaults.block_size)),
+        pages: load::pages_of_texts(&model, longest),
         max_context: Some(longest),
         max_scores: (LOGIT_BYTES / (4 * model.program.vocab)).clamp(16, 512),
         prefix_cache: false,

@@ -1,6 +1,6 @@
 //! `paguro rerank`: scores of texts for a query.
 
-use paguro_engine::{Batch, EngineOptions, PageBudget, Request};
+use paguro_engine::{Batch, EngineOptions, Request};
 use paguro_model::{Model, Ranker, tokenizer::Cut};
 use serde_json::json;
 
@@ -46,7 +46,7 @@ pub fn rerank(
 
     let defaults = EngineOptions::default();
     let options = EngineOptions {
-        pages: PageBudget::Tokens((2 * longest).max(4096).next_multiple_of(defaults.block_size)),
+        pages: load::pages_of_texts(&model, longest),
         max_context: Some(longest),
         // Nobody waits for the end of a step.
         step_time: std::time::Duration::MAX,

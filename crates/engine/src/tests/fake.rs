@@ -188,7 +188,13 @@ impl Backend for FakeBackend {
     }
 
     fn capacity(&self) -> Capacity {
-        Capacity { description: "fake".into(), bytes_free: 1 << 20, host_free: 0, features: Vec::new() }
+        Capacity {
+            description: "fake".into(),
+            bytes_free: 1 << 20,
+            host_free: 0,
+            step_rows: 1,
+            features: Vec::new(),
+        }
     }
 
     fn page_bytes(&self, _: &Program, block_size: usize, _: KvDtype) -> usize {
