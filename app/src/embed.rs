@@ -1,6 +1,7 @@
 //! `paguro embed`: vectors of texts.
 
 use std::{
+    cmp::Reverse,
     fs::{self, File},
     io::{self, BufWriter, Read, Seek, SeekFrom, StdoutLock, Write, stdin, stdout},
     path::{Path, PathBuf},
@@ -15,11 +16,13 @@ use paguro_model::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    cli::{CutAt, EmbedArgs},
+    bench::kernel_table,
+    cli::{CutAt, EmbedArgs, RunOnArgs},
     devices::Devices,
     failure::{Failure, Outcome},
     load,
     models::Source,
+    output::Output,
     settings::{LibrarySettings, Terminal},
     units,
 };
@@ -77,7 +80,7 @@ pub fn embed(
         options,
         false,
         args.texts.threads.threads,
-        (devices, &args.texts.on),
+        (devices, &RunOnArgs { timed: args.kernels, ..args.texts.on.clone() }),
         terminal,
     )?;
     let started = Instant::now();
@@ -146,6 +149,12 @@ pub fn embed(
         units::plural(count, "text"),
         units::rate(tokens as f64 / seconds)
     ));
+    if args.kernels {
+        let counts = loaded.handle.kernel_counts();
+        let mut kernels = counts.map_err(|error| Failure::from_error(&error))?;
+        kernels.sort_by_key(|kernel| Reverse(kernel.nanoseconds));
+        kernel_table(&mut Output::new(), &kernels, terminal)?;
+    }
     Ok(())
 }
 
