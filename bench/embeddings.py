@@ -14,6 +14,7 @@ Needs torch, transformers, sentence-transformers, onnx and onnxruntime.
 
 import argparse
 import atexit
+import base64
 import http.client
 import json
 import os
@@ -74,7 +75,7 @@ class Http:
     def __call__(self, texts):
         if self.connection is None:
             self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        body = json.dumps({"model": self.model, "input": texts, "encoding_format": "float"})
+        body = json.dumps({"model": self.model, "input": texts, "encoding_format": "base64"})
         try:
             self.connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
             answer = json.loads(self.connection.getresponse().read())
@@ -83,7 +84,8 @@ class Http:
             return self(texts)
         if "data" not in answer and len(texts) > 1:
             sys.exit(f"{self.name}: {answer}")
-        return np.array([item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])], dtype=np.float32)
+        vectors = [base64.b64decode(item["embedding"]) for item in sorted(answer["data"], key=lambda item: item["index"])]
+        return np.array([np.frombuffer(vector, dtype="<f4") for vector in vectors])
 
     def stop(self):
         self.process.terminate()
@@ -121,12 +123,14 @@ class LlamaEmbedding:
 
 
 class Torch:
-    def __init__(self, name, folder, batch, quantized):
+    def __init__(self, name, folder, batch, quantized, device="cpu"):
         import torch
         from sentence_transformers import SentenceTransformer
 
         self.name, self.batch = name, batch
-        self.model = SentenceTransformer(folder, device="cpu")
+        self.model = SentenceTransformer(folder, device=device)
+        if device != "cpu":
+            self.model.half()
         self.model.max_seq_length = 512
         if quantized:
             self.model[0].auto_model = torch.ao.quantization.quantize_dynamic(self.model[0].auto_model, {torch.nn.Linear}, dtype=torch.qint8)
@@ -224,6 +228,7 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--torch-batch", type=int, default=8, help="texts of a batch; padding makes larger ones slower on few cores")
     parser.add_argument("--onnx-batch", type=int, default=1)
+    parser.add_argument("--cuda", action="store_true", help="sentence-transformers in F16 on the GPU, in batches of 32 and 128, instead of engines on the CPU")
     parser.add_argument("--texts", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -249,13 +254,16 @@ def main():
         name = f"llama-embedding {pathlib.Path(gguf).stem}"
         engines.append(LlamaEmbedding(name, options.llama_embedding, gguf, options.threads, options.llama_batch))
     without = options.without.split(",")
-    reference = Torch("torch", options.folder, options.torch_batch, False)
+    reference = None if options.cuda else Torch("torch", options.folder, options.torch_batch, False)
     makers = {
         "torch": lambda name: reference,
         "torch-int8": lambda name: Torch(name, options.folder, options.torch_batch, True),
         "onnx": lambda name: Onnx(name, options.folder, options.threads, options.onnx_batch, False),
         "onnx-int8": lambda name: Onnx(name, options.folder, options.threads, options.onnx_batch, True),
     }
+    if options.cuda:
+        reference = Torch("torch 32", options.folder, 32, False, "cuda")
+        makers = {"torch-32": lambda name: reference, "torch-128": lambda name: Torch(name, options.folder, 128, False, "cuda")}
     engines += [make(name) for name, make in makers.items() if name not in without]
 
     expected = reference(texts)
@@ -289,4 +297,5 @@ def main():
               f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {alone} |")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
 //! `paguro embed`: vectors of texts.
 
 use std::{
+    cmp::Reverse,
     fs::{self, File},
     io::{self, BufWriter, Read, Seek, SeekFrom, StdoutLock, Write, stdin, stdout},
     path::{Path, PathBuf},
@@ -8,19 +9,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Batch, EngineOptions, PageBudget, Request, normalize};
+use paguro_engine::{Batch, EngineOptions, Request, normalize};
 use paguro_model::{
-    Model, Pooling,
+    Model, Pooling, map_texts,
     tokenizer::{Cut, SpecialTokens},
 };
 use serde_json::{Map, Value, json};
 
 use crate::{
+    bench::kernel_table,
     cli::{CutAt, EmbedArgs, RunOnArgs},
     devices::Devices,
     failure::{Failure, Outcome},
     load::{self, Loaded},
     models::Source,
+    output::Output,
     settings::{LibrarySettings, Terminal},
     units,
 };
@@ -57,8 +60,9 @@ pub fn embed(
     }
     check_kinds(args, &model, &source)?;
     let before = prompt(&model, args.prompt_name.as_deref())?;
-    let prompts = texts.iter().map(|text| tokens(&model, &before, text, args.texts.truncate));
-    let prompts = prompts.collect::<Outcome<Vec<_>>>()?;
+    let bytes = texts.iter().map(|text| text.text.len()).sum();
+    let read = |text: &Text| tokens(&model, &before, text, args.texts.truncate);
+    let prompts = map_texts(texts.iter().collect(), bytes, || true, read)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
     let tokens: usize = prompts.iter().map(Vec::len).sum();
 
@@ -67,8 +71,8 @@ pub fn embed(
         prefix_cache: false,
         ..EngineOptions::default()
     };
-    let on = (devices, &args.texts.on);
-    let loaded = start(&model, longest, options, args.texts.threads.threads, on, terminal)?;
+    let on = RunOnArgs { timed: args.kernels, ..args.texts.on.clone() };
+    let loaded = start(&model, longest, options, args.texts.threads.threads, (devices, &on), terminal)?;
     let started = Instant::now();
     let mut writer = Writer::new(args.output.as_deref(), dimensions)?;
     let failed = |error: io::Error| match &args.output {
@@ -135,6 +139,12 @@ pub fn embed(
         units::plural(count, "text"),
         units::rate(tokens as f64 / seconds)
     ));
+    if args.kernels {
+        let counts = loaded.handle.kernel_counts();
+        let mut kernels = counts.map_err(|error| Failure::from_error(&error))?;
+        kernels.sort_by_key(|kernel| Reverse(kernel.nanoseconds));
+        kernel_table(&mut Output::new(), &kernels, terminal)?;
+    }
     Ok(())
 }
 
@@ -151,7 +161,7 @@ pub fn start(
     terminal: Terminal,
 ) -> Outcome<Loaded> {
     let options = EngineOptions {
-        pages: PageBudget::Tokens((2 * longest).max(4096).next_multiple_of(options.block_size)),
+        pages: load::pages_of_texts(model, longest),
         max_context: Some(longest),
         speculate: false,
         // Nobody waits for the end of a step.

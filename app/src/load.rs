@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::{DraftModel, Engine, EngineOptions, Handle};
+use paguro_engine::{DraftModel, Engine, EngineOptions, Handle, PageBudget};
 use paguro_model::{LoadOptions, Model, ModelError, ModelFile, gguf::GgufError, tokenizer::Tokenizer};
 
 use crate::{
@@ -245,6 +245,15 @@ pub fn start_on(
         time: started.elapsed(),
         _engine: engine,
     })
+}
+
+/// Returns the pages for texts of at most `longest` tokens: those of an encoder's step, or of a few texts of a decoder.
+pub fn pages_of_texts(model: &Model, longest: usize) -> PageBudget {
+    let block_size = EngineOptions::default().block_size;
+    match model.program.bidirectional {
+        true => PageBudget::Auto,
+        false => PageBudget::Tokens((2 * longest).max(4096).next_multiple_of(block_size)),
+    }
 }
 
 /// Returns the options with the model's own head as the model that drafts, unless there is another one.

@@ -89,7 +89,15 @@ const VARIANTS: [Variants; 18] = [
         package: "paguro-backend-wgpu",
         target: "conformance",
         modules: &["emulated"],
-        cases: &["format_f16", "format_q4_k", "format_q8_0", "many_rows", "long_context", "bidirectional"],
+        cases: &[
+            "format_f16",
+            "format_q4_k",
+            "format_q8_0",
+            "encoder_blocks",
+            "many_rows",
+            "long_context",
+            "bidirectional",
+        ],
         one_in: 10,
     },
     Variants {

@@ -8,6 +8,8 @@ mod memory;
 mod report;
 mod shape;
 
+pub use report::kernel_table;
+
 use std::{cmp::Reverse, path::PathBuf, sync::Arc, time::Duration};
 
 use paguro_backend::{ExpertCount, KernelCount};

@@ -229,7 +229,11 @@ pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcom
     Ok(())
 }
 
-fn kernel_table(out: &mut Output, kernels: &[KernelCount], terminal: Terminal) -> Outcome<()> {
+/// Prints the launches and times of kernels.
+///
+/// # Errors
+/// The output is closed.
+pub fn kernel_table(out: &mut Output, kernels: &[KernelCount], terminal: Terminal) -> Outcome<()> {
     let total = kernels.iter().map(|kernel| kernel.nanoseconds).sum::<u64>().max(1);
     let width = kernels.iter().map(|kernel| kernel.name.len()).max().unwrap_or(0).max("kernel".len());
     out.line("")?;

@@ -47,6 +47,10 @@ pub struct EmbedArgs {
     #[arg(long)]
     pub multi_vector: bool,
 
+    /// Show the kernels that ran, with launches and their share of the time, which then takes longer
+    #[arg(long, requires = "output")]
+    pub kernels: bool,
+
     /// See [`TextArgs`].
     #[command(flatten)]
     pub texts: TextArgs,

@@ -450,7 +450,7 @@ layered! {
         pub parallel: Option<usize>,
 
         /// Tokens of a step: prompts are computed in chunks of at most N, and each sequence that answers uses one [default:
-        /// 512]
+        /// 512; for encoders on a GPU up to 8192]
         #[arg(long, env = "PAGURO_BATCH_TOKENS", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
         pub batch_tokens: Option<usize>,
 

@@ -426,7 +426,7 @@ impl Listed {
         let name = terminal.bold(&self.name);
         match &self.capacity {
             _ if as_json => out.json(&self.json()),
-            Ok(Capacity { description, bytes_free, host_free, features }) => {
+            Ok(Capacity { description, bytes_free, host_free, step_rows: _, features }) => {
                 out.line(format_args!("{name}  {description}"))?;
                 let (free, words) = (units::bytes(*bytes_free), self.features);
                 out.line(format_args!("     {free} free, {words} {}", features.join(", ")))?;

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { existsSync, readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 
-import { Server, answered, browser, findings, open, picture, send } from "./harness.mjs";
+import { Server, answered, browser, findings, go, open, picture, send } from "./harness.mjs";
 
 // The folder of the trained model, with pictures and their answers.
 const folder = process.env.PAGURO_SEES;
@@ -109,5 +109,10 @@ test("an image of an earlier turn is neither decoded nor encoded again, also aft
   // The image is shown, and opens in full size.
   const summary = page.locator("summary[aria-label^='Image ']").first();
   await summary.click();
+  await go(page, "/room");
+  const panel = page.getByRole("region", { name: "Images" });
+  await panel.getByText("none is being encoded").waitFor();
+  const kept = panel.locator("div", { has: page.getByText("In the cache", { exact: true }) }).locator("dd");
+  assert.equal(Number(await kept.innerText()), first[2]);
   assert.deepEqual(problems, []);
 });

@@ -29,7 +29,7 @@ pub struct DriveOptions {
     pub kv_dtype: KvDtype,
     /// See [`Limits::attention`].
     pub attention: AttentionMode,
-    /// Output of every row: logits, embeddings, or rows of the residual stream.
+    /// Output of every row: logits, embeddings, or rows of the residual stream; or means, of the first row of each sequence.
     pub output: OutputKind<'static>,
     /// Requests the outputs of some rows only; those of the others are empty.
     pub sparse: bool,
@@ -359,7 +359,7 @@ impl Driver {
         }
         let kind = self.output;
         let width = match kind {
-            OutputKind::Embedding => self.program.hidden,
+            OutputKind::Embedding | OutputKind::Mean => self.program.hidden,
             OutputKind::Residual => self.program.residual_width(),
             OutputKind::Logits | OutputKind::Sample(_) | OutputKind::Score { .. } => self.program.vocab,
         };
@@ -367,7 +367,11 @@ impl Driver {
         let given: Vec<_> = given.collect();
         let sparse = self.sparse;
         let merged = self.program.merged().map_or(1, |merged| merged.rows);
-        let has_output = |row: &usize| row.is_multiple_of(merged) && (!sparse || (row / merged) % 5 == 2);
+        let is_first = |row: usize| sequences.iter().any(|sequence| sequence.rows.start == row);
+        let has_output = |row: &usize| match kind {
+            OutputKind::Mean => is_first(*row),
+            _ => row.is_multiple_of(merged) && (!sparse || (row / merged) % 5 == 2),
+        };
         let rows = (0..tokens.len()).filter(has_output);
         let outputs: Vec<Output<'_>> = rows.map(|row| Output { row, kind }).collect();
         let step = Step {
@@ -400,7 +404,7 @@ impl Driver {
                 let outcome = outcomes.next().ok_or("too few outcomes")?;
                 let row = match (kind, outcome) {
                     (OutputKind::Logits, OutputValue::Logits(row))
-                    | (OutputKind::Embedding, OutputValue::Embedding(row))
+                    | (OutputKind::Embedding | OutputKind::Mean, OutputValue::Embedding(row))
                     | (OutputKind::Residual, OutputValue::Residual(row)) => row,
                     (kind, other) => return Err(format!("{kind:?} was asked for, not {other:?}")),
                 };

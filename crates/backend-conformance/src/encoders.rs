@@ -1,11 +1,13 @@
 //! Encoders: attention in both directions, and what their blocks have that others lack.
 
-use paguro_backend::{Activation, NormKind, QkNormKind, WeightFormat};
+use paguro_backend::{Activation, NormKind, Output, OutputKind, QkNormKind, StepOutput, WeightFormat};
 
 use super::{
     Biases, DriveOptions, Driver, ModelShape, Rng, Subject, Verdict,
     compare::{Schedule, agrees_on, same},
+    contract::{Prompt, require},
     rows::unless_refused,
+    submit,
 };
 
 /// BERT in small.
@@ -40,6 +42,15 @@ fn schedule(vocab: usize) -> Schedule {
     Schedule {
         sequences: lengths.map(|length| rng.tokens(length, vocab)).to_vec(),
         steps: vec![vec![(3, 40), (0, 1), (2, 17)], vec![(4, 530)], vec![(1, 16), (5, 3)]],
+    }
+}
+
+/// Short texts, of which several are in a step.
+fn short_texts(vocab: usize) -> Schedule {
+    let mut rng = Rng::new(6);
+    Schedule {
+        sequences: [1, 16, 33, 3, 60].map(|length| rng.tokens(length, vocab)).to_vec(),
+        steps: vec![vec![(2, 33), (0, 1), (4, 60)], vec![(1, 16), (3, 3)]],
     }
 }
 
@@ -93,20 +104,62 @@ pub(super) fn exact_encoders(subject: &Subject) -> Verdict {
     for format in [WeightFormat::F32, WeightFormat::Q8_0] {
         let shape =
             ModelShape { windows: vec![Some(30), None], distance_bias: Some(529), ..of_format(format) };
-        exact(subject, &shape)?;
+        exact(subject, &shape, &schedule(2 * shape.vocab), options(subject))?;
     }
     Ok(())
 }
 
-fn exact(subject: &Subject, shape: &ModelShape) -> Verdict {
-    let schedule = schedule(2 * shape.vocab);
-    let options = DriveOptions { least_rows: subject.exact_rows, ..options(subject) };
+/// Means of several texts in a step: those of the reference, and the same bits alone, in any batch, and beside outputs of rows.
+pub(super) fn means(subject: &Subject) -> Verdict {
+    let odd = ModelShape { hidden: 72, windows: vec![Some(30)], ..bert() };
+    let plain = ModelShape { bidirectional: true, ..ModelShape::default() };
+    let shapes = [bert(), of_format(WeightFormat::Q8_0), odd, plain];
+    for shape in subject.draw.some("means", &shapes, 2) {
+        let options = DriveOptions { output: OutputKind::Mean, ..options(subject) };
+        let schedule = short_texts(shape.vocab * shape.types.unwrap_or(1));
+        unless_refused(subject, || {
+            agrees_on(subject, &schedule, &shape, &options)?;
+            exact(subject, &shape, &schedule, options)?;
+            beside_rows(subject, &shape)
+        })?;
+    }
+    Ok(())
+}
+
+/// A mean is the same beside outputs of single rows, which are those without it.
+fn beside_rows(subject: &Subject, shape: &ModelShape) -> Verdict {
+    let model = shape.build(3);
+    let mut driver = Driver::new(&*(subject.backend)(2), &model, &options(subject))?;
+    let prompt = Prompt::new(shape.vocab);
+    let mut run = |outputs: &[Output<'_>]| {
+        let mut out = StepOutput::default();
+        submit(driver.runner(), &prompt.step(outputs), &mut out)?;
+        Ok::<_, String>(out.outcomes)
+    };
+    let kinds = [
+        (3, OutputKind::Embedding),
+        (0, OutputKind::Mean),
+        (19, OutputKind::Residual),
+        (0, OutputKind::Residual),
+        (0, OutputKind::Embedding),
+    ];
+    let outputs = kinds.map(|(row, kind)| Output { row, kind });
+    let together = run(&outputs)?;
+    for (output, together) in outputs.iter().zip(&together) {
+        let alone = run(&[*output])?;
+        require(alone == [together.clone()], || format!("{output:?} is {together:?}, and {alone:?} alone"))?;
+    }
+    Ok(())
+}
+
+fn exact(subject: &Subject, shape: &ModelShape, schedule: &Schedule, options: DriveOptions) -> Verdict {
+    let options = DriveOptions { least_rows: subject.exact_rows, ..options };
     unless_refused(subject, || {
         let model = shape.build(2);
         let run = |schedule: &Schedule, options: &DriveOptions, threads: usize| {
             schedule.run(&mut Driver::new(&*(subject.backend)(threads), &model, options)?)
         };
-        let together = run(&schedule, &options, 2)?;
+        let together = run(schedule, &options, 2)?;
         let alone = Schedule::whole(schedule.sequences.clone());
         same("a batch", &together, &run(&alone, &options, 2)?)?;
         let elsewhere = DriveOptions { scatter: Some(9), block_size: 32, ..options };

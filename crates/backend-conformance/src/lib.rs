@@ -217,6 +217,7 @@ pub const CASES: &[Case] = &[
     Case { name: "encoder_blocks", run: encoders::encoder_blocks },
     Case { name: "distance_biases", run: encoders::distance_biases },
     Case { name: "exact_encoders", run: encoders::exact_encoders },
+    Case { name: "means", run: encoders::means },
     Case { name: "kv_geometry", run: geometry::kv_geometry },
     Case { name: "shared_kv", run: geometry::shared_kv },
     Case { name: "keys_as_values", run: geometry::keys_as_values },
@@ -306,7 +307,7 @@ macro_rules! conformance {
             format_iq4_xs format_tq1_0 format_tq2_0 format_q1_0 format_q2_0 format_mxfp4 format_nvfp4 format_nvfp4_scaled
             mixed_formats grouped_heads many_sequences head_dims unusual_head_dims biases biases_everywhere large_keys qk_norms post_norms soft_caps
             windows alternating_windows ropes tied_head gelu layer_norms norm_places activations ungated parallel
-            qk_norm_kinds no_positions learned_positions position_scale sinks scales bidirectional encoder_blocks distance_biases exact_encoders kv_geometry
+            qk_norm_kinds no_positions learned_positions position_scale sinks scales bidirectional encoder_blocks distance_biases exact_encoders means kv_geometry
             shared_kv keys_as_values layer_embeds experts_beside unreadable_tables
             experts routers expert_formats short_convolutions delta_rules hybrids attention_gates
             scans mixer_sums bare_layers ungated_experts

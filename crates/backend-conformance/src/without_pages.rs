@@ -52,6 +52,7 @@ pub const WITHOUT_PAGES: &[&str] = &[
     "bad_adapters",
     "exact_adapters",
     "embeddings",
+    "means",
     "exact_embeddings",
     "exact_experts",
     "expert_slots",

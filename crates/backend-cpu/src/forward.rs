@@ -25,7 +25,7 @@
 
 use paguro_backend::{
     Branch, Exit, FeedForward, Head, Input, Layer, Mixer, OutputKind, OutputValue, Projection, Residual,
-    StepError, sampling,
+    StepError, mean_of_rows, sampling,
 };
 use paguro_cpu_kernels::ops;
 
@@ -210,7 +210,7 @@ fn end(pass: &mut Pass<'_>, pending: AllPending, answers: &Answers) {
 }
 
 /// Runs the end of rows with outputs, a slice of rows at a time: embeddings, then logits where they are needed, and
-/// the outputs.
+/// the outputs; at last, means of rows.
 fn head(pass: &mut Pass<'_>, op: &Head, pending: AllPending, answers: &Answers) {
     let (model, buffers, plan) = (pass.model, pass.buffers, pass.plan);
     let (hidden, vocab) = (model.program.hidden, model.program.vocab);
@@ -231,6 +231,7 @@ fn head(pass: &mut Pass<'_>, op: &Head, pending: AllPending, answers: &Answers) 
             for at in range {
                 worker.add_pending(rows[at], pending);
                 worker.norm_row(rows[at], Some(op.norm));
+                let mut is_of_mean = false;
                 for &output in plan.outputs.outputs_of(start + at) {
                     match &worker.step.outputs[output].kind {
                         OutputKind::Embedding if projection.is_some() => {}
@@ -239,10 +240,16 @@ fn head(pass: &mut Pass<'_>, op: &Head, pending: AllPending, answers: &Answers) 
                             put(&answers[output], OutputValue::Embedding(embedding));
                         }
                         OutputKind::Residual => put(&answers[output], worker.residual(rows[at])),
+                        OutputKind::Mean => is_of_mean = true,
                         OutputKind::Sample(_)
                         | OutputKind::Score { token: _, top: _ }
                         | OutputKind::Logits => {}
                     }
+                }
+                if is_of_mean {
+                    // SAFETY: the phase is shared by row; see the table at the head of this file.
+                    let x = unsafe { worker.write(&buffers.x, rows[at], hidden) };
+                    x.copy_from_slice(&worker.scratch.row[..hidden]);
                 }
                 if at < logit_rows || projection.is_some() {
                     worker.set_input(&buffers.input, at, 0, &worker.scratch.row[..hidden], kinds, true);
@@ -280,6 +287,24 @@ fn head(pass: &mut Pass<'_>, op: &Head, pending: AllPending, answers: &Answers) 
             }
         });
     }
+    means(pass, answers);
+}
+
+/// Phase: the means of rows, which have been normed in the residual stream.
+fn means(pass: &mut Pass<'_>, answers: &Answers) {
+    let plan = pass.plan;
+    if plan.outputs.means.is_empty() {
+        return;
+    }
+    pass.phase(Kernel::AddNorm, plan.outputs.means.len(), Chunking::Guided(1), |worker, range| {
+        let hidden = worker.model.program.hidden;
+        for (output, rows) in &plan.outputs.means[range] {
+            // SAFETY: nobody writes the stream in this phase.
+            let row = |&row: &usize| unsafe { worker.read(&worker.buffers.x, row, hidden) };
+            let mean = mean_of_rows(plan.outputs.rows[rows.clone()].iter().map(row), hidden);
+            put(&answers[*output], OutputValue::Embedding(mean));
+        }
+    });
 }
 
 /// Phases: projects the next matmul's input, which has `rows` rows with outputs from number `first` on, and returns the results as

@@ -123,6 +123,7 @@ impl Backend for Cpu {
                 .memory
                 .map_or_else(memory_available, |most| most.min(memory_available())),
             host_free: 0,
+            step_rows: 512,
             features: Isa::supported().into_iter().map(|isa| isa.name().to_owned()).collect(),
         }
     }

@@ -101,6 +101,7 @@ impl Backend for Stages<'_> {
             description: descriptions.join("; "),
             bytes_free: all.iter().map(|capacity| capacity.bytes_free).fold(0, u64::saturating_add),
             host_free: all.iter().map(|capacity| capacity.host_free).max().unwrap_or(0),
+            step_rows: all.iter().map(|capacity| capacity.step_rows).min().unwrap_or(1),
             features: all.into_iter().flat_map(|capacity| capacity.features).collect(),
         }
     }

@@ -295,6 +295,7 @@ impl Backend for Gpu {
             description: format!("{}, {}", device.target.name, device.driver),
             bytes_free: device.bytes_free,
             host_free: device.rules.host_free,
+            step_rows: device.target.step_rows(),
             features: device::feature_names(device),
         }
     }

@@ -25,7 +25,7 @@
 //! | rotation, K and V into pages | `rope_store.wgsl` | → `rope_in_matmul`, or 1 | 1 | 1 |
 //! | attention | `attend.wgsl`, `attend_few.wgsl`, `attend_coop.wgsl` | 1 | 1 for each kind of tile | the same |
 //! | its merge | `attend_merge.wgsl` | 0 or 1 | 0 or 1 | 0 or 1 |
-//! | activation of a network | `activate.wgsl` | → `gate_in_matmul` | 1 | → `gate_in_coop` |
+//! | activation of a network | `activate.wgsl` | → `gate_in_matmul` | 1 | → `gate_in_coop`, `activation_in_coop` |
 //! | addition of a branch | `add_branch.wgsl` | → `add_directly`, `norm_sum` | the same | the same |
 //! | router | matmul, `route.wgsl`, `route_tiles.wgsl` | 1, → `choice_in_experts` | 2 | 3 |
 //! | places of experts in slots | `place_experts.wgsl` | 1 | 1 | 1 |
@@ -38,6 +38,7 @@
 //! | scan | `ssd_inputs.wgsl`, `delta.wgsl`, `ssd_norm.wgsl`, `keep.wgsl` | 4 | 4 | 4 |
 //! | latent attention, beside attention | `rope_store.wgsl`, `latent_queries.wgsl`, two matmuls of heads | 4 | 4 | 4 |
 //! | embeddings for layers | `layer_embeds.wgsl` | 1 | 1 | 1 |
+//! | means of rows, of encoders | `mean_rows.wgsl` | 1 | 1 | 1 |
 //! | products with A of adapters, before a matmul | `matvec.wgsl`, `coop.wgsl` with `shrink.wgsl` | 1 | 1 | 1 |
 //! | products with B | `change.wgsl` in the matmul | 0 | 0 | 0 |
 

@@ -539,6 +539,9 @@ impl Plan {
         self.embeds = step.outputs.iter().any(|output| matches!(output.kind, OutputKind::Embedding));
         self.args.outputs = self.words.len() as u32;
         self.words.extend(self.outputs.rows.iter().map(|&row| row as u32));
+        // They are in the slice of rows without logits, which is the last one.
+        let first = |rows: &Range<usize>| (rows.start - self.outputs.logit_rows) as u32;
+        self.words.extend(self.outputs.means.iter().flat_map(|(_, rows)| [first(rows), rows.len() as u32]));
     }
 }
 
@@ -553,6 +556,7 @@ pub fn words(kv: &KvLayout, limits: &Limits, tilings: &[Tiling], extra: &Tables)
         + 2 * tables
         + tilings.iter().map(split_plan).sum::<usize>()
         + limits.max_outputs
+        + if extra.bidirectional { 2 * limits.max_sequences } else { 0 }
         + sequences
 }
 

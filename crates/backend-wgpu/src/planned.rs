@@ -138,15 +138,20 @@ pub fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -
         }));
     }
     let all = plan.outputs.logit_rows;
-    if let Some(head) = model.head.as_ref().filter(|_| count > 0 && (first < all || plan.embeds)) {
+    let means = &plan.outputs.means;
+    let stores_norms = plan.embeds || !means.is_empty();
+    if let Some(head) = model.head.as_ref().filter(|_| count > 0 && (first < all || stores_norms)) {
         let args = Args { first: first as u32, rows: count as u32, ..plan.args(0) };
-        let is_normed = plan.class_rows() == 1 && !plan.embeds && !head.one_row.is_empty();
+        let is_normed = plan.class_rows() == 1 && !stores_norms && !head.one_row.is_empty();
         if !is_normed {
             launches.push(Planned::new(&head.norm, plan, args));
         }
         if first < all {
             let logits = if is_normed { &head.one_row } else { &head.logits };
             launches.extend(logits.iter().map(|launch| Planned::of(launch, plan, args, all)));
+        } else if !means.is_empty() {
+            let args = Args { first: plan.outputs.rows.len() as u32, rows: means.len() as u32, ..args };
+            launches.extend(head.mean.iter().map(|launch| Planned::new(launch, plan, args)));
         }
     }
     launches.retain(|planned| planned.workgroups.iter().all(|&count| count > 0));

@@ -44,6 +44,15 @@ impl Target {
         }
     }
 
+    /// Returns the rows of a step with which matmuls occupy all processors several times over. Their widest results fit into a binding.
+    pub fn step_rows(&self) -> usize {
+        let rows = match self.is_software {
+            true => 512,
+            false => (64 * self.processors).next_power_of_two().clamp(1024, 8192),
+        };
+        rows.min((self.binding_limit >> 17) as usize)
+    }
+
     /// Returns true if activations have copies in half precision.
     pub fn has_halves(&self) -> bool {
         self.cooperative.is_some() || self.as_hardware

@@ -145,6 +145,7 @@ mod emulated {
         gpu.as_ref().map(|gpu| subject(gpu, KvDtype::F16))
     }
 
-    paguro_backend_conformance::conformance!(maybe subject_of(&FOR_PRODUCTS); only format_f16 format_q4_k format_q8_0);
+    paguro_backend_conformance::conformance!(maybe subject_of(&FOR_PRODUCTS); only
+        format_f16 format_q4_k format_q8_0 encoder_blocks);
     paguro_backend_conformance::conformance!(maybe subject_of(&FOR_ATTENTION); only many_rows long_context bidirectional);
 }

@@ -1,6 +1,8 @@
 //! Outputs of a step by row, for backends that compute the end of each row once.
 
-use crate::{Limits, Step};
+use std::ops::Range;
+
+use crate::{Limits, Output, OutputKind, Step};
 
 /// Rows of a step with outputs. The buffers are reused from step to step.
 #[derive(Clone, Debug, Default)]
@@ -9,8 +11,12 @@ pub struct OutputRows {
     pub rows: Vec<usize>,
     /// Number of rows whose logits are needed.
     pub logit_rows: usize,
+    /// Outputs that are means, as indices into [`Step::outputs`], and their rows, as indices into `rows`.
+    pub means: Vec<(usize, Range<usize>)>,
     /// True for each row of the step whose logits an output needs.
     needs_logits: Vec<bool>,
+    /// Rows of all outputs and these, in the order of `rows`; true for rows without logits.
+    by_row: Vec<(bool, usize, usize)>,
     /// Outputs, in the order of `rows`.
     outputs: Vec<usize>,
     /// Start of each row's outputs in `outputs`, and the end.
@@ -23,7 +29,9 @@ impl OutputRows {
         Self {
             rows: Vec::with_capacity(limits.max_outputs),
             logit_rows: 0,
+            means: Vec::with_capacity(limits.max_sequences),
             needs_logits: vec![false; limits.max_rows],
+            by_row: Vec::with_capacity(limits.max_outputs),
             outputs: Vec::with_capacity(limits.max_outputs),
             starts: Vec::with_capacity(limits.max_outputs + 1),
         }
@@ -35,19 +43,25 @@ impl OutputRows {
         for output in step.outputs.iter().filter(|output| output.kind.needs_logits()) {
             self.needs_logits[output.row] = true;
         }
-        self.outputs.clear();
-        self.outputs.extend(0..step.outputs.len());
-        self.outputs.sort_unstable_by_key(|&output| {
-            let row = step.outputs[output].row;
-            (!self.needs_logits[row], row, output)
-        });
+        self.by_row.clear();
+        for (output, of) in step.outputs.iter().enumerate() {
+            self.by_row.extend(step.rows_of(of).map(|row| (!self.needs_logits[row], row, output)));
+        }
+        self.by_row.sort_unstable();
         self.rows.clear();
+        self.outputs.clear();
         self.starts.clear();
-        for (index, &output) in self.outputs.iter().enumerate() {
-            let row = step.outputs[output].row;
+        self.means.clear();
+        for (index, &(_, row, output)) in self.by_row.iter().enumerate() {
             if self.rows.last() != Some(&row) {
                 self.rows.push(row);
                 self.starts.push(index);
+            }
+            self.outputs.push(output);
+            let Output { row: first, kind: OutputKind::Mean } = step.outputs[output] else { continue };
+            if row == first {
+                let at = self.rows.len() - 1;
+                self.means.push((output, at..at + step.rows_of(&step.outputs[output]).len()));
             }
         }
         self.starts.push(self.outputs.len());
@@ -63,23 +77,24 @@ impl OutputRows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AttentionMode, KvDtype, Output, OutputKind};
+    use crate::{AttentionMode, KvDtype, StepSequence};
+
+    const LIMITS: Limits = Limits {
+        block_size: 32,
+        pages: 8,
+        max_rows: 6,
+        max_sequences: 3,
+        max_outputs: 6,
+        max_context: 6,
+        states: 0,
+        kv_dtype: KvDtype::F16,
+        attention: AttentionMode::Paged,
+        expert_slots: None,
+    };
 
     #[test]
     fn outputs_are_found_by_row() {
-        let limits = Limits {
-            block_size: 32,
-            pages: 8,
-            max_rows: 6,
-            max_sequences: 1,
-            max_outputs: 5,
-            max_context: 6,
-            states: 0,
-            kv_dtype: KvDtype::F16,
-            attention: AttentionMode::Paged,
-            expert_slots: None,
-        };
-        let mut planned = OutputRows::new(&limits);
+        let mut planned = OutputRows::new(&LIMITS);
         let mut plan = |outputs: &[Output<'_>]| {
             planned.plan(&Step { tokens: &[0; 6], outputs, ..Step::default() });
             let found = (0..planned.rows.len()).map(|index| planned.outputs_of(index).to_vec());
@@ -97,5 +112,24 @@ mod tests {
         ];
         let outputs = outputs.map(|(row, kind)| Output { row, kind });
         assert_eq!(plan(&outputs), (vec![3, 4, 1], 2, vec![vec![3], vec![1, 2], vec![0]]));
+    }
+
+    #[test]
+    fn rows_of_means_are_together() {
+        let sequence = |rows| StepSequence { rows, start: 0, tables: 0..0, state: None };
+        let sequences = [sequence(0..2), sequence(2..5), sequence(5..6)];
+        let outputs = [
+            (2, OutputKind::Mean),
+            (0, OutputKind::Logits),
+            (5, OutputKind::Mean),
+            (3, OutputKind::Embedding),
+            (1, OutputKind::Residual),
+        ];
+        let outputs = outputs.map(|(row, kind)| Output { row, kind });
+        let mut planned = OutputRows::new(&LIMITS);
+        planned.plan(&Step { tokens: &[0; 6], sequences: &sequences, outputs: &outputs, ..Step::default() });
+        assert_eq!((planned.rows.as_slice(), planned.logit_rows), (&[0, 1, 2, 3, 4, 5][..], 1));
+        assert_eq!(planned.means, [(0, 2..5), (2, 5..6)]);
+        assert_eq!(planned.outputs_of(3), [0, 3]);
     }
 }

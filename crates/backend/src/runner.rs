@@ -178,6 +178,8 @@ pub struct Capacity {
     pub bytes_free: u64,
     /// Bytes of the host's memory that kernels of the device can read. Only a device with memory of its own has some.
     pub host_free: u64,
+    /// Rows of a step with which matmuls reach their full speed.
+    pub step_rows: usize,
     /// Instruction sets or features that the kernels were chosen for.
     pub features: Vec<String>,
 }

@@ -56,7 +56,7 @@ pub fn answer(logits: &[f32], kind: &OutputKind<'_>, scratch: &mut Scratch) -> O
         OutputKind::Sample(request) => OutputValue::Sampled(sample(logits, request, scratch)),
         OutputKind::Score { token, top } => OutputValue::Score(score(logits, *token, *top, scratch)),
         OutputKind::Logits => OutputValue::Logits(logits.to_vec()),
-        OutputKind::Embedding | OutputKind::Residual => return None,
+        OutputKind::Embedding | OutputKind::Mean | OutputKind::Residual => return None,
     })
 }
 

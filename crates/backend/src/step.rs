@@ -89,6 +89,18 @@ impl<'a> Step<'a> {
         self.coordinates.get(row).map_or([position; AXES], |coordinates| coordinates.map(|at| at as usize))
     }
 
+    /// Returns the rows that an output is computed from; none of a mean whose sequence does not exist.
+    pub fn rows_of(&self, output: &Output<'_>) -> Range<usize> {
+        let row = output.row;
+        match output.kind {
+            OutputKind::Mean => {
+                let next = self.sequences.partition_point(|sequence| sequence.rows.end <= row);
+                self.sequences.get(next).map_or(row..row, |sequence| sequence.rows.clone())
+            }
+            _ => row..row.saturating_add(1),
+        }
+    }
+
     /// Returns the adapters of a sequence.
     pub fn adapters_of(&self, sequence: usize) -> &'a [AdapterUse] {
         let first = self.adapters.partition_point(|used| used.sequence < sequence);
@@ -105,6 +117,16 @@ impl<'a> Step<'a> {
         let position = move |row: usize| start + row - first;
         self.spans[begin..end].iter().map(move |span| position(span.start)..position(span.end))
     }
+}
+
+/// Returns the mean of rows of `width` elements, of which there is at least one. They are added in order, in double precision.
+pub fn mean_of_rows<'a>(rows: impl IntoIterator<Item = &'a [f32]>, width: usize) -> Vec<f32> {
+    let (mut sum, mut count) = (vec![0.0; width], 0.0);
+    for row in rows {
+        sum.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x));
+        count += 1.0;
+    }
+    sum.into_iter().map(|sum| (sum / count) as f32).collect()
 }
 
 impl StepSequence {
@@ -162,6 +184,9 @@ pub enum OutputKind<'a> {
     /// The input of the head: the row of the residual stream after the last norm, `[hidden]`; or the head's
     /// [projection](crate::Head::projection) of it. It needs no matmul with the head.
     Embedding,
+    /// The mean of the [embeddings](OutputKind::Embedding) of all rows of the sequence that begins with this row. Only programs that
+    /// are [bidirectional](crate::Program::bidirectional) have it, because their sequences are complete in a step.
+    Mean,
     /// The row of the residual stream after the last layer, `[hidden]`: the input of another program that continues this one. Of a
     /// program that [merges](crate::Merged) rows, the merged row that begins with this one.
     Residual,
@@ -172,7 +197,7 @@ impl OutputKind<'_> {
     pub fn needs_logits(&self) -> bool {
         match self {
             Self::Sample(_) | Self::Score { token: _, top: _ } | Self::Logits => true,
-            Self::Embedding | Self::Residual => false,
+            Self::Embedding | Self::Mean | Self::Residual => false,
         }
     }
 
@@ -239,7 +264,7 @@ pub enum OutputValue {
     Score(Score),
     /// To [`OutputKind::Logits`].
     Logits(Vec<f32>),
-    /// To [`OutputKind::Embedding`].
+    /// To [`OutputKind::Embedding`] and [`OutputKind::Mean`].
     Embedding(Vec<f32>),
     /// To [`OutputKind::Residual`].
     Residual(Vec<f32>),

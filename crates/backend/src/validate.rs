@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use crate::{
-    AdapterId, AdapterUse, GivenRows, KvLayout, Limits, OutputKind, PageId, Program, SampleRequest, StateId,
-    StateUse, Step, StepError, StepSequence, TokenMask,
+    AdapterId, AdapterUse, GivenRows, KvLayout, Limits, Output, OutputKind, PageId, Program, SampleRequest,
+    StateId, StateUse, Step, StepError, StepSequence, TokenMask,
 };
 
 /// Fails with [`StepError::Invalid`] and a message unless the rule holds.
@@ -81,6 +81,8 @@ impl Step<'_> {
             self.validate_writes(&program.kv, limits)?;
         }
         self.validate_states(program, limits)?;
+        let with_outputs = self.outputs.iter().map(|output| self.rows_of(output).len()).sum();
+        at_most(with_outputs, "rows with outputs", limits.max_outputs)?;
         for (index, output) in self.outputs.iter().enumerate() {
             rule!(output.row < rows, "output {index}: row {} of {rows} does not exist", output.row);
             let has_head = program.head().is_some() || !output.kind.needs_head();
@@ -94,8 +96,30 @@ impl Step<'_> {
                         "output {index}: token {token} of {vocab} does not exist"
                     );
                 }
+                OutputKind::Mean => self.validate_mean(index, program)?,
                 OutputKind::Logits | OutputKind::Embedding | OutputKind::Residual => {}
             }
+        }
+        Ok(())
+    }
+
+    /// A mean is the only one of a whole sequence, of which no logits are needed.
+    fn validate_mean(&self, index: usize, program: &Program) -> Result<(), StepError> {
+        let has_means = program.bidirectional && program.head().is_some_and(|head| head.projection.is_none());
+        rule!(has_means, "output {index}: a mean of rows, but the model has none");
+        let row = self.outputs[index].row;
+        let rows = self.rows_of(&self.outputs[index]);
+        rule!(rows.start == row, "output {index}: a mean from row {row}, but its sequence has rows {rows:?}");
+        for (other, Output { row, kind }) in self.outputs.iter().enumerate() {
+            let is_mean = matches!(kind, OutputKind::Mean);
+            rule!(
+                other <= index || !is_mean || *row != rows.start,
+                "output {other}: a second mean of rows {rows:?}"
+            );
+            rule!(
+                !kind.needs_logits() || !rows.contains(row),
+                "output {other}: logits of row {row}, of whose sequence output {index} is the mean"
+            );
         }
         Ok(())
     }

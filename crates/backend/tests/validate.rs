@@ -387,6 +387,32 @@ fn coordinates_and_spans() {
 }
 
 #[test]
+fn means() {
+    let encoder = |step: &Owned| validate_for(step, 0, |program| program.bidirectional = true);
+    let with = |outputs: &[(usize, OutputKind<'static>)]| {
+        let sequence = |rows, tables| StepSequence { rows, start: 0, tables, state: None };
+        let mut step = valid();
+        step.tokens.truncate(3);
+        step.sequences = vec![sequence(0..2, 0..2), sequence(2..3, 2..4)];
+        step.outputs = outputs.iter().map(|&(row, kind)| Output { row, kind }).collect();
+        step
+    };
+    let (mean, rows) = (OutputKind::Mean, OutputKind::Residual);
+    expect!["valid"].assert_eq(&encoder(&with(&[(2, mean), (0, mean), (0, rows)])));
+    expect!["invalid step: 5 rows with outputs, more than the 4 that were loaded for"]
+        .assert_eq(&encoder(&with(&[(2, mean), (0, mean), (0, rows), (1, rows)])));
+    expect!["invalid step: output 1: a mean from row 1, but its sequence has rows 0..2"]
+        .assert_eq(&encoder(&with(&[(2, mean), (1, mean)])));
+    expect!["invalid step: output 1: a second mean of rows 2..3"]
+        .assert_eq(&encoder(&with(&[(2, mean), (2, mean)])));
+    expect!["invalid step: output 0: logits of row 1, of whose sequence output 1 is the mean"]
+        .assert_eq(&encoder(&with(&[(1, OutputKind::Logits), (0, mean)])));
+    expect!["invalid step: output 0: row 3 of 3 does not exist"].assert_eq(&encoder(&with(&[(3, mean)])));
+    expect!["invalid step: output 0: a mean of rows, but the model has none"]
+        .assert_eq(&validate(&with(&[(0, mean)])));
+}
+
+#[test]
 fn encoders() {
     let mut step = valid();
     let encoder = |step: &Owned| {

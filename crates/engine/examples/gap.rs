@@ -154,7 +154,13 @@ impl Backend for Clock {
     }
 
     fn capacity(&self) -> Capacity {
-        Capacity { description: "a clock".into(), bytes_free: 1 << 30, host_free: 0, features: Vec::new() }
+        Capacity {
+            description: "a clock".into(),
+            bytes_free: 1 << 30,
+            host_free: 0,
+            step_rows: 1,
+            features: Vec::new(),
+        }
     }
 
     fn page_bytes(&self, _: &Program, block_size: usize, _: KvDtype) -> usize {

@@ -11,6 +11,9 @@ use crate::{Event, FinishReason, Generation, Handle, Request, RequestError, Subm
 /// while results of another are read. Requests of others wait for no more than these.
 const STEPS_AT_ONCE: usize = 2;
 
+/// Prompts of a batch that are in the engine in any case, if they have few tokens.
+const MOST_WAITING: usize = 128;
+
 /// Prompts whose embeddings are computed together, the longest first. Dropping it cancels those that are not finished.
 #[derive(Debug)]
 pub struct Batch {
@@ -68,8 +71,11 @@ impl Batch {
         let mut waiting: Vec<_> = prompts.into_iter().enumerate().collect();
         // Of equal lengths the first one comes first.
         waiting.sort_by_key(|(index, prompt)| (prompt.len(), usize::MAX - index));
-        // As many again as can run: their turn comes while the results of others are read.
-        let most = handle.max_branches().saturating_mul(2);
+        // As many again as can run: their turn comes while the results of others are read. Others find places in the queue.
+        let most = handle
+            .max_branches()
+            .saturating_mul(2)
+            .min(handle.queue_capacity().div_ceil(4).max(MOST_WAITING));
         let most_tokens = handle.step_tokens().saturating_mul(STEPS_AT_ONCE);
         Self { handle, template, waiting, running: Vec::new(), tokens: 0, most, most_tokens }
     }

@@ -46,6 +46,8 @@ pub(crate) struct CheckedRequest {
     pub embedded: Option<Range<usize>>,
     /// True if all of these embeddings are reported instead of their mean.
     pub keeps_rows: bool,
+    /// True if the device computes their mean, because all of them are in one step.
+    pub is_mean: bool,
     /// True if steps that compute a part of the prompt are reported.
     pub report_prefill: bool,
     /// Pictures of the prompt.
@@ -68,7 +70,7 @@ impl CheckedRequest {
         model_stop_tokens: &[u32],
         limits: RequestLimits,
     ) -> Result<Self, SubmitError> {
-        let RequestLimits { vocab, max_context, .. } = limits;
+        let RequestLimits { vocab, max_context, is_encoder, .. } = limits;
         let room = max_context - request.prompt.len();
         let (max_tokens, at_max_tokens) = match request.max_tokens {
             Some(tokens) if tokens <= room => (tokens, FinishReason::Length),
@@ -117,6 +119,7 @@ impl CheckedRequest {
                 Pooling::First => 0..1,
             }),
             keeps_rows: request.embedding == Some(Pooling::All),
+            is_mean: is_encoder && request.embedding == Some(Pooling::Mean),
         })
     }
 }

@@ -91,6 +91,12 @@ impl EncoderCache {
         Some(Arc::clone(&entry.rows))
     }
 
+    /// Returns the number of pictures, of their rows, and of the bytes of these, and the limit of the bytes.
+    pub fn sizes(&self) -> (usize, usize, u64, u64) {
+        let rows = self.entries.values().map(|entry| entry.rows.rows()).sum();
+        (self.entries.len(), rows, self.bytes, self.limit)
+    }
+
     pub fn contains(&self, key: &[u8; 32]) -> bool {
         self.entries.contains_key(key)
     }

@@ -121,7 +121,7 @@ impl Engine {
         let tower = vision.as_ref().filter(|vision| backend.runs_tower(&vision.tower.program));
         let program = for_device(program, tower.map(Arc::as_ref));
         let resolved = options.resolve(backend, &program, &weights, tower.map(Arc::as_ref), max_context)?;
-        let Resolved { limits, layout } = resolved;
+        let Resolved { limits, step_tokens, layout } = resolved;
         let pictures = match (&vision, tower) {
             (None, _) => PictureLimits::TextOnly,
             (Some(_), None) => PictureLimits::Device,
@@ -195,7 +195,7 @@ impl Engine {
         let mut shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
         shared.adapter_limits = options.adapters;
         shared.draft_problem = draft_problem;
-        shared.step_tokens = options.max_batch_tokens;
+        shared.step_tokens = step_tokens;
         shared.max_image_tokens = tower.map(|vision| encoder::most_rows(vision, options.max_image_tokens));
         if let Some(space) = space {
             let _ = shared.disk.set(space);

@@ -326,6 +326,11 @@ impl Handle {
         self.shared.step_tokens
     }
 
+    /// Returns the maximum number of waiting requests.
+    pub fn queue_capacity(&self) -> usize {
+        self.shared.queue.capacity
+    }
+
     /// Returns the maximum number of branches of a request.
     pub fn max_branches(&self) -> usize {
         self.shared.limits.max_sequences

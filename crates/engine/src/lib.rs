@@ -58,7 +58,7 @@ pub use paguro_backend::{ExpertCount, KernelCount, MemoryPlan, Score, sampling::
 pub use paguro_grammar::{COMPILE_TIME, Constraint, Grammar, GrammarError};
 pub use pictures::{Picture, PixelSource};
 pub use request::{Event, FinishReason, Request, Usage};
-pub use snapshot::{SequenceSnapshot, Snapshot};
+pub use snapshot::{PicturesSnapshot, SequenceSnapshot, Snapshot};
 pub use speculation::{DraftOptions, MOST_DRAFTED, Replay};
 pub use stats::{Sizes, Stats, StepTimes};
 pub use text::StopMatcher;

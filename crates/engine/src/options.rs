@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, MemoryPlan, Program, Weights};
+use paguro_backend::{AttentionMode, Backend, Capacity, KvDtype, Limits, MemoryPlan, Program, Weights};
 use paguro_model::Vision;
 
 use crate::{
@@ -24,6 +24,10 @@ pub struct EngineOptions {
     pub max_context: Option<usize>,
     /// Maximum rows of a step. Decoding sequences get one row each; prompts get the rest.
     pub max_batch_tokens: usize,
+    /// Maximum rows of a step of an encoder's texts, unless a single one has more; `None` for as many as the device computes at full
+    /// speed, within an eighth of its memory, but no fewer than [`max_batch_tokens`](EngineOptions::max_batch_tokens). With few tokens
+    /// in each text, a step may have more than [`max_sequences`](EngineOptions::max_sequences) of them.
+    pub encoder_tokens: Option<usize>,
     /// Maximum time of a step that computes a part of a prompt beside decoding sequences. The length of the part is
     /// chosen by the times of earlier steps. Without decoding sequences, a step may take four times as long.
     pub step_time: Duration,
@@ -85,6 +89,7 @@ impl Default for EngineOptions {
             pages: PageBudget::Auto,
             max_context: None,
             max_batch_tokens: 512,
+            encoder_tokens: None,
             step_time: Duration::from_millis(100),
             max_sequences: 64,
             max_scores: 128,
@@ -139,6 +144,8 @@ pub enum PageOrder {
 
 /// Maximum tokens of [`PageBudget::Auto`] for more than one sequence.
 const AUTO_TOKENS: usize = 32_768;
+/// Tokens of texts with which a step of an encoder has as many texts as it may.
+const SHORT_TEXT: usize = 32;
 /// Checkpoints that budgets in tokens have room for beside those at intervals: at the ends of the last prompts and answers.
 const SHORT_CHECKPOINTS: usize = 4;
 
@@ -159,11 +166,9 @@ impl EngineOptions {
                 format!("is {max_context}, but the model was loaded for 1 to {model_context} tokens");
             return Err(invalid("max_context", problem));
         }
-        let max_rows = match program.bidirectional {
-            // All rows of a text are in one step.
-            true => self.max_batch_tokens.max(max_context),
-            false => self.max_batch_tokens,
-        };
+        let step_tokens = self.step_tokens(backend, program, max_context);
+        // All rows of a text are in one step.
+        let max_rows = if program.bidirectional { step_tokens.max(max_context) } else { step_tokens };
         // A picture whose rows see each other is in one step, beside all that decode.
         let span =
             vision.filter(|_| program.has_spans()).map(|vision| most_rows(vision, self.max_image_tokens));
@@ -176,7 +181,10 @@ impl EngineOptions {
         let for_tokens = |tokens: usize| layout.blocks(tokens).saturating_mul(layout.groups());
         let draft = self.draft_model(program);
         let mut page_bytes = backend.page_bytes(program, self.block_size, self.kv_dtype).max(1) as u64;
-        let max_sequences = self.places(backend, program, weights);
+        let max_sequences = match program.bidirectional {
+            true => self.max_sequences.max(max_rows / SHORT_TEXT),
+            false => self.places(backend, program, weights),
+        };
         let states = if program.state.is_empty() { 0 } else { States::slots_for(max_sequences) };
         let has_head = draft.is_some_and(|draft| draft.shared.is_some());
         let limits = |pages: usize, max_context: usize| Limits {
@@ -243,7 +251,40 @@ impl EngineOptions {
             return Err(EngineError::TooFewPages { pages: usable, needed, page_bytes });
         }
         let limits = limits(usable + 1, max_context);
-        Ok(Resolved { limits, layout })
+        Ok(Resolved { limits, step_tokens, layout })
+    }
+
+    /// Returns the tokens of a step, unless a single text of an encoder has more.
+    fn step_tokens(&self, backend: &dyn Backend, program: &Program, max_context: usize) -> usize {
+        if !program.bidirectional {
+            return self.max_batch_tokens;
+        }
+        if let Some(tokens) = self.encoder_tokens {
+            return tokens.max(1);
+        }
+        let Capacity { step_rows, bytes_free, .. } = backend.capacity();
+        let buffers = |rows: usize| {
+            let max_rows = rows.max(max_context);
+            let max_sequences = self.max_sequences.max(max_rows / SHORT_TEXT);
+            let limits = Limits {
+                block_size: self.block_size,
+                pages: 1,
+                max_rows,
+                max_sequences,
+                max_outputs: max_sequences + max_rows,
+                max_context,
+                states: 0,
+                kv_dtype: self.kv_dtype,
+                attention: self.attention,
+                expert_slots: self.expert_slots,
+            };
+            backend.buffer_bytes(program, &limits)
+        };
+        let mut tokens = step_rows;
+        while tokens > self.max_batch_tokens && buffers(tokens) > bytes_free / 8 {
+            tokens /= 2;
+        }
+        tokens.max(self.max_batch_tokens)
     }
 
     /// Returns the model that drafts beside a program, if it is used.
@@ -358,13 +399,15 @@ impl EnginePlan {
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub limits: Limits,
+    /// Tokens of a step, unless a single text of an encoder has more.
+    pub step_tokens: usize,
     pub layout: BlockLayout,
 }
 
 impl Resolved {
     /// Returns the memory and limits that these options lead to.
     pub fn plan(self, backend: &dyn Backend, program: &Program, weights: &Weights) -> EnginePlan {
-        let Self { limits, layout } = self;
+        let Self { limits, step_tokens: _, layout } = self;
         let page_bytes = backend.page_bytes(program, limits.block_size, limits.kv_dtype) as u64;
         let pages = backend.checkpoint_pages(program, limits.block_size, limits.kv_dtype);
         let checkpoints = (pages > 0).then(|| layout.checkpoints_of(pages));

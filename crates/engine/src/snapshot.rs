@@ -20,8 +20,27 @@ pub struct Snapshot {
     pub sequences: Vec<SequenceSnapshot>,
     /// Pages that only the prefix cache holds, in ascending order. Page numbers begin at 1.
     pub cached: Vec<u32>,
+    /// Pictures, if the model sees.
+    pub pictures: Option<PicturesSnapshot>,
     /// Kernel statistics, if requested.
     pub kernels: Option<Vec<KernelCount>>,
+}
+
+/// Pictures that sequences wait for, and those whose rows are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PicturesSnapshot {
+    /// Pictures that sequences wait for, without the one that is encoded.
+    pub waiting: usize,
+    /// True if one is being encoded.
+    pub is_encoding: bool,
+    /// Pictures whose rows are kept.
+    pub kept: usize,
+    /// Their rows.
+    pub kept_rows: usize,
+    /// Bytes of these rows.
+    pub kept_bytes: u64,
+    /// Bytes beyond which rows are dropped.
+    pub most_bytes: u64,
 }
 
 /// State of one sequence. A request whose prompt is not computed yet is one sequence for all branches.
@@ -56,7 +75,11 @@ pub struct SequenceSnapshot {
 }
 
 impl Snapshot {
-    pub(crate) fn new(scheduler: &Scheduler, kernels: Option<Vec<KernelCount>>) -> Self {
+    pub(crate) fn new(
+        scheduler: &Scheduler,
+        pictures: Option<PicturesSnapshot>,
+        kernels: Option<Vec<KernelCount>>,
+    ) -> Self {
         let stats = scheduler.stats();
         let limits = scheduler.limits();
         let sequences = scheduler.sequences();
@@ -68,6 +91,7 @@ impl Snapshot {
                 .map(|(sequence, running)| SequenceSnapshot::new(sequence, running, stats.steps))
                 .collect(),
             cached: scheduler.cached_pages().map(|page| page.0).collect(),
+            pictures,
             kernels,
             stats,
         }

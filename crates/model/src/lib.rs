@@ -13,6 +13,7 @@ pub mod gguf;
 mod hf;
 mod judge;
 mod load;
+mod parallel;
 mod pooling;
 mod prompts;
 mod ranker;
@@ -32,6 +33,7 @@ pub use judge::Judge;
 pub use load::{
     Conversion, Description, GenerationDefaults, LoadOptions, MetadataEntry, Model, ModelFile, ModelShape,
 };
+pub use parallel::map_texts;
 pub use pooling::{Pooling, PoolingError};
 pub use prompts::{Prompts, TextRole};
 pub use ranker::Ranker;

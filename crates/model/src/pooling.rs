@@ -1,5 +1,6 @@
 //! Pooling of a text's token embeddings, from a model's files.
 
+use paguro_backend::mean_of_rows;
 use serde_json::{Map, Value};
 
 use crate::{arch::Definition, gguf::Metadata};
@@ -37,14 +38,7 @@ impl Pooling {
             Self::All => rows.to_vec(),
             Self::First => rows[..hidden.min(rows.len())].to_vec(),
             Self::Last => rows[rows.len().saturating_sub(hidden)..].to_vec(),
-            Self::Mean => {
-                let mut sum = vec![0.0; hidden];
-                for row in rows.chunks_exact(hidden) {
-                    sum.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x));
-                }
-                let count = (rows.len() / hidden) as f64;
-                sum.into_iter().map(|sum| (sum / count) as f32).collect()
-            }
+            Self::Mean => mean_of_rows(rows.chunks_exact(hidden), hidden),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     AppState,
     body::{BodyShare, Pace, ValueCounter},
     error::ApiError,
-    prepare::{Client, Size},
+    prepare::{Client, IsWanted, Size},
     wire::{self, Tolerance},
 };
 
@@ -42,7 +42,7 @@ impl<T: wire::Body + Send> FromRequest<AppState> for Json<T> {
                 return wire::read(&bytes, &schema, model, &tolerance);
             }
             let (bytes, schema, tolerance) = (bytes.clone(), schema.clone(), tolerance.clone());
-            let work = move |_: &dyn Fn() -> bool| wire::read(&bytes, &schema, model, &tolerance);
+            let work = move |_: &IsWanted<'_>| wire::read(&bytes, &schema, model, &tolerance);
             state.preparation.run(&client, Size::Large, work).await
         };
         match parse(None).await {
@@ -100,7 +100,7 @@ pub async fn written<T: Serialize + 'static>(
     client: &Client,
     answer: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let write = move |_: &dyn Fn() -> bool| {
+    let write = move |_: &IsWanted<'_>| {
         let failed = |error| ApiError::Internal(format!("the answer could not be written: {error}"));
         serde_json::to_vec(&answer()).map_err(failed)
     };

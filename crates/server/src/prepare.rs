@@ -37,6 +37,9 @@ const MAX_LONG: usize = 8;
 #[cfg(target_os = "linux")]
 const BACKGROUND: i32 = 15;
 
+/// Returns false once the client has disconnected.
+pub type IsWanted<'a> = dyn Fn() -> bool + Sync + 'a;
+
 /// A client, for fair queueing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Client {
@@ -150,7 +153,7 @@ struct Task<T, F> {
 impl<T, F> Work for Task<T, F>
 where
     T: Send,
-    F: FnOnce(&dyn Fn() -> bool) -> Result<T, ApiError> + Send,
+    F: FnOnce(&IsWanted<'_>) -> Result<T, ApiError> + Send,
 {
     fn is_wanted(&self) -> bool {
         !self.answer.is_closed()
@@ -196,7 +199,7 @@ impl Preparation {
         &self,
         client: &Client,
         size: Size,
-        work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(&IsWanted<'_>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let (answer, outcome) = oneshot::channel();
         let job = Job { size, work: Box::new(Task { work, answer }) };

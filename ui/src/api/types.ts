@@ -251,7 +251,21 @@ export interface ModelTick {
   sequences: SequenceTick[];
   cached_added: Run[];
   cached_removed: Run[];
+  images?: ImagesTick;
   kernels?: { name: string; launches: number; nanoseconds: number }[];
+}
+
+/** Images of requests, and the cache of encoded ones. */
+export interface ImagesTick {
+  waiting: number;
+  encoding: boolean;
+  encoded: number;
+  encoder_seconds: number;
+  cache_hits: number;
+  cached: number;
+  cached_rows: number;
+  cached_bytes: number;
+  cache_limit: number;
 }
 
 /** A tier of the cache behind the device's pages. */

@@ -11,6 +11,7 @@ import { bytes, count, percent, plural, rate, seconds } from "../format.ts";
 import { useServer } from "../store/server.ts";
 import { Chart, type Line } from "./charts.tsx";
 import type { Frame, ModelFrame } from "./history.ts";
+import { Images } from "./images.tsx";
 import { Lanes } from "./lanes.tsx";
 import { PageMap } from "./page-map.tsx";
 import { Step } from "./step.tsx";
@@ -82,6 +83,7 @@ function Page() {
                 </section>
                 <Step model={model} hovered={hovered} hover={setHovered} />
                 <Lanes model={model} lanes={history.lanes.get(model.name)} now={frame.time} hovered={hovered} hover={setHovered} />
+                {model.images && <Images images={model.images} />}
                 <Kernels model={model} />
               </div>
               <aside className="room-side" aria-label="Figures">

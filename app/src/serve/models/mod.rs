@@ -64,6 +64,8 @@ pub struct ServedModels {
     memory: u64,
     parallel: usize,
     batch_tokens: usize,
+    /// `--batch-tokens`, for encoders.
+    encoder_tokens: Option<usize>,
     step_time: Duration,
     queue: usize,
     /// `--max-queue-tokens`.
@@ -154,6 +156,7 @@ impl ServedModels {
             parallel,
             step_time: options.step_time.map_or(defaults.step_time, |time| time.0),
             batch_tokens: BatchTokensArg { batch_tokens: options.batch_tokens }.or_default(parallel),
+            encoder_tokens: options.batch_tokens,
             queue: options.max_queue.unwrap_or(defaults.queue_capacity),
             queue_tokens: options.max_queue_tokens,
             presets: options.presets.clone(),

@@ -51,6 +51,7 @@ impl ServedModels {
             max_context: Some(context),
             max_sequences: self.parallel,
             max_batch_tokens: self.batch_tokens,
+            encoder_tokens: self.encoder_tokens,
             step_time: self.step_time,
             queue_capacity: self.queue,
             queue_tokens: self.queue_tokens,
@@ -134,7 +135,9 @@ impl ServedModels {
             context = trained;
         }
         let tokens = context.saturating_mul(self.parallel).min(MOST_TOKENS.max(context));
-        let (plan, _) = self.engine_plan(file, preset, context, PageBudget::Tokens(tokens))?;
+        // Texts of encoders need pages for one step.
+        let pages = if file.is_encoder() { PageBudget::Auto } else { PageBudget::Tokens(tokens) };
+        let (plan, _) = self.engine_plan(file, preset, context, pages)?;
         // Exactly the bytes of the settings, if given.
         let given = self.kv_bytes.map(|bytes| bytes.saturating_add(plan.page_bytes));
         let enough = plan.kv_for(context);

@@ -318,7 +318,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
         (
             "has embeddings that depend on the number of rows",
             Defect { embeddings: |x, now| nudge(x, now.rows), ..NONE },
-            &["exact_embeddings"],
+            &["exact_embeddings", "means"],
         ),
         ("saves the wrong part of a state", Defect { moves: next_part, ..NONE }, &["exact_states"]),
         (
@@ -342,7 +342,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
         (
             "scales embeddings",
             Defect { embeddings: |x, _| x.iter_mut().for_each(|x| *x *= 1.5), ..NONE },
-            &["embeddings"],
+            &["embeddings", "means"],
         ),
         ("loads anything", Defect { checks_weights: false, ..NONE }, &["bad_weights"]),
         ("runs anything", Defect { checks_steps: false, ..NONE }, &["invalid_steps"]),

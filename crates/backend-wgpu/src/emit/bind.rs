@@ -49,11 +49,12 @@ pub fn buffer_bytes(facts: &Facts<'_>) -> u64 {
     sizes.bytes() + 4 * (rotations + page_kernels + rows) as u64
 }
 
-/// Returns the words of the largest slice of outputs for the host: logits, normed rows, and rows of the residual stream.
+/// Returns the words of the largest slice of outputs for the host: logits, normed rows, rows of the residual stream, and means.
 pub fn host_row_words(program: &Program, limits: &Limits) -> usize {
     let (outputs, hidden) = (limits.max_outputs.max(1), program.hidden);
+    let means = if program.bidirectional { limits.max_sequences * hidden } else { 0 };
     match program.head() {
-        Some(_) => (outputs.min(LOGIT_ROWS) * (program.vocab + 2 * hidden)).max(2 * outputs * hidden),
+        Some(_) => (outputs.min(LOGIT_ROWS) * (program.vocab + 2 * hidden)).max(2 * outputs * hidden) + means,
         None => outputs * program.residual_width(),
     }
 }
@@ -327,7 +328,8 @@ impl<'a> Binder<'a> {
             return Ok(None);
         }
         let norm = logits.remove(0);
-        let vocab = self.facts.program.vocab;
+        let facts = self.facts;
+        let vocab = facts.program.vocab;
         let chunks = vocab.div_ceil(sampler::CHUNK) as u32;
         let constants = vec![("VOCAB", U(vocab as u32)), ("CHUNKS", U(chunks))];
         let merge = vec![("CHUNKS", U(chunks)), ("MERGE", U(1))];
@@ -341,6 +343,9 @@ impl<'a> Binder<'a> {
             ("masks", Slot::Masks),
             ("tokens", Slot::Tokens),
             ("edits", Slot::Edits),
+            ("step", Slot::Step),
+            ("normed", Slot::Embeddings),
+            ("means", Slot::Means),
         ];
         let mut launch = |name: &str, files: &[&'static str], constants, grid| {
             self.launch(Coded::new(name, Part::new(files, constants, slots.clone()), grid), coder)
@@ -352,6 +357,12 @@ impl<'a> Binder<'a> {
             launch("argmax_merge", files, merge, Grid::Rows)?,
         ];
         let sample = launch("sample", wgsl!("args", "sample"), draw, Grid::Rows)?;
+        let mean = facts.program.bidirectional.then(|| {
+            let hidden = facts.program.hidden as u32;
+            let grid = Grid::Each(hidden.div_ceil(32));
+            launch("mean_rows", wgsl!("args", "mean_rows"), vec![("WIDTH", U(hidden))], grid)
+        });
+        let mean = mean.transpose()?;
         let mut io = |slot| self.buffer(slot, coder);
         let io = HeadIo {
             logits: io(Slot::Logits)?,
@@ -359,8 +370,9 @@ impl<'a> Binder<'a> {
             samples: io(Slot::Samples)?,
             masks: io(Slot::Masks)?,
             edits: io(Slot::Edits)?,
+            means: mean.is_some().then(|| io(Slot::Means)).transpose()?,
         };
-        Ok(Some(Head { norm, logits, one_row, adjust, argmax, sample, io }))
+        Ok(Some(Head { norm, logits, one_row, mean, adjust, argmax, sample, io }))
     }
 
     /// Returns the model.

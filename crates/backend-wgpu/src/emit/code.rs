@@ -246,6 +246,7 @@ impl<'a> Coder<'a> {
             ("ACT_BLOCKS", U(width.div_ceil(BLOCK) as u32)),
             ("EMIT_Q8", U(u32::from(formats.q8))),
             ("EMIT_F32", U(u32::from(formats.f32))),
+            ("HALVES_ONLY", U(u32::from(formats.halves_only))),
         ]
     }
 

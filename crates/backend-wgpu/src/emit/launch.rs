@@ -172,6 +172,8 @@ pub struct Head {
     pub logits: Vec<Arc<Launch>>,
     /// The same in a step of one row without its own norm, if the last layer computes it.
     pub one_row: Vec<Arc<Launch>>,
+    /// Means of normed rows, of an encoder.
+    pub mean: Option<Launch>,
     /// Bias and penalties.
     pub adjust: Launch,
     /// The best tokens.
@@ -194,6 +196,8 @@ pub struct HeadIo {
     pub masks: wgpu::Buffer,
     /// See `adjust.wgsl`.
     pub edits: wgpu::Buffer,
+    /// `[sequences, hidden]`, of an encoder.
+    pub means: Option<wgpu::Buffer>,
 }
 
 /// Buffers between host and device.

@@ -72,9 +72,9 @@ impl Coder<'_> {
             slots.push(("x_halves", half_acts(op.acts, layout)));
             let (mut finish, mut suffix) = (Part::new(wgsl!("store"), vec![], vec![]), "");
             if let Epilogue::Activations(activation, down) = op.epilogue {
-                // Interleaved gates and inputs.
-                finish = self.gates_finish(activation, outputs / 2, down);
-                suffix = "_gate";
+                let each = op.linears.len();
+                finish = self.gates_finish(activation, each, outputs / each, down);
+                suffix = if each == 2 { "_gate" } else { "_activation" };
             }
             let rest = self.bias(&op.linears, op.order, rows.clone());
             let rest = Part::new(&[], constants, slots).with(rest).with(finish);
@@ -273,11 +273,20 @@ impl Coder<'_> {
         (Part::new(&files, constants, slots), norms.is_some())
     }
 
-    /// Returns the end of gate and up with cooperative matrices, for `width` activations.
-    fn gates_finish(&self, activation: paguro_backend::Activation, width: usize, down: Layout) -> Part {
+    /// Returns the end of a matmul with cooperative matrices that computes `width` activations, of results or of gates and ups, which
+    /// alternate: `each` results each.
+    fn gates_finish(
+        &self,
+        activation: paguro_backend::Activation,
+        each: usize,
+        width: usize,
+        down: Layout,
+    ) -> Part {
         let mut constants = activation_constants(activation);
         constants.extend([
-            ("GATES", U(1)),
+            ("ACTIVATES", U(1)),
+            ("EACH", U(each as u32)),
+            ("GATED", U(u32::from(each == 2))),
             ("ACT_BLOCKS", U((width / BLOCK) as u32)),
             ("GATED_AT", U(2 * self.halves_at(down))),
         ]);

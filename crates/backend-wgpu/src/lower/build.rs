@@ -404,6 +404,9 @@ impl<'a> Builder<'a> {
         let sizes = &mut *self.sizes;
         sizes.need(Slot::Logits, rows * vocab);
         sizes.need(Slot::Embeddings, outputs * hidden);
+        if program.bidirectional {
+            sizes.need(Slot::Means, limits.max_sequences * hidden);
+        }
         sizes.need(Slot::Samples, 8 * outputs);
         sizes.need(Slot::Edits, 4 * sampler::room(rows, vocab));
         sizes.need(Slot::Masks, rows.max(outputs.min(256)) * vocab.div_ceil(32));

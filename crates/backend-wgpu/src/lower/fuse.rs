@@ -23,7 +23,7 @@ use crate::{
 type Rule = fn(&Facts<'_>, RowClass, &[Node]) -> Option<(usize, Vec<Node>)>;
 
 /// All rules, in order.
-const RULES: [Rule; 15] = [
+const RULES: [Rule; 16] = [
     add_directly,
     replaced_once,
     scale_sum,
@@ -34,6 +34,7 @@ const RULES: [Rule; 15] = [
     rope_in_matmul,
     gate_in_matmul,
     gate_in_coop,
+    activation_in_coop,
     gate_in_experts,
     choice_in_experts,
     sum_in_experts,
@@ -260,6 +261,27 @@ fn gate_in_coop(facts: &Facts<'_>, class: RowClass, nodes: &[Node]) -> Option<(u
     }
     let epilogue = Epilogue::Activations(activate.activation, facts.layout(down.linears[0].matrix));
     Some((2, vec![Node::new(Kernel::Matmul(Matmul { epilogue, ..gates.clone() }))]))
+}
+
+/// Cooperative matrices: a matmul without gates computes the activations of its results.
+fn activation_in_coop(facts: &Facts<'_>, class: RowClass, nodes: &[Node]) -> Option<(usize, Vec<Node>)> {
+    let [
+        Node { kernel: Kernel::Matmul(up), .. },
+        Node { kernel: Kernel::Activate(activate), .. },
+        Node { kernel: Kernel::Matmul(down), .. },
+        ..,
+    ] = nodes
+    else {
+        return None;
+    };
+    let is_own = activate.gate.is_none() && activate.up == up.out && up.linears.len() == 1;
+    let is_plain = matches!(activate.places, Places::Rows) && up.input == Input::Ready && !up.in_order;
+    let can_activate = is_own && is_plain && can_gate(facts, up, activate.width, down);
+    let uses_matrices = [up, down].iter().all(|op| kernels::is_cooperative(facts, class, op));
+    (can_activate && uses_matrices).then(|| {
+        let epilogue = Epilogue::Activations(activate.activation, facts.layout(down.linears[0].matrix));
+        (2, vec![Node::new(Kernel::Matmul(Matmul { epilogue, ..up.clone() }))])
+    })
 }
 
 /// One row: the matmul of gates of experts computes the activations, in floats, which the next matmul quantizes. With 8 rows,

@@ -2,7 +2,10 @@
 
 use paguro_backend::{Experts, Limits};
 
-use super::node::RowClass;
+use super::{
+    facts::Facts,
+    node::{self, RowClass},
+};
 use crate::{layout::Layout, target::Target};
 
 /// A matmul kernel.
@@ -150,6 +153,15 @@ pub fn low_rank(target: &Target, cooperative: Option<u32>) -> Vec<Matmul> {
         }
     }
     kernels
+}
+
+/// Returns true if all steps of a class compute this matmul with cooperative matrices.
+pub fn is_cooperative(facts: &Facts<'_>, class: RowClass, op: &node::Matmul) -> bool {
+    let layout = facts.layout(op.linears[0].matrix);
+    facts.target.cooperative.is_some()
+        && layout != Layout::F32
+        && !op.in_order
+        && class.from > few_rows(layout).max(op.few) as usize
 }
 
 /// Returns true if a workgroup of a matmul of one row has room for its own activations beside its sums.

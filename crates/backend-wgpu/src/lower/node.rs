@@ -61,6 +61,8 @@ pub struct Formats {
     pub q8: bool,
     /// Floats.
     pub f32: bool,
+    /// True if all readers use cooperative matrices, so that only activations for these are written.
+    pub halves_only: bool,
 }
 
 /// Columns of a slot of rows: a buffer `[rows, stride]` from column `first` on.

@@ -103,6 +103,8 @@ pub enum Slot {
     Logits,
     /// `[outputs, hidden]`
     Embeddings,
+    /// Means of embeddings, `[sequences, hidden]`.
+    Means,
     /// See `sample.wgsl`.
     Samples,
     /// See `adjust.wgsl`.

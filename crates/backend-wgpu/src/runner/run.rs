@@ -116,6 +116,7 @@ impl GpuRunner {
                     | OutputKind::Logits
                     | OutputKind::Embedding
                     | OutputKind::Residual => for_host.push((index, row)),
+                    OutputKind::Mean => {} // see `means`
                 }
             }
         }
@@ -137,8 +138,12 @@ impl GpuRunner {
         let has_logits = first < plan.outputs.logit_rows;
         let logits_end = if has_logits { count * logits } else { 0 };
         let normed_end = logits_end + if plan.embeds { count * hidden } else { 0 };
-        let bytes = normed_end + if residuals.is_empty() { 0 } else { count * residual };
-        if !for_host.is_empty() {
+        let residual_end = normed_end + if residuals.is_empty() { 0 } else { count * residual };
+        let means = plan.outputs.means.iter().filter(|_| !has_logits).map(|&(index, _)| index);
+        let means: Vec<usize> = means.collect();
+        let bytes = residual_end + means.len() * hidden;
+        let is_read = !for_host.is_empty() || !means.is_empty();
+        if is_read {
             let host = &self.rows;
             if let Some(Head { io, .. }) = model.head.as_ref().filter(|_| has_logits) {
                 commands.copy_buffer_to_buffer(&io.logits, 0, host, 0, logits_end as u64);
@@ -153,12 +158,17 @@ impl GpuRunner {
                 let bytes = (run.len() * residual) as u64;
                 commands.copy_buffer_to_buffer(&model.io.residual, from as u64, host, at as u64, bytes);
             }
+            let buffer = model.head.as_ref().and_then(|head| head.io.means.as_ref());
+            if let Some(buffer) = buffer.filter(|_| !means.is_empty()) {
+                let (at, size) = (residual_end as u64, (means.len() * hidden) as u64);
+                commands.copy_buffer_to_buffer(buffer, 0, host, at, size);
+            }
             if device.target.handoff {
                 encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
             }
         }
         *submission = encoding.finish(commands, sampled.len())?;
-        if for_host.is_empty() {
+        if !is_read {
             return Ok(());
         }
         self.flush()?;
@@ -179,6 +189,10 @@ impl GpuRunner {
                     OutputKind::Logits => Some(OutputValue::Logits(row(0, logits, place))),
                     kind => sampling::answer(&row(0, logits, place), kind, scratch),
                 };
+            }
+            for (place, &index) in means.iter().enumerate() {
+                let mean = row(residual_end, hidden, place);
+                answers[place_of(index)] = Some(OutputValue::Embedding(mean));
             }
         })
     }

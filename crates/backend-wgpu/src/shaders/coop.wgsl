@@ -56,10 +56,10 @@ fn x_at(row: u32, input: u32) -> u32 {
   return ((row / 16u * 2u * BLOCKS + input / 16u) * 64u + row % 16u * 4u + input % 16u / 4u) * UNITS;
 }
 
-//% if GATES
-// Returns every second of eight sums.
+//% if ACTIVATES
+// Returns four sums that are EACH apart.
 fn ends_quad(at: u32) -> vec4<f32> {
-  return vec4<f32>(ends[at], ends[at + 2u], ends[at + 4u], ends[at + 6u]);
+  return vec4<f32>(ends[at], ends[at + EACH], ends[at + 2u * EACH], ends[at + 3u * EACH]);
 }
 
 //% end
@@ -229,16 +229,16 @@ fn main(
   workgroupBarrier();
   coopStoreT(sums_${r}_${o}, &ends[group * SIDE * SIDE], SIDE);
   workgroupBarrier();
-//% if GATES
-  // Eight sums of a row at a time, which are the gates and ups of four activations.
-  for (var i = group * SUBGROUP + lane; i < COLUMNS * TEAM_ENDS / 8u; i += THREADS) {
-    let at = 8u * i;
+//% if ACTIVATES
+  // The sums of four activations of a row at a time: four inputs, or four gates and ups.
+  for (var i = group * SUBGROUP + lane; i < COLUMNS * TEAM_ENDS / (4u * EACH); i += THREADS) {
+    let at = 4u * EACH * i;
     let from_ = at / TEAM_ENDS * K_GROUPS * TEAM_ENDS + at % TEAM_ENDS;
     var gates = ends_quad(from_);
-    var ups = ends_quad(from_ + 1u);
+    var ups = ends_quad(from_ + EACH - 1u);
     for (var t = 1u; t < K_GROUPS; t++) {
       gates += ends_quad(from_ + t * TEAM_ENDS);
-      ups += ends_quad(from_ + t * TEAM_ENDS + 1u);
+      ups += ends_quad(from_ + t * TEAM_ENDS + EACH - 1u);
     }
 //% else
   for (var i = group * SUBGROUP + lane; i < COLUMNS * TEAM_ENDS; i += THREADS) {
@@ -249,7 +249,7 @@ fn main(
 //% end
     let r = row + (at % TEAM_ENDS / (SIDE * SIDE) * ROWS + ${r}u) * SIDE + at / SIDE % SIDE;
     let o = (wid.y * COLUMNS + at / TEAM_ENDS) * TILE_OUTS + ${o}u * SIDE + at % SIDE;
-//% if GATES
+//% if ACTIVATES
     if (r < args.rows && o < OUTPUTS) { store_activations(r, o, gates, ups); }
 //% else
 //% if EXPERTS

@@ -1,11 +1,13 @@
 // Writes activations of the next matmul in blocks of 32, [rows, ACT_BLOCKS]: as floats, in eight bits, or both. With
-// cooperative matrices, they follow in half precision. Only those in half precision include the factor of a norm; other
-// matmuls multiply their results by the factor.
+// cooperative matrices, they follow in half precision; with HALVES_ONLY, all matmuls that read them have cooperative matrices, and
+// nothing else is written. Only those in half precision include the factor of a norm; other matmuls multiply their results by the factor.
 //% provides emit emit_shared stage needs Quantized four_halves largest_of publish quantized quants_of with_sums
 //% if PUBLISHES
 //% else
 //% if EMIT_Q8
 @group(0) @binding(8) var<storage, read_write> acts_quants: array<vec4<u32>>; // [rows, 2, ACT_BLOCKS]
+//% if HALVES_ONLY
+//% else
 @group(0) @binding(9) var<storage, read_write> acts_scales: array<vec2<u32>>; // [rows, ACT_BLOCKS] scale; sums of both halves
 
 fn put_quants(row: u32, block: u32, q: Quantized) {
@@ -14,6 +16,7 @@ fn put_quants(row: u32, block: u32, q: Quantized) {
   acts_quants[at + ACT_BLOCKS] = q.hi;
   acts_scales[row * ACT_BLOCKS + block] = vec2<u32>(bitcast<u32>(q.scale), q.sums);
 }
+//% end
 //% end
 //% if EMIT_F32
 @group(0) @binding(10) var<storage, read_write> acts_floats: array<vec4<u32>>;  // [rows, 8, ACT_BLOCKS]
@@ -57,6 +60,8 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
     staged_quad(from_, ${j}u),
 //% end
   );
+//% if HALVES_ONLY
+//% else
 //% if EMIT_F32
 //% for j in 0..8
   acts_floats[(row * 8u + ${j}u) * ACT_BLOCKS + block] = bitcast<vec4<u32>>(v[${j}]);
@@ -64,6 +69,7 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
 //% end
 //% if EMIT_Q8
   put_quants(row, block, quantized(v));
+//% end
 //% end
 //% if HALVES
   if (args.rows >= HALVES_FROM) {
@@ -99,11 +105,14 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
     shared_quants[8u * from_ + j] = quants;
     publish(PUBLISH_AT + (j / 4u * ACT_BLOCKS + block) * 4u + j % 4u, quants);
 //% else
+//% if HALVES_ONLY
+//% else
 //% if EMIT_F32
     acts_floats[(row * 8u + j) * ACT_BLOCKS + block] = bitcast<vec4<u32>>(staged_quad(from_, j));
 //% end
 //% if EMIT_Q8
     shared_quants[8u * from_ + j] = quants_of(staged_quad(from_, j), largest);
+//% end
 //% end
 //% if HALVES
     if (args.rows >= HALVES_FROM && j < 4u) {
@@ -112,6 +121,8 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
 //% end
 //% end
   }
+//% if HALVES_ONLY
+//% else
 //% if EMIT_Q8
   workgroupBarrier();
   if (has_block && j == 0u) {
@@ -123,6 +134,7 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
     put_quants(row, block, made);
 //% end
   }
+//% end
 //% end
 }
 //% end

@@ -6,7 +6,7 @@ use super::{ReferenceRunner, ops};
 use crate::{
     Activation, Dense, Embed, Exit, Experts, FeedForward, Head, Input, Joined, Layer, LayerEmbeds,
     LayerInput, MatrixId, Mixer, Norm, OutputKind, OutputValue, Residual, RowOp, SharedExpert, Step,
-    StepError, StepSequence, sampling,
+    StepError, StepSequence, mean_of_rows, sampling,
 };
 
 impl ReferenceRunner {
@@ -47,6 +47,12 @@ impl ReferenceRunner {
                 }
                 _ if matches!(output.kind, OutputKind::Residual) => {
                     OutputValue::Residual(x[output.row].clone())
+                }
+                Exit::Logits(head) if matches!(output.kind, OutputKind::Mean) => {
+                    let rows = &x[step.rows_of(output)];
+                    let normed: Vec<_> = rows.iter().map(|x| self.norm(&head.norm, x)).collect();
+                    let rows = normed.iter().map(Vec::as_slice);
+                    OutputValue::Embedding(mean_of_rows(rows, program.hidden))
                 }
                 Exit::Logits(head) => self.head(head, output.row, &output.kind, &x[output.row]),
                 Exit::Rows => unreachable!("a valid step asks for rows only"),

@@ -49,6 +49,7 @@ impl Backend for Reference {
             description: "naive reference, one thread, f64 sums".to_owned(),
             bytes_free: u64::MAX,
             host_free: u64::MAX,
+            step_rows: 1,
             features: Vec::new(),
         }
     }

@@ -24,7 +24,9 @@ impl Worker {
             Command::KernelCounts(reply) => drop(reply.send(self.runner.kernel_counts())),
             Command::Snapshot { kernels, reply } => {
                 let kernels = kernels.then(|| self.runner.kernel_counts());
-                drop(reply.send(Snapshot::new(&self.scheduler, kernels)));
+                let pictures =
+                    self.encoder.as_ref().map(|encoder| self.scheduler.pictures_snapshot(encoder.busy()));
+                drop(reply.send(Snapshot::new(&self.scheduler, pictures, kernels)));
             }
             Command::LoadAdapter { id, pairs, reply } => {
                 self.loading.push_back(Loading { id, pairs, done: 0, reply });

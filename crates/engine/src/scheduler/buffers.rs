@@ -192,7 +192,9 @@ impl PlannedStep {
         };
         let fits = |(output, value): (SequenceOutput, &OutputValue)| match output {
             SequenceOutput::Score { .. } => matches!(value, OutputValue::Score(_)),
-            SequenceOutput::Embedding { .. } | SequenceOutput::Hidden { .. } => {
+            SequenceOutput::Embedding { .. }
+            | SequenceOutput::Mean { .. }
+            | SequenceOutput::Hidden { .. } => {
                 matches!(value, OutputValue::Embedding(_))
             }
             SequenceOutput::Sample { .. } => matches!(value, OutputValue::Sampled(_)),

@@ -40,6 +40,9 @@ impl Scheduler {
                         let rows = sequence.drafts.rows.as_mut();
                         rows.into_iter().for_each(|rows| rows.push(output.position(), &row));
                     }
+                    OutputValue::Embedding(mean) if matches!(output, SequenceOutput::Mean { .. }) => {
+                        sequence.prompt_outputs.set_mean(mean, sequence.planned.rows);
+                    }
                     OutputValue::Embedding(embedding) => {
                         sequence.prompt_outputs.add_embedding(&embedding, sequence.request.keeps_rows);
                     }

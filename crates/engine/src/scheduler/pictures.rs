@@ -1,12 +1,13 @@
 //! Pictures that sequences wait for: their order, and the rows that the encoder has computed.
 
-use std::{cmp::Reverse, sync::Arc, time::Duration};
+use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::Scheduler;
 use crate::{
     RequestError,
     encoder::{Done, Job},
     sequence::Sequence,
+    snapshot::PicturesSnapshot,
 };
 
 impl Scheduler {
@@ -56,6 +57,27 @@ impl Scheduler {
                 let failed = failed.map(|s| (s.request.id, RequestError::Picture(problem.clone()))).collect();
                 self.fail_requests(failed);
             }
+        }
+    }
+
+    /// Describes pictures for readers. `busy` is the key of the one that is encoded.
+    pub fn pictures_snapshot(&self, busy: Option<[u8; 32]>) -> PicturesSnapshot {
+        let mut waiting = BTreeSet::new();
+        for (sequence, _) in self.sequences() {
+            let pictures = &sequence.request.pictures;
+            let places = pictures.places_in(sequence.kv.computed..sequence.tokens.len());
+            let missing = places.filter(|place| sequence.encoded[place.picture].is_none());
+            waiting.extend(missing.map(|place| pictures.key(place.picture)));
+        }
+        waiting.retain(|key| busy != Some(*key) && !self.encoder_cache.contains(key));
+        let (kept, kept_rows, kept_bytes, most_bytes) = self.encoder_cache.sizes();
+        PicturesSnapshot {
+            waiting: waiting.len(),
+            is_encoding: busy.is_some(),
+            kept,
+            kept_rows,
+            kept_bytes,
+            most_bytes,
         }
     }
 

@@ -17,6 +17,8 @@ pub(crate) struct SequenceOutputs {
     scores: Range<usize>,
     /// Positions with requested embeddings.
     embeddings: Range<usize>,
+    /// True if their mean is requested instead.
+    is_mean: bool,
     /// Positions whose rows a head for multi-token prediction continues.
     hidden: Range<usize>,
     /// Positions after which tokens are sampled.
@@ -30,6 +32,7 @@ pub(crate) struct SequenceOutputs {
 pub(crate) enum SequenceOutput {
     Score { position: usize },
     Embedding { position: usize },
+    Mean { position: usize },
     Hidden { position: usize },
     Sample { position: usize, branch: usize },
 }
@@ -40,6 +43,7 @@ impl SequenceOutput {
         match self {
             Self::Score { position }
             | Self::Embedding { position }
+            | Self::Mean { position }
             | Self::Hidden { position }
             | Self::Sample { position, .. } => position,
         }
@@ -49,23 +53,28 @@ impl SequenceOutput {
 impl SequenceOutputs {
     /// Returns the tokens of these branches after each of these positions.
     pub fn samples(samples: Range<usize>, branches: Range<usize>) -> Self {
-        Self { scores: 0..0, embeddings: 0..0, hidden: 0..0, samples, branches }
+        Self { scores: 0..0, embeddings: 0..0, is_mean: false, hidden: 0..0, samples, branches }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = SequenceOutput> + use<> {
-        let Self { scores, embeddings, hidden, samples, branches } = self.clone();
+        let Self { scores, embeddings, is_mean, hidden, samples, branches } = self.clone();
+        let (mean, embeddings) = match is_mean && !embeddings.is_empty() {
+            true => (Some(SequenceOutput::Mean { position: embeddings.start }), 0..0),
+            false => (None, embeddings),
+        };
         let scores = scores.map(|position| SequenceOutput::Score { position });
         let embeddings = embeddings.map(|position| SequenceOutput::Embedding { position });
         let hidden = hidden.map(|position| SequenceOutput::Hidden { position });
         let samples = samples.flat_map(move |position| {
             branches.clone().map(move |branch| SequenceOutput::Sample { position, branch })
         });
-        scores.chain(embeddings).chain(hidden).chain(samples)
+        scores.chain(embeddings).chain(mean).chain(hidden).chain(samples)
     }
 
     pub fn len(&self) -> usize {
         let tokens = self.samples.len() * self.branches.len();
-        self.scores.len() + self.embeddings.len() + self.hidden.len() + tokens
+        let embeddings = if self.is_mean { self.embeddings.len().min(1) } else { self.embeddings.len() };
+        self.scores.len() + embeddings + self.hidden.len() + tokens
     }
 }
 
@@ -84,7 +93,7 @@ pub(crate) struct PromptOutputs {
 struct Pool {
     /// Their sum.
     sum: Vec<f64>,
-    /// All of them, one after another, if the request keeps them.
+    /// All of them, one after another, if the request keeps them; or their mean, if the device has computed it.
     rows: Vec<f32>,
     /// Their number.
     count: usize,
@@ -117,6 +126,12 @@ impl PromptOutputs {
             pool.sum.iter_mut().zip(embedding).for_each(|(sum, &x)| *sum += f64::from(x));
         }
     }
+
+    /// Sets the mean of all requested embeddings, of which there are `count`.
+    pub fn set_mean(&mut self, mean: Vec<f32>, count: usize) {
+        let Some(pool) = &mut self.pool else { return };
+        (pool.rows, pool.count) = (mean, count);
+    }
 }
 
 impl Sequence {
@@ -127,6 +142,7 @@ impl Sequence {
         SequenceOutputs {
             scores: self.scored_in(self.planned.rows),
             embeddings: self.embedded_in(self.planned.rows),
+            is_mean: self.request.is_mean,
             hidden: self.hidden_in(self.planned.rows),
             ..SequenceOutputs::samples(samples, self.branches.clone())
         }
@@ -146,6 +162,7 @@ impl Sequence {
                     OutputKind::Score { token, top }
                 }
                 SequenceOutput::Embedding { .. } | SequenceOutput::Hidden { .. } => OutputKind::Embedding,
+                SequenceOutput::Mean { .. } => OutputKind::Mean,
                 SequenceOutput::Sample { position, branch } => {
                     OutputKind::Sample(self.sample_request(branch, position))
                 }
@@ -245,7 +262,7 @@ impl Sequence {
             return None;
         }
         let Pool { sum, rows, count } = self.prompt_outputs.pool.take()?;
-        if self.request.keeps_rows {
+        if self.request.keeps_rows || self.request.is_mean {
             return Some(rows);
         }
         Some(sum.into_iter().map(|sum| (sum / count as f64) as f32).collect())

@@ -18,6 +18,7 @@ use paguro_backend::{
     MatrixId, Mixer, Norm, NormKind, OutputKind, OutputValue, PacedRunner, PageContent, PageFormat, PageId,
     PageMove, Program, Residual, Runner, STATE_CHUNK, SampleRequest, Sampled, Score, ShortConv, StateLayout,
     StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId, WeightFormat, Weights,
+    mean_of_rows,
 };
 use paguro_grammar::{Constraint, Grammar, TokenText, Vocabulary};
 use paguro_model::{
@@ -194,7 +195,13 @@ impl Backend for FakeBackend {
     }
 
     fn capacity(&self) -> Capacity {
-        Capacity { description: "fake".into(), bytes_free: 1 << 20, host_free: 0, features: Vec::new() }
+        Capacity {
+            description: "fake".into(),
+            bytes_free: 1 << 20,
+            host_free: 0,
+            step_rows: 1,
+            features: Vec::new(),
+        }
     }
 
     fn page_bytes(&self, _: &Program, block_size: usize, _: KvDtype) -> usize {
@@ -433,6 +440,12 @@ impl Runner for FakeRunner {
                     OutputValue::Score(Score { logprob: score(digest, token), top: best(digest, top) })
                 }
                 OutputKind::Embedding => OutputValue::Embedding(embedding(digest)),
+                OutputKind::Mean => {
+                    let rows: Vec<_> =
+                        digests[step.rows_of(output)].iter().map(|&of| embedding(of)).collect();
+                    let rows = rows.iter().map(Vec::as_slice);
+                    OutputValue::Embedding(mean_of_rows(rows, embedding(digest).len()))
+                }
                 OutputKind::Logits => OutputValue::Logits(logits(digest)),
                 OutputKind::Residual => OutputValue::Residual(embedding(digest)),
             });

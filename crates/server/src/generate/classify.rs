@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use paguro_engine::Request;
+use paguro_model::map_texts;
 
 use super::{
     Caller, Prompt,
@@ -80,14 +81,14 @@ pub async fn classify(
     let most = lease.handle.max_context();
     let has_pairs = inputs.iter().any(|input| matches!(input, ClassifyInput::Pair(..)));
     let limit = Limit::of_classifier(truncation, most, has_pairs)?;
+    let bytes = caller.body.length();
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         let reader = TextReader { model, most, truncation, field };
         let read = |(index, input)| match input {
             ClassifyInput::One(prompt) => reader.tokens("", prompt, index),
             ClassifyInput::Pair(first, second) => encode_pair(model, (&first, &second), limit, field, index),
         };
-        let inputs = inputs.into_iter().enumerate().take_while(|_| is_wanted());
-        inputs.map(read).collect::<Result<Vec<_>, _>>()
+        map_texts(inputs.into_iter().enumerate().collect(), bytes, is_wanted, read)
     });
     let prompts = caller.in_time(work).await?;
     let tokens = embed::count_tokens(&prompts, field)?;

@@ -6,7 +6,7 @@ mod request;
 use std::time::Instant;
 
 use paguro_engine::{Batch, BatchError, Request, RequestError, normalize};
-use paguro_model::{Model, Pooling};
+use paguro_model::{Model, Pooling, map_texts};
 
 pub use self::request::{EmbedRequest, Field, PromptChoice, Truncation, VectorKinds};
 
@@ -80,12 +80,12 @@ pub(super) async fn embed_with(
     check_length(inputs.len(), MAX_VECTOR_BYTES / (4 * dimensions.max(1)), field.name)?;
     let most = lease.handle.max_context();
     let most = context.map_or(most, |context| context.at_most(most));
-    let tolerance = caller.tolerance.clone();
+    let (tolerance, bytes) = (caller.tolerance.clone(), caller.body.length());
     let work = off_thread(state, caller, &lease, move |model, is_wanted| {
         let before = prompt.text(&model.prompts, &tolerance)?;
         let reader = TextReader { model, most, truncation, field };
-        let inputs = inputs.into_iter().enumerate().take_while(|_| is_wanted());
-        inputs.map(|(index, input)| reader.tokens(&before, input, index)).collect::<Result<Vec<_>, _>>()
+        let read = |(index, input)| reader.tokens(&before, input, index);
+        map_texts(inputs.into_iter().enumerate().collect(), bytes, is_wanted, read)
     });
     let prompts = caller.in_time(work).await?;
     let submitted = Instant::now();

@@ -31,7 +31,7 @@ use crate::{
     error::ApiError,
     images::{Sight, settle, text_only},
     models::Lease,
-    prepare::Size,
+    prepare::{IsWanted, Size},
 };
 
 pub use caller::{Caller, salt_parts};
@@ -105,7 +105,7 @@ pub async fn prompt(
     fetch_images(state, caller, lease, &mut request).await?;
     let settings = state.settings.images.within(lease.handle.max_image_tokens());
     let max_context = lease.handle.max_context();
-    let work = move |model: &Model, _: &dyn Fn() -> bool| {
+    let work = move |model: &Model, _: &IsWanted<'_>| {
         request.plan_images(model, &settings)?;
         request.prompt(model, max_context)
     };
@@ -197,7 +197,7 @@ pub async fn render_chat(
     let lease = lease(state, caller, model, asked, request.options.context, lora).await?;
     request.tolerance = caller.tolerance.clone();
     let context = lease.handle.max_context();
-    let work = move |model: &Model, _: &dyn Fn() -> bool| Ok(request.fit(model, context, context)?.tokens);
+    let work = move |model: &Model, _: &IsWanted<'_>| Ok(request.fit(model, context, context)?.tokens);
     rendered(state, caller, &lease, work).await
 }
 
@@ -220,7 +220,7 @@ async fn rendered(
     state: &AppState,
     caller: &Caller,
     lease: &Lease,
-    work: impl FnOnce(&Model, &dyn Fn() -> bool) -> Result<Vec<u32>, ApiError> + Send + 'static,
+    work: impl FnOnce(&Model, &IsWanted<'_>) -> Result<Vec<u32>, ApiError> + Send + 'static,
 ) -> Result<Rendered, ApiError> {
     let tokens = caller.in_time(off_thread(state, caller, lease, work)).await?;
     let (model, context) = (lease.entry.name.clone(), lease.handle.max_context());
@@ -333,11 +333,11 @@ pub(crate) async fn off_thread<T: Send + 'static>(
     state: &AppState,
     caller: &Caller,
     lease: &Lease,
-    work: impl FnOnce(&Model, &dyn Fn() -> bool) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(&Model, &IsWanted<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let (model, size) = (lease.model.clone(), caller.size());
     let release = state.release.clone();
-    let work = move |is_wanted: &dyn Fn() -> bool| {
+    let work = move |is_wanted: &IsWanted<'_>| {
         let outcome = work(&model, is_wanted);
         if size == Size::Large {
             release.soon();

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use paguro_engine::Request;
 use paguro_model::{
-    Model, Ranker,
+    Model, Ranker, map_texts,
     tokenizer::{Cut, SpecialTokens},
 };
 
@@ -224,6 +224,7 @@ async fn rank_with(
     if lease.model.judge.is_none() && instruction.is_some() {
         caller.tolerance.leave_out("instruction", "this reranker reads only the query and the document")?;
     }
+    let bytes = caller.body.length();
     let work = off_thread(state, caller, &lease, move |model, is_wanted| {
         check_repeats(model, &pairs, limit, field)?;
         let question = |(index, (query, document)): (usize, (Arc<str>, String))| match &model.judge {
@@ -235,8 +236,7 @@ async fn rank_with(
                 prompt.map_err(|tokens| limit.exceeded(tokens, true, field, index))
             }
         };
-        let pairs = pairs.into_iter().enumerate().take_while(|_| is_wanted());
-        pairs.map(question).collect::<Result<Vec<_>, _>>()
+        map_texts(pairs.into_iter().enumerate().collect(), bytes, is_wanted, question)
     });
     let prompts = caller.in_time(work).await?;
     let tokens = embed::count_tokens(&prompts, field)?;

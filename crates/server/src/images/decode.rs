@@ -14,7 +14,7 @@ use prometheus_client::metrics::counter::Counter;
 use super::PlannedImage;
 use crate::{
     error::ApiError,
-    prepare::{Client, Preparation, Size},
+    prepare::{Client, IsWanted, Preparation, Size},
 };
 
 /// Maximum bytes of pixels that are kept for later turns of a conversation.
@@ -79,7 +79,7 @@ impl ImageDecoder {
         let (owner, image, processor) = (client.clone(), image.clone(), processor.clone());
         let (memory, cache, limits) = (self.memory.clone(), self.cache.clone(), self.limits);
         let decoded = self.decoded.clone();
-        let work = move |_: &dyn Fn() -> bool| {
+        let work = move |_: &IsWanted<'_>| {
             // Another request may have decoded it meanwhile.
             if let Some(pixels) = lock(&cache).find(&owner, &image.key) {
                 return Ok(pixels);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use paguro_engine::{SequenceSnapshot, Snapshot};
+use paguro_engine::{PicturesSnapshot, SequenceSnapshot, Snapshot, Stats};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -80,6 +80,9 @@ struct ModelTick<'s> {
     /// Pages that have left the cache or are in use again since the last event.
     #[schema(value_type = Vec<Vec<u32>>)]
     cached_removed: Vec<Run>,
+    /// Images; absent if the model reads none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    images: Option<ImagesTick>,
     /// Kernel launches by name, about once per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     kernels: Option<Vec<KernelTick>>,
@@ -118,6 +121,29 @@ struct StatsTick {
     last_rows: usize,
     /// Sequences of the last step.
     last_sequences: usize,
+}
+
+/// Images of requests, and the cache of encoded ones.
+#[derive(Debug, Serialize, ToSchema)]
+struct ImagesTick {
+    /// Images that sequences wait for.
+    waiting: usize,
+    /// True if another one is being encoded.
+    encoding: bool,
+    /// Images that were encoded.
+    encoded: u64,
+    /// Seconds of encoding.
+    encoder_seconds: f64,
+    /// Images whose rows were found in the cache.
+    cache_hits: u64,
+    /// Images in the cache.
+    cached: usize,
+    /// Their rows.
+    cached_rows: usize,
+    /// Bytes of their rows.
+    cached_bytes: u64,
+    /// Bytes that the cache may have.
+    cache_limit: u64,
 }
 
 /// A tier of the cache behind the device's pages.
@@ -225,6 +251,7 @@ impl KnownModel {
             };
             kernels.iter().map(kernel).collect()
         });
+        let images = snapshot.pictures.map(|pictures| ImagesTick::new(&pictures, &snapshot.stats));
         ModelTick {
             name: &model.name,
             device: &model.device,
@@ -237,7 +264,25 @@ impl KnownModel {
             sequences,
             cached_added,
             cached_removed,
+            images,
             kernels,
+        }
+    }
+}
+
+impl ImagesTick {
+    fn new(pictures: &PicturesSnapshot, stats: &Stats) -> Self {
+        let PicturesSnapshot { waiting, is_encoding, kept, kept_rows, kept_bytes, most_bytes } = *pictures;
+        Self {
+            waiting,
+            encoding: is_encoding,
+            encoded: stats.encoded_pictures,
+            encoder_seconds: stats.encoder_nanoseconds as f64 / 1e9,
+            cache_hits: stats.encoder_cache_hits,
+            cached: kept,
+            cached_rows: kept_rows,
+            cached_bytes: kept_bytes,
+            cache_limit: most_bytes,
         }
     }
 }
@@ -265,8 +310,8 @@ impl SequenceTick {
     }
 }
 
-impl From<&paguro_engine::Stats> for StatsTick {
-    fn from(stats: &paguro_engine::Stats) -> Self {
+impl From<&Stats> for StatsTick {
+    fn from(stats: &Stats) -> Self {
         Self {
             pages: stats.pages_total,
             pages_used: stats.pages_used,
@@ -336,6 +381,7 @@ mod tests {
             block_size: 32,
             sequences: sequences.into_iter().map(sequence).collect(),
             cached,
+            pictures: None,
             kernels: None,
         };
         let model = ModelSample { name: "m".into(), device: "cpu".into(), bytes: 1, context: 100, snapshot };
@@ -346,6 +392,32 @@ mod tests {
             token_gap: Latency::default(),
             models: vec![model],
         }
+    }
+
+    #[test]
+    fn only_models_that_see_have_images() {
+        let mut sample = sample(vec![], vec![]);
+        let images = |sample: &Sample| {
+            serde_json::to_value(Known::default().advance(sample)).unwrap()["models"][0]
+                .get("images")
+                .cloned()
+        };
+        assert_eq!(images(&sample), None);
+        let snapshot = &mut sample.models[0].snapshot;
+        snapshot.pictures = Some(PicturesSnapshot {
+            waiting: 2,
+            is_encoding: true,
+            kept: 3,
+            kept_rows: 768,
+            kept_bytes: 3 << 20,
+            most_bytes: 1 << 28,
+        });
+        (snapshot.stats.encoded_pictures, snapshot.stats.encoder_nanoseconds) = (5, 1_500_000_000);
+        let expected = serde_json::json!({
+            "waiting": 2, "encoding": true, "encoded": 5, "encoder_seconds": 1.5, "cache_hits": 0, "cached": 3,
+            "cached_rows": 768, "cached_bytes": 3 << 20, "cache_limit": 1 << 28,
+        });
+        assert_eq!(images(&sample), Some(expected));
     }
 
     #[test]

@@ -193,6 +193,21 @@ fn activations_are_computed_by_gate_and_up() {
 }
 
 #[test]
+fn activations_without_gates_are_computed_by_their_matmul() {
+    let ungated = ModelShape { gated: false, ..dense() };
+    with_nodes(target(), &ungated, MANY, |facts, nodes| {
+        assert_eq!(apply(facts, MANY, activation_in_coop, &nodes).len(), nodes.len());
+    });
+    let cooperative = Target { cooperative: Some(16), ..target() };
+    with_nodes(cooperative, &ungated, MANY, |facts, nodes| {
+        let few = RowClass { from: 2, to: 9 };
+        assert_eq!(apply(facts, few, activation_in_coop, &nodes).len(), nodes.len());
+        let many = RowClass { from: 9, to: 13 };
+        assert_eq!(apply(facts, many, activation_in_coop, &nodes).len(), nodes.len() - 3);
+    });
+}
+
+#[test]
 fn experts_are_chosen_by_gate_and_up_in_steps_of_one_row() {
     with_nodes(target(), &moe(), RowClass::ONE, |facts, nodes| {
         let ordered = apply(facts, RowClass::ONE, order_experts, &nodes);
