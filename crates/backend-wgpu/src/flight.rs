@@ -8,8 +8,9 @@ use paguro_backend::{OutputValue, Pace, StepError};
 use crate::{
     canary::Canaries,
     device::Device,
-    emit::{Head, Model},
+    emit::{EMPTY, Head, Model},
     kernel_statistics::KernelStatistics,
+    lower::MATRICES,
     plan::{Args, Plan},
     planned::{PATIENCE, Planned, encode},
 };
@@ -70,6 +71,9 @@ impl Plan {
         let table = self.adapted_table(of_outputs, first);
         if let (Some(table), Some(buffer)) = (table, &model.adapted[usize::from(of_outputs)]) {
             device.queue.write_buffer(buffer, 0, cast_slice(&table.words));
+            if let Some(words) = model.low_words.as_ref().filter(|_| !of_outputs) {
+                device.queue.write_buffer(words, 0, cast_slice(&vec![EMPTY; MATRICES * table.low]));
+            }
         }
     }
 }

@@ -364,6 +364,10 @@ impl<'a> Binder<'a> {
         coder: &mut Coder<'_>,
     ) -> Result<Model, LoadError> {
         let pools = self.pools();
+        if self.facts.target.handoff {
+            // Kernels of adapters need it later, when it has tokens.
+            self.second(Slot::Tokens, coder)?;
+        }
         let handoff_partials = self.bound.buffers.get(&Slot::HandoffPartials).cloned();
         let residual = if self.facts.program.merged().is_some() { Slot::Merged } else { Slot::Stream };
         let mut io = |slot| self.buffer(slot, coder);
@@ -384,6 +388,7 @@ impl<'a> Binder<'a> {
             table_rows: bound.buffers.get(&Slot::TableRows).cloned(),
             given: bound.buffers.get(&Slot::Given).cloned(),
             adapted,
+            low_words: bound.buffers.get(&Slot::LowWords(0)).cloned(),
             counters: bound.counters.clone(),
             handoff_partials: handoff_partials
                 .map(|partials| HandoffPartials::new(self.device, partials))

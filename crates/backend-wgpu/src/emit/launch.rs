@@ -156,6 +156,8 @@ pub struct Model {
     pub given: Option<wgpu::Buffer>,
     /// Tables of the adapters of a step's rows, and of a slice of its outputs.
     pub adapted: [Option<wgpu::Buffer>; 2],
+    /// Words of the first launch of a step that passes low-rank products by handoff, which the host clears.
+    pub low_words: Option<wgpu::Buffer>,
     /// Names of the counters.
     pub counters: Vec<String>,
     /// Partials of attention with handoff to their merge, if the device uses it.

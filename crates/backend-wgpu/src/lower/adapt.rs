@@ -88,6 +88,10 @@ pub fn need(facts: &Facts<'_>, sizes: &mut Sizes) {
     sizes.need(Slot::Adapted { of_outputs: false }, words[0]);
     sizes.need(Slot::Adapted { of_outputs: true }, words[1]);
     sizes.need(Slot::Low, MATRICES * low);
+    if facts.target.handoff {
+        sizes.need(Slot::LowWords(0), MATRICES * low);
+        sizes.need(Slot::LowWords(1), MATRICES * low);
+    }
     if facts.target.cooperative.is_some() {
         sizes.need(Slot::LowHalves, MATRICES * tiles * 128);
     }
