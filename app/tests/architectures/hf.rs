@@ -6,9 +6,7 @@ use paguro_backend_conformance::Draw;
 use paguro_model::{AdapterFile, LoadOptions, Model, ModelFile, Pooling};
 use serde_json::{Map, Value, json};
 
-use super::{
-    Backend, CHUNKS, OutputKind, ROUNDING, Text, distance, half_pages, run, run_program, weights,
-};
+use super::{Backend, CHUNKS, OutputKind, ROUNDING, Text, distance, half_pages, run, run_program, weights};
 
 /// Where the second text of a pair begins.
 const SECOND: usize = 40;

@@ -12,8 +12,9 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AdapterId, AdapterUse, AttentionMode, Backend, GivenRows, KvDtype, KvGroup, Limits, LoadError, LowRank, Output, OutputKind, OutputValue,
-    PageId, Program, StateId, Step, StepOutput, StepSequence, Weights, reference::Reference,
+    AdapterId, AdapterUse, AttentionMode, Backend, GivenRows, KvDtype, KvGroup, Limits, LoadError, LowRank,
+    Output, OutputKind, OutputValue, PageId, Program, StateId, Step, StepOutput, StepSequence, Weights,
+    reference::Reference,
 };
 use paguro_backend_conformance::Draw;
 use paguro_backend_cpu::{Cpu, CpuOptions};

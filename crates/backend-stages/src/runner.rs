@@ -3,9 +3,9 @@
 use std::{collections::HashMap, ops::Range};
 
 use paguro_backend::{
-    AdapterId, ExpertCount, GivenRows, Input, KernelCount, Limits, LoadError, LowRank, MatrixId, Output,
-    OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
-    StepOutput, Ticket, Weights,
+    AdapterId, AdapterWork, ExpertCount, GivenRows, Input, KernelCount, Limits, LoadError, LowRank, MatrixId,
+    Output, OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step,
+    StepError, StepOutput, Ticket, Weights,
 };
 
 /// A stage on its device.
@@ -209,6 +209,15 @@ impl Runner for StagesRunner {
             stage.runner.load_adapter(id, &own)?;
         }
         Ok(())
+    }
+
+    fn prepare_adapters(&mut self) -> Option<AdapterWork> {
+        let of_stages = self.stages.iter_mut().filter_map(|stage| stage.runner.prepare_adapters());
+        let works: Vec<AdapterWork> = of_stages.collect();
+        if works.is_empty() {
+            return None;
+        }
+        Some(Box::new(|| works.into_iter().try_for_each(|work| work())))
     }
 
     fn unload_adapter(&mut self, id: AdapterId) {

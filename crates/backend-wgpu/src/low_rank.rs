@@ -33,13 +33,14 @@ use std::{
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Adaptable, AdapterId, AdapterUse, LoadError, LowRank, Matrix, MatrixId, Step, WeightFormat, Weights,
+    Adaptable, AdapterId, AdapterUse, Limits, LoadError, LowRank, Matrix, MatrixId, Step, WeightFormat,
+    Weights,
 };
 
 use crate::{
     device::Device,
     layout::{BLOCK, RowPlanes, pack_row},
-    lower::{Adapted, Site, kernels::LOW_RANK_TILE},
+    lower::{Adapted, LOGIT_ROWS, Site, kernels::LOW_RANK_TILE},
 };
 
 /// Offset of the rows of a table.
@@ -247,6 +248,9 @@ impl Adapters {
         pair: &Decoded,
         ranks: usize,
     ) -> Result<bool, LoadError> {
+        // An adapter whose pairs come in pieces has few ranges, because each one is as large as all before.
+        let known: usize = self.loaded[&id].of(pair.is_half).map(Ranks::count).sum();
+        let ranks = ranks.max(known);
         // Pairs begin at multiples of eight ranks, so those of other ranges do as well.
         let units = ranks.next_multiple_of(2 * QUAD) >> u32::from(pair.is_half);
         let mut taken: Vec<_> =
@@ -286,6 +290,31 @@ impl Adapters {
     /// Removes an adapter.
     pub fn unload(&mut self, id: AdapterId) {
         self.loaded.remove(&id);
+    }
+
+    /// Returns all adapters.
+    pub fn ids(&self) -> impl Iterator<Item = AdapterId> {
+        self.loaded.keys().copied()
+    }
+
+    /// Makes room for all steps of these limits of which each row uses one adapter. An item has up to `item_rows` rows.
+    pub fn make_room(&self, limits: &Limits, item_rows: usize, adapted: &mut Adapted) {
+        let of =
+            |loaded: &Loaded| (loaded.ranges.len(), loaded.ranges.iter().map(Ranks::count).sum::<usize>());
+        let (ranges, ranks) = self.loaded.values().map(of).fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
+        let outputs = limits.max_outputs.min(LOGIT_ROWS);
+        for (of_outputs, rows, runs) in
+            [(false, limits.max_rows, limits.max_sequences.min(limits.max_rows)), (true, outputs, outputs)]
+        {
+            let tiles = rows / LOW_RANK_TILE + 2 * runs;
+            let words = ROWS_AT
+                + 8 * rows
+                + ranges * (12 * (rows / item_rows + runs + tiles) + 8 * runs)
+                + 2 * rows.div_ceil(LOW_RANK_TILE);
+            let tiles = 1 + ranges * tiles + tiles * ranks.div_ceil(LOW_RANK_TILE);
+            let table = Table { words: vec![0; words], low: rows * ranks, ranks, tiles, ..Table::default() };
+            table.enlarge(of_outputs, adapted);
+        }
     }
 
     /// Returns true without adapters.

@@ -219,14 +219,16 @@ pub struct HandoffPartials {
 }
 
 impl HandoffPartials {
-    /// Creates empty partials in a buffer.
+    /// Creates partials in a buffer, which are emptied if it is new.
     ///
     /// # Errors
     /// Not enough memory.
-    pub fn new(device: &Device, partials: wgpu::Buffer) -> Result<Self, LoadError> {
+    pub fn new(device: &Device, partials: wgpu::Buffer, is_new: bool) -> Result<Self, LoadError> {
         let empty_words = device.upload(&[EMPTY; EMPTY_WORDS], "empty words")?;
         let partials = Self { partials, empty_words };
-        partials.empty(device);
+        if is_new {
+            partials.empty(device);
+        }
         Ok(partials)
     }
 
