@@ -57,9 +57,8 @@ struct Inputs {
 impl Inputs {
     fn emit(self) -> Result<(Model, Adapted), LoadError> {
         let Self { device, program, weights, kv, limits, adapted, bound } = self;
-        let mut facts = Facts::new(device.now(), &program, &kv, Some(&weights), &limits)?;
-        facts.adapted = Some(&adapted);
-        let model = emit(&device, &facts, &weights, bound)?;
+        let facts = Facts::new(device.now(), &program, &kv, Some(&weights), &limits)?;
+        let model = emit(&device, &Facts { adapted: Some(&adapted), ..facts }, &weights, bound)?;
         device.compile_all()?;
         Ok((model, adapted))
     }
@@ -169,7 +168,7 @@ impl GpuRunner {
     }
 
     /// Returns the work of making launches for the adapters that are loaded, unless they exist.
-    pub(super) fn adapter_work(&mut self) -> Option<AdapterWork> {
+    pub(super) fn adapter_work(&self) -> Option<AdapterWork> {
         let AdaptedModel { adapters, adapted, model, is_stale, known: _, grown, prepared } = &self.adapted;
         let adapters = adapters.as_ref()?;
         let mut room = adapted.clone();
