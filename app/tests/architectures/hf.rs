@@ -3,10 +3,10 @@
 use std::{fs, path::Path};
 
 use paguro_backend_conformance::Draw;
-use paguro_model::{LoadOptions, Model, ModelFile, Pooling};
+use paguro_model::{AdapterFile, LoadOptions, Model, ModelFile, Pooling};
 use serde_json::{Map, Value, json};
 
-use super::{Backend, CHUNKS, OutputKind, ROUNDING, distance, half_pages, run, weights};
+use super::{Backend, CHUNKS, OutputKind, ROUNDING, Text, distance, half_pages, run, run_program, weights};
 
 /// Where the second text of a pair begins.
 const SECOND: usize = 40;
@@ -23,9 +23,7 @@ pub fn compare(backends: &[(&dyn Backend, bool)], draw: Draw) {
     let mut failures = Vec::new();
     for case in &draw.some("folders", all["cases"].as_array().unwrap(), 10) {
         let name = case["name"].as_str().unwrap();
-        let logits = fs::read(folder.join(format!("{name}.logits"))).unwrap();
-        let expected: Vec<f32> =
-            logits.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let expected = read(&folder.join(format!("{name}.logits")));
         let path = write(name, case, &all["tokenizer"]);
         for &(backend, rounds) in backends {
             let tolerance = ROUNDING + if rounds { half_pages(name) } else { 0.0 };
@@ -42,15 +40,33 @@ pub fn compare(backends: &[(&dyn Backend, bool)], draw: Draw) {
                 false => run(backend, model, CONTEXT, &tokens, &CHUNKS, &positions, OutputKind::Logits),
             };
             let Some(own) = own else { continue };
-            let error = far(&own, &expected);
-            println!("{name:16} {:10} error {error:.1e} of {tolerance:.1e}", backend.name());
-            if error.is_nan() || error > tolerance {
-                failures
-                    .push(format!("{name} on {}: {error:.1e}, more than {tolerance:.1e}", backend.name()));
+            let mut check = |what: &str, own: &[f32], expected: &[f32]| {
+                let error = far(own, expected);
+                println!("{name}{what:10} {:10} error {error:.1e} of {tolerance:.1e}", backend.name());
+                if error.is_nan() || error > tolerance {
+                    let name = format!("{name}{what} on {}", backend.name());
+                    failures.push(format!("{name}: {error:.1e}, more than {tolerance:.1e}"));
+                }
+            };
+            check("", &own, &expected);
+            // An adapter that PEFT has saved, with the logits that it computes.
+            let adapter = folder.join("peft").join(name);
+            if adapter.exists() {
+                let model = Model::open(&path, &options).unwrap();
+                let pairs = AdapterFile::open(&adapter).unwrap().fit(&model).unwrap();
+                let text = Text { tokens: &tokens, given: &[], pairs: &pairs };
+                let program = (&model.program, model.weights.clone());
+                let own =
+                    run_program(backend, program, CONTEXT, text, &CHUNKS, &positions, OutputKind::Logits);
+                check(" with PEFT", &own.unwrap(), &read(&adapter.join("logits")));
             }
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");
+}
+
+fn read(logits: &Path) -> Vec<f32> {
+    fs::read(logits).unwrap().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
 /// Cases that a GGUF file has no keys for, with a part of the message; and a field of the configuration without which it has.
@@ -93,9 +109,7 @@ pub fn convert_all(backend: &dyn Backend) {
     for case in all["cases"].as_array().unwrap() {
         let name = case["name"].as_str().unwrap();
         let mut path = write(name, case, &all["tokenizer"]);
-        let logits = fs::read(folder.join(format!("{name}.logits"))).unwrap();
-        let mut expected: Vec<f32> =
-            logits.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let mut expected = read(&folder.join(format!("{name}.logits")));
         if let Some((_, message, field)) = NOT_CONVERTED.iter().find(|refused| refused.0 == name) {
             let error = ModelFile::open(&path).unwrap().contents().map(drop).unwrap_err().to_string();
             assert!(error.contains(message), "{name}: {error}");

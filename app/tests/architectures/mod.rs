@@ -12,8 +12,9 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, GivenRows, KvDtype, KvGroup, Limits, LoadError, Output, OutputKind, OutputValue,
-    PageId, Program, StateId, Step, StepOutput, StepSequence, Weights, reference::Reference,
+    AdapterId, AdapterUse, AttentionMode, Backend, GivenRows, KvDtype, KvGroup, Limits, LoadError, LowRank,
+    Output, OutputKind, OutputValue, PageId, Program, StateId, Step, StepOutput, StepSequence, Weights,
+    reference::Reference,
 };
 use paguro_backend_conformance::Draw;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -104,6 +105,8 @@ struct Text<'a> {
     tokens: &'a [u32],
     /// For heads, the model's row before each token: `[tokens, hidden]`.
     given: &'a [f32],
+    /// Pairs of an adapter of all tokens.
+    pairs: &'a [LowRank],
 }
 
 /// Returns the GGUF file of a case.
@@ -224,7 +227,7 @@ fn predict(
     let head = model.mtp.clone().expect("a head");
     let before: Vec<usize> = (0..tokens.len() - 1).collect();
     let rows = run(backend, model, context, tokens, &CHUNKS, &before, OutputKind::Embedding)?;
-    let text = Text { tokens: &tokens[1..], given: &rows };
+    let text = Text { tokens: &tokens[1..], given: &rows, pairs: &[] };
     let positions: Vec<_> = positions.iter().map(|position| position - 1).collect();
     let program = (&head.program, head.weights.clone());
     run_program(backend, program, context, text, &CHUNKS, &positions, OutputKind::Logits)
@@ -246,7 +249,7 @@ fn run(
     positions: &[usize],
     kind: OutputKind<'_>,
 ) -> Option<Vec<f32>> {
-    let text = Text { tokens, given: &[] };
+    let text = Text { tokens, given: &[], pairs: &[] };
     run_program(backend, (&model.program, model.weights), context, text, chunks, positions, kind)
 }
 
@@ -254,7 +257,7 @@ fn run_program(
     backend: &dyn Backend,
     (program, weights): (&Program, Weights),
     context: usize,
-    Text { tokens, given }: Text<'_>,
+    Text { tokens, given, pairs }: Text<'_>,
     chunks: &[usize],
     positions: &[usize],
     kind: OutputKind<'_>,
@@ -270,6 +273,10 @@ fn run_program(
         }
         loaded => loaded.expect("a supported model"),
     };
+    let adapters = [AdapterUse { sequence: 0, adapter: AdapterId(0), scale: 1.0 }];
+    if !pairs.is_empty() {
+        runner.load_adapter(AdapterId(0), pairs).expect("pairs that fit");
+    }
     let mut values = Vec::new();
     let mut start = 0;
     for &chunk in chunks.iter().cycle() {
@@ -291,6 +298,7 @@ fn run_program(
         let step = Step {
             tokens: &tokens[start..end],
             given: if given.is_empty() { &[] } else { &joined },
+            adapters: if pairs.is_empty() { &[] } else { &adapters },
             sequences: &sequences,
             pages: &pages,
             outputs: &outputs,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use paguro_backend::{
-    AdapterId, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind, PageContent,
+    AdapterId, AdapterWork, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind, PageContent,
     PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
 };
 
@@ -183,6 +183,16 @@ impl Runner for StagesRunner {
             stage.runner().load_adapter(id, &own)?;
         }
         Ok(())
+    }
+
+    fn prepare_adapters(&mut self) -> Option<AdapterWork> {
+        let stages = self.pipeline.idle_stages().iter();
+        let works: Vec<AdapterWork> =
+            stages.filter_map(|stage| stage.runner().prepare_adapters()).collect();
+        if works.is_empty() {
+            return None;
+        }
+        Some(Box::new(|| works.into_iter().try_for_each(|work| work())))
     }
 
     fn unload_adapter(&mut self, id: AdapterId) {

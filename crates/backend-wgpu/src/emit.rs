@@ -15,6 +15,7 @@ mod vectors;
 
 pub use self::{
     bind::{Bound, buffer_bytes, emit, host_row_words},
+    handoff::EMPTY,
     launch::{Grid, Head, Kernel, Launch, LayerPool, LayerState, Model, StateBuffer},
 };
 

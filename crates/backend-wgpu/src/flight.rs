@@ -8,8 +8,9 @@ use paguro_backend::{OutputValue, Pace, StepError};
 use crate::{
     canary::Canaries,
     device::Device,
-    emit::{Head, Model},
+    emit::{EMPTY, Head, Model},
     kernel_statistics::KernelStatistics,
+    lower::MATRICES,
     plan::{Args, Plan},
     planned::{PATIENCE, Planned, encode},
 };
@@ -70,6 +71,12 @@ impl Plan {
         let table = self.adapted_table(of_outputs, first);
         if let (Some(table), Some(buffer)) = (table, &model.adapted[usize::from(of_outputs)]) {
             device.queue.write_buffer(buffer, 0, cast_slice(&table.words));
+            // Steps of more rows than there is room for pass no words.
+            let words = MATRICES * table.low;
+            let has_room = |buffer: &&wgpu::Buffer| !of_outputs && 4 * words as u64 <= buffer.size();
+            if let Some(buffer) = model.low_words.as_ref().filter(has_room) {
+                device.queue.write_buffer(buffer, 0, cast_slice(&vec![EMPTY; words]));
+            }
         }
     }
 }

@@ -11,15 +11,18 @@
 //!
 //! | words | content |
 //! |-|-|
-//! | 0, 1 | offsets of items without and with cooperative matrices |
-//! | 2 | offset of uses |
-//! | 3 | offset of tiles |
-//! | `rows` × 2 | for each row its first use and their number |
+//! | 0 | offset of uses |
+//! | 1 | offset of tiles |
+//! | 2 | offset of items with cooperative matrices |
+//! | 3 | 0 |
+//! | `rows` × 8 | for each row the number of its uses; of the first one the first unit, ranks, sum of the ranks of all earlier rows of uses, 1 for half precision; its index; 0, 0 |
+//! | items × 12 | work of a workgroup without cooperative matrices: the words of its use, its first row, 0, 0, 0 |
+//! | items × 12 | the same with cooperative matrices |
 //! | uses × 8 | a use of a range by a run of rows: first row, end of rows, first unit, ranks, sum of the ranks of all earlier rows of uses, sum of the tiles of earlier uses, scale, 1 for half precision |
 //! | tiles × 2 | for each 16 rows the first use and the end of uses |
-//! | items × 2 | work of a workgroup: use, first row |
 //!
-//! Rows of a run follow each other and have the same adapters. A use has `ranks / 16` tiles for each 16 rows of the step that have
+//! A read that depends on another one takes most of a microsecond on a large GPU. So rows and items repeat words of uses, at places
+//! that depend on the launch alone. Rows of a run follow each other and have the same adapters. A use has `ranks / 16` tiles for each 16 rows of the step that have
 //! some of its rows, rounded up. The first tile is zero.
 
 use std::{
@@ -30,13 +33,14 @@ use std::{
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Adaptable, AdapterId, AdapterUse, LoadError, LowRank, Matrix, MatrixId, Step, WeightFormat, Weights,
+    Adaptable, AdapterId, AdapterUse, Limits, LoadError, LowRank, Matrix, MatrixId, Step, WeightFormat,
+    Weights,
 };
 
 use crate::{
     device::Device,
     layout::{BLOCK, RowPlanes, pack_row},
-    lower::{Adapted, Site, kernels::LOW_RANK_TILE},
+    lower::{Adapted, LOGIT_ROWS, Site, kernels::LOW_RANK_TILE},
 };
 
 /// Offset of the rows of a table.
@@ -244,6 +248,9 @@ impl Adapters {
         pair: &Decoded,
         ranks: usize,
     ) -> Result<bool, LoadError> {
+        // An adapter whose pairs come in pieces has few ranges, because each one is as large as all before.
+        let known: usize = self.loaded[&id].of(pair.is_half).map(Ranks::count).sum();
+        let ranks = ranks.max(known);
         // Pairs begin at multiples of eight ranks, so those of other ranges do as well.
         let units = ranks.next_multiple_of(2 * QUAD) >> u32::from(pair.is_half);
         let mut taken: Vec<_> =
@@ -285,6 +292,31 @@ impl Adapters {
         self.loaded.remove(&id);
     }
 
+    /// Returns all adapters.
+    pub fn ids(&self) -> impl Iterator<Item = AdapterId> {
+        self.loaded.keys().copied()
+    }
+
+    /// Makes room for all steps of these limits of which each row uses one adapter. An item has up to `item_rows` rows.
+    pub fn make_room(&self, limits: &Limits, item_rows: usize, adapted: &mut Adapted) {
+        let of =
+            |loaded: &Loaded| (loaded.ranges.len(), loaded.ranges.iter().map(Ranks::count).sum::<usize>());
+        let (ranges, ranks) = self.loaded.values().map(of).fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
+        let outputs = limits.max_outputs.min(LOGIT_ROWS);
+        for (of_outputs, rows, runs) in
+            [(false, limits.max_rows, limits.max_sequences.min(limits.max_rows)), (true, outputs, outputs)]
+        {
+            let tiles = rows / LOW_RANK_TILE + 2 * runs;
+            let words = ROWS_AT
+                + 8 * rows
+                + ranges * (12 * (rows / item_rows + runs + tiles) + 8 * runs)
+                + 2 * rows.div_ceil(LOW_RANK_TILE);
+            let tiles = 1 + ranges * tiles + tiles * ranks.div_ceil(LOW_RANK_TILE);
+            let table = Table { words: vec![0; words], low: rows * ranks, ranks, tiles, ..Table::default() };
+            table.enlarge(of_outputs, adapted);
+        }
+    }
+
     /// Returns true without adapters.
     pub fn is_empty(&self) -> bool {
         self.loaded.is_empty()
@@ -321,15 +353,21 @@ impl Adapters {
             let mut sum = 0;
             for AdapterUse { sequence: _, adapter, scale } in step.adapters_of(sequence) {
                 for range in self.loaded.get(adapter).into_iter().flat_map(|loaded| &loaded.ranges) {
-                    let index = uses.len() as u32;
                     let aligned = rows.start / LOW_RANK_TILE..rows.end.div_ceil(LOW_RANK_TILE);
-                    items[0].extend(rows.clone().step_by(item_rows).map(|row| [index, row as u32]));
-                    items[1].extend(aligned.clone().map(|tile| [index, (tile * LOW_RANK_TILE) as u32]));
                     let [low, tiles] = [table.low, table.tiles];
                     let (ranks, is_half) = (range.count(), u32::from(range.is_half));
                     let [first, end, unit, count, low, tiles] =
                         [rows.start, rows.end, range.units.start, ranks, low, tiles].map(|x| x as u32);
-                    uses.push([first, end, unit, count, low, tiles, scale.to_bits(), is_half]);
+                    let used = [first, end, unit, count, low, tiles, scale.to_bits(), is_half];
+                    let item = |row: usize| {
+                        let mut item = [0; 12];
+                        item[..8].copy_from_slice(&used);
+                        item[8] = row as u32;
+                        item
+                    };
+                    items[0].extend(rows.clone().step_by(item_rows).map(item));
+                    items[1].extend(aligned.clone().map(|tile| item(tile * LOW_RANK_TILE)));
+                    uses.push(used);
                     table.low += rows.len() * ranks;
                     table.tiles += aligned.len() * ranks.div_ceil(LOW_RANK_TILE);
                     table.largest = table.largest.max(ranks);
@@ -337,7 +375,14 @@ impl Adapters {
                 }
             }
             let count = uses.len() as u32 - first_use;
-            table.words.extend(rows.clone().flat_map(|_| [first_use, count]));
+            let words_of = |row: usize| match uses.get(first_use as usize) {
+                Some(&[first, _, unit, ranks, low, _, _, is_half]) => {
+                    let low = low + (row as u32 - first) * ranks;
+                    [count, unit, ranks, low, is_half, first_use, 0, 0]
+                }
+                None => [0; 8],
+            };
+            table.words.extend(rows.clone().flat_map(words_of));
             table.ranks = table.ranks.max(sum);
             for tile in &mut tiles[rows.start / LOW_RANK_TILE..rows.end.div_ceil(LOW_RANK_TILE)] {
                 if count > 0 {
@@ -345,14 +390,14 @@ impl Adapters {
                 }
             }
         }
+        table.words.extend_from_slice(items[0].as_flattened());
         let mut put = |header: usize, words: &[u32]| {
             table.words[header] = table.words.len() as u32;
             table.words.extend_from_slice(words);
         };
-        put(2, uses.as_flattened());
-        put(3, tiles.as_flattened());
-        put(0, items[0].as_flattened());
-        put(1, items[1].as_flattened());
+        put(2, items[1].as_flattened());
+        put(0, uses.as_flattened());
+        put(1, tiles.as_flattened());
         table.items = [items[0].len() as u32, items[1].len() as u32];
         table
     }

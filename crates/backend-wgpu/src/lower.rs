@@ -39,7 +39,7 @@
 //! | latent attention, beside attention | `rope_store.wgsl`, `latent_queries.wgsl`, two matmuls of heads | 4 | 4 | 4 |
 //! | embeddings for layers | `layer_embeds.wgsl` | 1 | 1 | 1 |
 //! | means of rows, of encoders | `mean_rows.wgsl` | 1 | 1 | 1 |
-//! | products with A of adapters, before a matmul | `matvec.wgsl`, `coop.wgsl` with `shrink.wgsl` | 1 | 1 | 1 |
+//! | products with A of adapters, before a matmul, with handoff beside it | `matvec.wgsl`, `coop.wgsl` with `shrink.wgsl` | 1 | 1 | 1 |
 //! | products with B | `change.wgsl` in the matmul | 0 | 0 | 0 |
 
 mod adapt;

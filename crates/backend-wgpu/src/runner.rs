@@ -12,9 +12,9 @@ use std::sync::Arc;
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    AdapterId, Carried, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind,
-    PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
-    sampling::Scratch,
+    AdapterId, AdapterWork, Carried, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId,
+    OutputKind, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput,
+    Ticket, Weights, sampling::Scratch,
 };
 
 use crate::{
@@ -336,6 +336,10 @@ impl Runner for GpuRunner {
 
     fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError> {
         self.add_pairs(id, pairs)
+    }
+
+    fn prepare_adapters(&mut self) -> Option<AdapterWork> {
+        self.adapter_work()
     }
 
     fn unload_adapter(&mut self, id: AdapterId) {

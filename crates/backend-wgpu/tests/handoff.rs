@@ -173,6 +173,8 @@ fn same_bits_with_and_without_barriers() {
     }
     let waits = |gpu: &Gpu| gpu.kernels().iter().filter(|(_, source)| source.contains("fn give_up")).count();
     assert!(waits(&with) > 0 && waits(&without) == 0);
+    let beside = |gpu: &Gpu| gpu.kernels().iter().any(|(_, source)| source.contains("fn clear_next"));
+    assert!(beside(&with) && !beside(&without), "matmuls of few rows run beside products with A of adapters");
 }
 
 #[test]

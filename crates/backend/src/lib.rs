@@ -52,8 +52,8 @@ pub use recurrent::{
     ShortConv, Ssd, StateId, StateLayout, StateShape, StateUse,
 };
 pub use runner::{
-    AttentionMode, Backend, Capacity, DeviceLayout, Limits, LoadError, MemoryPlan, PageMove, Runner,
-    StepError, Ticket,
+    AdapterWork, AttentionMode, Backend, Capacity, DeviceLayout, Limits, LoadError, MemoryPlan, PageMove,
+    Runner, StepError, Ticket,
 };
 pub use sampling::{InvalidParam, SamplingParams};
 pub use squares::{InputSquares, MatrixSquares};

@@ -156,6 +156,12 @@ pub trait Runner: Send {
     /// [`LoadError`]. The adapter is then incomplete, and the engine unloads it.
     fn load_adapter(&mut self, id: AdapterId, pairs: &[LowRank]) -> Result<(), LoadError>;
 
+    /// Returns work that steps with the loaded adapters need, such as compiling kernels, if there is some. It is done on another
+    /// thread, beside steps. A step that needs it and comes earlier does it itself.
+    fn prepare_adapters(&mut self) -> Option<AdapterWork> {
+        None
+    }
+
     /// Removes an adapter, if it exists. No step that was submitted later uses it.
     fn unload_adapter(&mut self, id: AdapterId);
 
@@ -168,6 +174,9 @@ pub trait Runner: Send {
     /// [`StepError::Device`]
     fn expert_counts(&mut self) -> Result<Vec<ExpertCount>, StepError>;
 }
+
+/// Work of [`Runner::prepare_adapters`].
+pub type AdapterWork = Box<dyn FnOnce() -> Result<(), LoadError> + Send>;
 
 /// Description of a device.
 #[derive(Clone, Debug)]

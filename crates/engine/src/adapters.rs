@@ -12,18 +12,22 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
-        mpsc::sync_channel,
+        mpsc::{SyncSender, sync_channel},
     },
     time::{Duration, Instant},
 };
 
-use paguro_backend::{AdapterId, LoadError, LowRank, Runner};
+use paguro_backend::{AdapterId, AdapterWork, LoadError, LowRank, Matrix, Runner};
 use sha2::{Digest, Sha256};
 
 use crate::{Handle, SubmitError, handle::Command};
 
-/// Time that the engine thread spends on loading adapters between two steps. A single pair may take longer.
+/// Time that the engine thread spends on loading adapters between two steps, and on one more piece.
 const LOAD_TIME: Duration = Duration::from_millis(5);
+/// Elements of a pair that the engine thread loads at once, unless a few ranks have more.
+const PIECE: usize = 1 << 20;
+/// Ranks of a piece are a multiple of this.
+const PIECE_RANKS: usize = 8;
 
 /// Adapters that an engine may have at the same time. One that was replaced counts until its requests have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,15 +235,47 @@ impl Handle {
         let handle = self.clone();
         let adapter = Adapter(Arc::new(Loaded { id, name, digest, rank, bytes, waiting, running, handle }));
         let (reply, answer) = sync_channel(1);
+        let pieces = pairs.into_iter().map(|pair| pieces(pair, PIECE)).collect::<Result<Vec<_>, _>>()?;
+        let pairs = pieces.into_iter().flatten().collect();
         self.commands.send(Command::LoadAdapter { id, pairs, reply }).map_err(|_| self.stopped())?;
-        answer.recv().map_err(|_| self.stopped())??;
+        if let Some(work) = answer.recv().map_err(|_| self.stopped())?? {
+            work()?;
+        }
         Ok(adapter)
     }
+}
+
+/// Divides a pair into pairs of fewer ranks, which add up to it and have about `size` elements each. A pair that does not fit its
+/// matrix stays whole: the runner refuses it.
+pub(crate) fn pieces(pair: LowRank, size: usize) -> Result<Vec<LowRank>, LoadError> {
+    let LowRank { matrix, a, b, scale } = &pair;
+    let of_rank = a.cols.saturating_add(b.rows).max(1);
+    let most = (size / of_rank / PIECE_RANKS * PIECE_RANKS).max(PIECE_RANKS);
+    let (row_of_a, row_of_b) = (a.format.row_bytes(a.cols), b.format.row_bytes(b.cols));
+    let fits = |side: &Matrix, row: usize| side.rows.checked_mul(row) == Some(side.bytes.len());
+    let is_plain = !a.format.is_quantized() && !b.format.is_quantized() && a.rows == b.cols;
+    if pair.rank() <= most || !is_plain || !fits(a, row_of_a) || !fits(b, row_of_b) {
+        return Ok(vec![pair]);
+    }
+    let (element, columns) = (b.format.block_bytes(), b.read()?);
+    let piece = |first: usize| {
+        let end = a.rows.min(first + most);
+        let mut bytes = Vec::with_capacity(b.rows * (end - first) * element);
+        let rows = columns.chunks_exact(row_of_b);
+        rows.for_each(|row| bytes.extend_from_slice(&row[first * element..end * element]));
+        let b = Matrix { cols: end - first, bytes: bytes.into(), ..b.clone() };
+        let a =
+            Matrix { rows: end - first, bytes: a.bytes.slice(first * row_of_a..end * row_of_a), ..a.clone() };
+        LowRank { matrix: *matrix, a, b, scale: *scale }
+    };
+    Ok((0..a.rows).step_by(most).map(piece).collect())
 }
 
 /// Returns the hash of everything that results with an adapter depend on.
 fn digest_of(pairs: &[LowRank]) -> Result<[u8; 32], LoadError> {
     let mut hash = Sha256::new();
+    // Pieces change the order of sums.
+    hash.update([PIECE, PIECE_RANKS].map(|size| size as u64).map(u64::to_le_bytes).concat());
     for LowRank { matrix, a, b, scale } in pairs {
         hash.update(matrix.0.to_le_bytes());
         hash.update(scale.to_bits().to_le_bytes());
@@ -308,6 +344,9 @@ impl RequestAdapters {
     }
 }
 
+/// Receives the end of a load, with work for the thread that waits for it.
+pub(crate) type LoadReply = SyncSender<Result<Option<AdapterWork>, LoadError>>;
+
 /// An adapter that the engine thread loads, a few pairs at a time.
 #[derive(Debug)]
 pub(crate) struct Loading {
@@ -315,7 +354,7 @@ pub(crate) struct Loading {
     pub pairs: Vec<LowRank>,
     /// Number of pairs that are loaded.
     pub done: usize,
-    pub reply: std::sync::mpsc::SyncSender<Result<(), LoadError>>,
+    pub reply: LoadReply,
 }
 
 impl Loading {
@@ -328,7 +367,7 @@ impl Loading {
             self.done = next.end;
             if result.is_err() || self.done == self.pairs.len() {
                 // The caller may have gone. Its adapter is then unloaded by the next command.
-                let _ = self.reply.send(result);
+                let _ = self.reply.send(result.map(|()| runner.prepare_adapters()));
                 return true;
             }
             if begin.elapsed() >= LOAD_TIME {

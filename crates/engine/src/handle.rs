@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use paguro_backend::{AdapterId, ExpertCount, KernelCount, LoadError, LowRank, StepError};
+use paguro_backend::{AdapterId, ExpertCount, KernelCount, LowRank, StepError};
 use paguro_grammar::{TokenText, Vocabulary};
 use paguro_kv_store::Space;
 use paguro_model::tokenizer::Tokenizer;
@@ -22,7 +22,7 @@ use tokio::sync::{
 use crate::{
     AdapterLimits, Canceller, Constraint, EngineOptions, Event, Generation, Grammar, GrammarError, Request,
     Stats, SubmitError, Usage,
-    adapters::HeldAdapters,
+    adapters::{HeldAdapters, LoadReply},
     checked_request::CheckedRequest,
     request::RequestLimits,
     snapshot::Snapshot,
@@ -39,7 +39,7 @@ pub(crate) enum Command {
     OpenDisk(Option<Vec<u8>>),
     KernelCounts(SyncSender<Vec<KernelCount>>),
     ExpertCounts(SyncSender<Result<Vec<ExpertCount>, StepError>>),
-    LoadAdapter { id: AdapterId, pairs: Vec<LowRank>, reply: SyncSender<Result<(), LoadError>> },
+    LoadAdapter { id: AdapterId, pairs: Vec<LowRank>, reply: LoadReply },
     UnloadAdapter(AdapterId),
     CheckPages(SyncSender<Result<(), String>>),
     Snapshot { kernels: bool, reply: oneshot::Sender<Snapshot> },

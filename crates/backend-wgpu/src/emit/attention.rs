@@ -235,7 +235,7 @@ impl Coder<'_> {
     fn hand_over(&self, part: Part, node: &Node) -> (Part, &'static Hazards) {
         let is_merge = matches!(node.kernel, crate::lower::Kernel::Merge(_));
         match node.sync {
-            Sync::Barriers => (part, &Hazards::DECLARED),
+            Sync::Barriers | Sync::Low(_) => (part, &Hazards::DECLARED),
             Sync::Partials => (
                 part.with(self.partials(is_merge)),
                 if is_merge { &handoff::MERGE } else { &handoff::ATTENTION_PARTIALS },

@@ -1,7 +1,7 @@
 //! Kernels of WGSL as pipelines of wgpu, and slots as its buffers.
 
 use std::{
-    collections::{BTreeSet, HashMap, hash_map::Entry},
+    collections::{BTreeSet, HashMap, HashSet, hash_map::Entry},
     sync::Arc,
 };
 
@@ -90,6 +90,8 @@ struct Binder<'a> {
     facts: &'a Facts<'a>,
     weights: &'a Weights,
     bound: Bound,
+    /// Slots that were bound before. Steps may use them meanwhile.
+    old: HashSet<Slot>,
     /// Counter of the attention that is to be merged next, if it is timed with the merge.
     timed_with: Option<usize>,
 }
@@ -172,12 +174,13 @@ impl<'a> Binder<'a> {
         for shape in program.state.layers.iter().skip(bound.states.len()) {
             bound.states.push(LayerState::new(device, shape, limits.states)?);
         }
+        let old = bound.buffers.keys().copied().collect();
         for (&slot, &words) in &sizes.words {
             if bound.buffers.get(&slot).is_none_or(|buffer| buffer.size() < 4 * words as u64) {
                 bound.buffers.insert(slot, device.buffer(words, slot.what())?);
             }
         }
-        Ok(Self { device, facts, weights, bound, timed_with: None })
+        Ok(Self { device, facts, weights, bound, old, timed_with: None })
     }
 
     /// Returns a launch with its pipelines and buffers.
@@ -290,13 +293,15 @@ impl<'a> Binder<'a> {
     }
 
     /// Returns the second name of a slot's buffer. wgpu clears a buffer before its first use, but does not see uses under second
-    /// names, so it is cleared here.
+    /// names, so a new one is cleared here.
     fn second(&mut self, slot: Slot, coder: &Coder<'_>) -> Result<wgpu::Buffer, LoadError> {
         let buffer = self.buffer(slot, coder)?;
         let second = self.bound.seconds.entry(slot).or_insert_with(|| {
-            let mut encoder = self.device.encoder();
-            encoder.clear_buffer(&buffer, 0, None);
-            self.device.queue.submit([encoder.finish()]);
+            if !self.old.contains(&slot) {
+                let mut encoder = self.device.encoder();
+                encoder.clear_buffer(&buffer, 0, None);
+                self.device.queue.submit([encoder.finish()]);
+            }
             second_name(&self.device.inner, &buffer)
         });
         Ok(second.clone())
@@ -383,6 +388,10 @@ impl<'a> Binder<'a> {
         coder: &mut Coder<'_>,
     ) -> Result<Model, LoadError> {
         let pools = self.pools();
+        if self.facts.target.handoff {
+            // Kernels of adapters need it later, when it has tokens.
+            self.second(Slot::Tokens, coder)?;
+        }
         let handoff_partials = self.bound.buffers.get(&Slot::HandoffPartials).cloned();
         let residual = if self.facts.program.merged().is_some() { Slot::Merged } else { Slot::Stream };
         let mut io = |slot| self.buffer(slot, coder);
@@ -403,9 +412,13 @@ impl<'a> Binder<'a> {
             table_rows: bound.buffers.get(&Slot::TableRows).cloned(),
             given: bound.buffers.get(&Slot::Given).cloned(),
             adapted,
+            low_words: bound.buffers.get(&Slot::LowWords(0)).cloned(),
             counters: bound.counters.clone(),
             handoff_partials: handoff_partials
-                .map(|partials| HandoffPartials::new(self.device, partials))
+                .map(|partials| {
+                    let is_new = !self.old.contains(&Slot::HandoffPartials);
+                    HandoffPartials::new(self.device, partials, is_new)
+                })
                 .transpose()?,
             bound: self.bound,
         })

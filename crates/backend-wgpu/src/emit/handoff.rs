@@ -27,6 +27,10 @@ pub const MATMUL: Hazards =
     Hazards { hidden: &["handoff", "gave_up", "cleared", "queries", "k_pages", "v_pages", "out"], ends: &[] };
 /// Hazards of the last matmul onto the stream, and of that of the head, whose outputs are ordinary buffers.
 pub const LAST: Hazards = Hazards { hidden: &["handoff", "gave_up"], ends: &[] };
+/// Hazards of products with A of adapters beside whose launch the matmul runs. It has the barrier of the matmul's output.
+pub const SHRINK: Hazards = Hazards { hidden: &["handoff", "next"], ends: &["out"] };
+/// Hazards of that matmul.
+pub const SHRUNK: Hazards = Hazards { hidden: &["handoff", "gave_up", "out"], ends: &[] };
 /// Hazards of attention in steps with handoff of words, with the barrier before it.
 pub const ATTENTION: Hazards =
     Hazards { hidden: &["handoff", "cleared", "handoff_partials"], ends: &["queries", "k_pages", "v_pages"] };
@@ -44,6 +48,9 @@ pub const EMPTY: u32 = 0x8080_8080;
 /// [`EMPTY`] as a constant of kernels.
 pub const EMPTY_WORD: (&str, Value) = ("EMPTY", U(EMPTY));
 
+/// Matmuls of a layer that adapters may change.
+const LOW_MATMULS: usize = MOST_QUERIES + 3;
+
 /// Offsets of words in a buffer of words.
 pub struct Words {
     /// Output of attention; see `acts_int.wgsl`.
@@ -56,9 +63,8 @@ pub struct Words {
     gated: usize,
     /// Output of down, with sums of squares.
     down: usize,
-    /// Products with A of adapters, `low_words` for each matmul.
+    /// Products with A of adapters. Each of [`LOW_MATMULS`] matmuls has every such quad.
     low: usize,
-    low_words: usize,
     /// All words.
     pub all: usize,
     /// Words of queries, before the stream between layers.
@@ -82,8 +88,8 @@ impl Coder<'_> {
         let down = gated + widths.max().unwrap_or(0);
         let low = down + 11 * blocks;
         let low_words = self.facts.adapted.map_or(0, |adapted| MATRICES * adapted.ranks);
-        let all = low + (MOST_QUERIES + 3) * low_words;
-        Words { attended: 0, projected, stream, gated, down, low, low_words, all, queries, blocks }
+        let all = low + LOW_MATMULS * low_words;
+        Words { attended: 0, projected, stream, gated, down, low, all, queries, blocks }
     }
 
     /// Returns the part of attention, or of its merge with its inputs, that hands partials over.
@@ -93,12 +99,18 @@ impl Coder<'_> {
         let slots = vec![("handoff_partials", Slot::HandoffPartials)];
         let mut part = Part::new(wgsl!("handoff", "handoff_partials"), constants, slots);
         if is_merge {
-            part.constants.push(("AWAITED", U(1)));
+            part.constants.extend([("AWAITED", U(1)), ("GIVES_UP", U(1))]);
             part.seconds = written_acts(Acts::Plain);
             part.seconds.push(("gave_up", Slot::Tokens));
         }
         part
     }
+}
+
+/// Returns the part of a kernel that writes or reads low-rank products in this buffer of handoff.
+pub fn low(own: usize) -> Part {
+    let constants = vec![("LOW_AT", U(0)), ("LOW_STRIDE", U(1)), EMPTY_WORD];
+    Part::new(wgsl!("handoff", "handoff_words"), constants, vec![("handoff", Slot::LowWords(own))])
 }
 
 impl Words {
@@ -114,6 +126,7 @@ impl Words {
         };
         let constants = vec![
             ("AWAITED", U(words as u32)),
+            ("GIVES_UP", U(1)),
             ("AWAIT_ROUNDS", U((words as u32 / 4).div_ceil(threads))),
             ("AWAIT_AT", U(at as u32)),
         ];
@@ -123,23 +136,23 @@ impl Words {
         part
     }
 
-    /// Returns the offset of the low-rank products of a matmul. They are in the buffer of words that the matmul
-    /// [reads](Self::reads).
-    pub fn low(&self, link: Link) -> usize {
+    /// Returns the constants for the low-rank products of a matmul. They are in the buffer of words that the matmul
+    /// [reads](Self::reads). No constant depends on the ranks of adapters, so kernels are compiled once for all.
+    pub fn low(&self, link: Link) -> Constants {
         let number = match link {
             Link::Queries(number) => number,
             Link::Project => MOST_QUERIES,
             Link::GateUp => MOST_QUERIES + 1,
             Link::Down(_) | Link::Head | Link::Attend | Link::Merge => MOST_QUERIES + 2,
         };
-        self.low + number * self.low_words
+        vec![("LOW_AT", U((self.low + 4 * number) as u32)), ("LOW_STRIDE", U(LOW_MATMULS as u32))]
     }
 
     /// Returns the part of a launch that writes words. A matmul onto the stream publishes the input of the next one if
     /// `publishes` is true; that of queries writes `pages`.
     pub fn writes(&self, layer: usize, link: Link, publishes: bool, pages: Option<[Slot; 2]>) -> Part {
         let own = Slot::Words(layer % 2);
-        let cleared = ("CLEARED", U(self.all.div_ceil(4) as u32));
+        let cleared = ("CLEARED", U(1));
         let mut slots: Slots = vec![("handoff", own)];
         let mut seconds = vec![];
         let mut files: &[&'static str] = &[];

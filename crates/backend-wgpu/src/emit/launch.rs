@@ -156,6 +156,8 @@ pub struct Model {
     pub given: Option<wgpu::Buffer>,
     /// Tables of the adapters of a step's rows, and of a slice of its outputs.
     pub adapted: [Option<wgpu::Buffer>; 2],
+    /// Words of the first launch of a step that passes low-rank products by handoff, which the host clears.
+    pub low_words: Option<wgpu::Buffer>,
     /// Names of the counters.
     pub counters: Vec<String>,
     /// Partials of attention with handoff to their merge, if the device uses it.
@@ -221,14 +223,16 @@ pub struct HandoffPartials {
 }
 
 impl HandoffPartials {
-    /// Creates empty partials in a buffer.
+    /// Creates partials in a buffer, which are emptied if it is new.
     ///
     /// # Errors
     /// Not enough memory.
-    pub fn new(device: &Device, partials: wgpu::Buffer) -> Result<Self, LoadError> {
+    pub fn new(device: &Device, partials: wgpu::Buffer, is_new: bool) -> Result<Self, LoadError> {
         let empty_words = device.upload(&[EMPTY; EMPTY_WORDS], "empty words")?;
         let partials = Self { partials, empty_words };
-        partials.empty(device);
+        if is_new {
+            partials.empty(device);
+        }
         Ok(partials)
     }
 

@@ -12,7 +12,7 @@ use crate::{
     layout::{BLOCK, Layout},
     low_rank::ROWS_AT,
     lower::{
-        Link, Matmul, Node, RowClass, Slot, Sync,
+        Input, Link, MATRICES, Matmul, Node, RowClass, Slot, Sync,
         kernels::{self, Matmul as MatmulKernel},
     },
     matrix::Order,
@@ -45,7 +45,8 @@ impl Coder<'_> {
                 ("SHRINKS", U(1)),
                 ("BLOCKS", U(blocks as u32)),
                 ("MATRICES", U(matrices)),
-                ("ITEMS", U(u32::from(is_wide))),
+                ("ROWS_AT", U(ROWS_AT as u32)),
+                ("WIDE_ITEMS", U(u32::from(is_wide))),
                 ("LOW_HALVES", U(u32::from(is_wide))),
                 ("WEIGHTS_IN_FLOATS", U(u32::from(layout.is_quantized()))),
             ]);
@@ -63,13 +64,26 @@ impl Coder<'_> {
                 coder.facts.program.hidden,
             ));
             let mut hazards: &'static Hazards = &Hazards::DECLARED;
-            if let Sync::Words(layer, link) = node.sync {
-                hazards = &handoff::MATMUL;
-                let early = blocks.div_ceil(kernels::LOW_RANK_LANES as usize).min(MOST_EARLY);
-                part.constants.retain(|(name, _)| *name != "EARLY");
-                part.constants.extend([("EARLY", U(early as u32)), ("HANDS_LOW", U(1)), handoff::EMPTY_WORD]);
-                part.constants.push(("LOW_AT", U(coder.words().low(link) as u32)));
-                part = part.with(coder.words().reads(layer, link, threads));
+            match node.sync {
+                Sync::Words(layer, link) => {
+                    hazards = &handoff::MATMUL;
+                    // A workgroup that makes activations itself has no registers for more.
+                    let most = if op.input == Input::Floats { 1 } else { MOST_EARLY };
+                    let early = blocks.div_ceil(kernels::LOW_RANK_LANES as usize).min(most);
+                    part.constants.retain(|(name, _)| *name != "EARLY");
+                    part.constants.extend([("EARLY", U(early as u32)), ("HANDS_LOW", U(1))]);
+                    part.constants.push(handoff::EMPTY_WORD);
+                    part.constants.extend(coder.words().low(link));
+                    part = part.with(coder.words().reads(layer, link, threads));
+                }
+                Sync::Low(own) if !is_wide => {
+                    hazards = &handoff::SHRINK;
+                    part = part.with(handoff::low(own));
+                    part.constants.extend([("HANDS_LOW", U(1)), ("HANDS_NEXT", U(1))]);
+                    part.constants.push(("MOST_MATRICES", U(MATRICES as u32)));
+                    part.slots.extend([("next", Slot::LowWords(1 - own)), ("out", op.out.slot)]);
+                }
+                Sync::Barriers | Sync::Partials | Sync::Low(_) => {}
             }
             let name = format!("shrink{}", kernel.covers()[0]);
             let counter = Some(format!("{name}[{matrices}x{cols}]"));
@@ -91,13 +105,15 @@ impl Coder<'_> {
         }
     }
 
-    /// Returns the part of a matmul whose first output is output `first` of its site: with `is_tall`, it adds products with B
-    /// to the sums of cooperative matrices.
-    pub fn changes(&self, op: &Matmul, first: usize, is_tall: bool, sync: Sync) -> Part {
+    /// Returns the part of a matmul by this kernel whose first output is output `first` of its site. Tall kernels add products with
+    /// B to the sums of cooperative matrices.
+    pub fn changes(&self, op: &Matmul, first: usize, kernel: &MatmulKernel, sync: Sync) -> Part {
         if op.site.is_none() {
             return Part::default();
         }
+        let is_tall = kernel.is_tall();
         let counts: Vec<usize> = op.linears.iter().map(|linear| self.facts.rows(linear)).collect();
+        let mut handed = Part::default();
         let mut constants: Constants = vec![
             (if is_tall { "WIDE_CHANGES" } else { "CHANGES" }, U(1)),
             ("MATRICES", U(counts.len() as u32)),
@@ -112,14 +128,26 @@ impl Coder<'_> {
             // Those of the first layer pass a barrier.
             Sync::Words(0, Link::Queries(_)) | Sync::Barriers | Sync::Partials => {}
             Sync::Words(_, link) => {
-                constants.extend([("TAKES_LOW", U(1)), ("LOW_AT", U(self.words().low(link) as u32))]);
+                constants.push(("TAKES_LOW", U(1)));
+                constants.extend(self.words().low(link));
+            }
+            Sync::Low(_) if is_tall => {}
+            Sync::Low(own) => {
+                let mut part = handoff::low(own);
+                part.constants.extend([("TAKES_LOW", U(1)), ("GIVES_UP", U(1))]);
+                part.seconds.extend([("gave_up", Slot::Tokens), ("out", op.out.slot)]);
+                handed = part;
             }
         }
+        let [_, outputs] = kernel.covers();
+        let ahead = kernels::staged_vectors(outputs);
+        let loads = (ahead * outputs).div_ceil(kernel.threads(&self.facts.target));
+        constants.extend([("AHEAD", U(ahead)), ("LOW_AHEAD", U(2 * ahead)), ("AHEAD_LOADS", U(loads))]);
         let mut slots = self.adapted(op);
         slots.push(("b", Slot::B(self.site(op))));
         let is_quantized = self.facts.is_quantized(&op.linears[0]);
         let files: &[&'static str] = if is_quantized { wgsl!("quads", "change") } else { wgsl!("change") };
-        Part::new(files, constants, slots)
+        Part::new(files, constants, slots).with(handed)
     }
 
     fn site(&self, op: &Matmul) -> usize {

@@ -37,7 +37,7 @@ impl Coder<'_> {
     pub fn matmul(&mut self, op: &Matmul, node: &Node, class: RowClass) -> Vec<Coded> {
         let is_fused =
             !matches!(op.epilogue, Epilogue::Store { .. } | Epilogue::Add(_) | Epilogue::Activations(..));
-        if is_fused || op.input != Input::Ready || node.sync != Sync::Barriers {
+        if is_fused || op.input != Input::Ready || matches!(node.sync, Sync::Words(..)) {
             return vec![self.one_row(op, node)];
         }
         let target = self.facts.target.clone();
@@ -83,11 +83,15 @@ impl Coder<'_> {
                     vectors::kernel(kernel, &target, layout, blocks, coder.halves_at(layout));
                 let files = [wgsl!("args"), decoder(layout), wgsl!("factor"), &rest.files, files].concat();
                 let constants = [constants, rest.constants.clone()].concat();
-                let changes = coder.changes(op, rows.start, kernel.is_tall(), Sync::Barriers);
+                let hazards = match node.sync {
+                    Sync::Low(_) if !kernel.is_tall() => &handoff::SHRUNK,
+                    _ => &Hazards::DECLARED,
+                };
+                let changes = coder.changes(op, rows.start, kernel, node.sync);
                 let part = Part { files, constants, ..rest.clone() }.with(changes);
                 let name = kernel.name(layout) + suffix;
                 let counter = Some(format!("{name}[{}x{cols}]", rows.len()));
-                Code { name, counter, part, hazards: &Hazards::DECLARED }
+                Code { name, counter, part, hazards }
             };
             let cooperative = target.cooperative.filter(|_| !op.in_order);
             let matmuls = kernels::matmuls(&target, (cooperative, op.few), layout, outputs as u32, blocks);
@@ -114,7 +118,7 @@ impl Coder<'_> {
         let finish = self.finish(op, node);
         let link = match node.sync {
             Sync::Words(layer, link) => Some((layer, link)),
-            Sync::Barriers | Sync::Partials => None,
+            Sync::Barriers | Sync::Partials | Sync::Low(_) => None,
         };
         let reads_words = link.is_some() && (op.input != Input::Ready || op.acts == Acts::Plain);
         let tile = finish.tile.or((op.input == Input::Floats).then_some(BLOCK as u32));
@@ -136,7 +140,7 @@ impl Coder<'_> {
         part.slots.extend([("row_squares", Slot::Squares), ("row_factors", Slot::Factors)]);
         part = part.with(input(op.input, op.acts, layout, blocks, threads, self.facts.program.hidden));
         let bias = self.bias(&op.linears, op.order, rows.clone());
-        part = part.with(bias).with(finish.part).with(self.changes(op, 0, false, node.sync));
+        part = part.with(bias).with(finish.part).with(self.changes(op, 0, &matmul, node.sync));
         let hazards = match link {
             None => &Hazards::DECLARED,
             Some((_, Link::Head | Link::Down(true))) => &handoff::LAST,
@@ -163,7 +167,7 @@ impl Coder<'_> {
     fn finish(&self, op: &Matmul, node: &Node) -> Finish {
         let link = match node.sync {
             Sync::Words(layer, link) => Some((layer, link)),
-            Sync::Barriers | Sync::Partials => None,
+            Sync::Barriers | Sync::Partials | Sync::Low(_) => None,
         };
         let words = |part: Part| match link {
             Some((layer, link)) => part.with(self.words().writes(

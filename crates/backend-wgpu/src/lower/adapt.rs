@@ -5,6 +5,7 @@ use paguro_backend::{Adaptable, Linear, LoadError, MatrixId};
 use super::{
     List,
     facts::Facts,
+    kernels,
     node::{Kernel, Node},
     slot::{Sizes, Slot},
 };
@@ -79,7 +80,7 @@ pub fn adapt(facts: &Facts<'_>, list: &mut List) {
 
 /// Enters the sizes of slots.
 pub fn need(facts: &Facts<'_>, sizes: &mut Sizes) {
-    let Some(Adapted { sites, ranks: _, low, tiles, words }) = facts.adapted else { return };
+    let Some(Adapted { sites, ranks, low, tiles, words }) = facts.adapted else { return };
     // Those of a runner exist and are larger.
     for site in 0..sites.len() {
         sizes.need(Slot::A(site), 1);
@@ -88,6 +89,13 @@ pub fn need(facts: &Facts<'_>, sizes: &mut Sizes) {
     sizes.need(Slot::Adapted { of_outputs: false }, words[0]);
     sizes.need(Slot::Adapted { of_outputs: true }, words[1]);
     sizes.need(Slot::Low, MATRICES * low);
+    if facts.target.handoff {
+        // Steps of more rows have cooperative matrices.
+        let few = ranks * (kernels::wide_rows(&facts.target) - 1);
+        let low = if facts.target.cooperative.is_some() { few.min(*low) } else { *low };
+        sizes.need(Slot::LowWords(0), MATRICES * low);
+        sizes.need(Slot::LowWords(1), MATRICES * low);
+    }
     if facts.target.cooperative.is_some() {
         sizes.need(Slot::LowHalves, MATRICES * tiles * 128);
     }

@@ -164,7 +164,8 @@ impl<'a> Facts<'a> {
     /// Returns true if a workgroup of a matmul of one row can compute a whole head, for its norm.
     fn norms_in_matmul(&self, kind: QkNormKind, head_dim: usize) -> bool {
         let groups = head_dim.min(self.target.most_threads as usize / 32);
-        let memory = 4 * (34 * head_dim + 64);
+        let staged = self.adapted.map_or(0, |_| kernels::STAGED_BYTES);
+        let memory = 4 * (34 * head_dim + 64) + staged;
         kind == QkNormKind::Head
             && head_dim.is_multiple_of(groups.max(4))
             && head_dim / groups <= MOST_OUTPUTS

@@ -123,6 +123,15 @@ pub fn one_row(target: &Target, layout: Layout, outputs: u32, tile: Option<u32>)
     Matmul { most_rows: 1, kind: Vectors { rows: 1, outputs, threads, lanes: LANES, memory: 0 } }
 }
 
+/// Bytes of workgroup memory for B and products of adapters in a matmul of one row, at most.
+pub const STAGED_BYTES: usize = 64 * 4 * 16 + 512;
+
+/// Returns the number of vectors of B, each of four or eight ranks, that a matmul of one row with `tile` outputs per workgroup loads
+/// before activations are ready.
+pub fn staged_vectors(tile: u32) -> u32 {
+    (256 / tile).clamp(1, 4)
+}
+
 /// Rows of the tiles of cooperative matrices of low-rank products.
 pub const LOW_RANK_TILE: usize = 16;
 
@@ -134,12 +143,13 @@ pub fn low_rank_rows(target: &Target) -> usize {
 /// Kernels of low-rank products, by number of rows. Those with cooperative matrices are for the steps in which matmuls have longer
 /// tiles. All others sum in one order.
 pub fn low_rank(target: &Target, cooperative: Option<u32>) -> Vec<Matmul> {
-    let vectors = |most_rows: u32, rows: u32, outputs: u32| Matmul {
+    let vectors = |most_rows: u32, rows: u32, outputs: u32, threads: u32| Matmul {
         most_rows,
-        kind: Vectors { rows, outputs, threads: VECTOR_THREADS, lanes: LOW_RANK_LANES, memory: 0 },
+        kind: Vectors { rows, outputs, threads, lanes: LOW_RANK_LANES, memory: 0 },
     };
-    let several = |most_rows: u32| vectors(most_rows, low_rank_rows(target) as u32, 2);
-    let mut kernels = vec![vectors(1, 1, 1)];
+    let several = |most_rows: u32| vectors(most_rows, low_rank_rows(target) as u32, 2, VECTOR_THREADS);
+    // A few larger workgroups beside those of the matmul, which are often one for each processor.
+    let mut kernels = vec![vectors(1, 1, 1, target.most_threads.min(512))];
     match cooperative {
         None => kernels.push(several(u32::MAX)),
         Some(side) => {

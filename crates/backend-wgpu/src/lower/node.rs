@@ -452,6 +452,8 @@ pub enum Sync {
     Partials,
     /// All words of a layer pass by handoff: the layer's index, and the node's place in it.
     Words(usize, Link),
+    /// Low-rank products of adapters pass by handoff to the next matmul, in one of two buffers.
+    Low(usize),
 }
 
 /// Place of a node in a layer of handoff.

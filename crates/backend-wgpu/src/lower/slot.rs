@@ -139,6 +139,8 @@ pub enum Slot {
     Adapted { of_outputs: bool },
     /// Products with A of adapters, in floats.
     Low,
+    /// The same with handoff to the next matmul: every second matmul has the other buffer.
+    LowWords(usize),
     /// The same in half precision, in the order of matrices.
     LowHalves,
     /// A of adapters of a site.
@@ -180,7 +182,7 @@ impl Slot {
             Self::Masks => "masks",
             Self::Edits => "bias and penalties",
             Self::Staged { .. } => "experts of one layer",
-            Self::Adapted { .. } | Self::Low | Self::LowHalves => "adapters of a step",
+            Self::Adapted { .. } | Self::Low | Self::LowWords(_) | Self::LowHalves => "adapters of a step",
             _ => "intermediate results",
         }
     }

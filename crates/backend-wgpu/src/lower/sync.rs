@@ -1,14 +1,19 @@
 //! Synchronization: barriers everywhere, or handoff without barriers where the device has it.
 //!
 //! Partials of attention pass to the merge by handoff. In steps of one row of programs whose layers all have the same five
-//! launches, everything else does as well: a layer has one barrier, before attention.
+//! launches, everything else does as well: a layer has one barrier, before attention. In other steps, low-rank products of adapters
+//! do.
 
 use super::{
     List,
     facts::Facts,
     node::{Attend, Epilogue, Input, Kernel, Link, Matmul, Merge, Node, Sync},
 };
-use crate::{heads::is_plain, layout::BLOCK, plan::Tile};
+use crate::{
+    heads::is_plain,
+    layout::{BLOCK, Layout},
+    plan::Tile,
+};
 
 /// Matmuls of queries, keys and values of a layer, at most.
 pub const MOST_QUERIES: usize = 3;
@@ -22,8 +27,32 @@ pub fn sync(facts: &Facts<'_>, list: &mut List) {
             node.sync = Sync::Partials;
         }
     }
-    if let Some(links) = words(facts, list) {
-        hand_words(facts, list, &links);
+    match words(facts, list) {
+        Some(links) => hand_words(facts, list, &links),
+        None => hand_low(facts, list),
+    }
+}
+
+/// Enters the handoff of low-rank products where all else passes barriers, so that a matmul runs beside its products with A. Each
+/// launch of these clears the buffer of the next one, whose readers have passed a barrier. So either all kernels of a step are
+/// without cooperative matrices, or those of none of these nodes.
+fn hand_low(facts: &Facts<'_>, list: &mut List) {
+    // Steps with states cannot be repeated without handoff.
+    if !facts.target.handoff || facts.target.timed || !facts.program.state.is_empty() {
+        return;
+    }
+    let (mut count, mut nodes) = (0, list.body.iter_mut().peekable());
+    while let Some(node) = nodes.next() {
+        let Kernel::Shrink(op) = &node.kernel else { continue };
+        let has_wide = facts.layout(op.linears[0].matrix) != Layout::F32 && !op.in_order;
+        let stores = matches!(op.epilogue, Epilogue::Store { .. } | Epilogue::Add(_));
+        if op.input == Input::Ready && stores && (has_wide || facts.target.cooperative.is_none()) {
+            node.sync = Sync::Low(count % 2);
+            if let Some(matmul) = nodes.peek_mut() {
+                matmul.sync = node.sync;
+            }
+            count += 1;
+        }
     }
 }
 

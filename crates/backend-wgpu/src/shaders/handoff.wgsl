@@ -25,7 +25,7 @@ fn is_there(words: vec4<u32>) -> bool {
   return all(words != vec4<u32>(EMPTY));
 }
 
-//% if AWAITED
+//% if GIVES_UP
 @group(0) @binding(18) var<storage, read_write> gave_up: array<atomic<u32>>; // its last word is the flag
 
 fn give_up() {

@@ -10,7 +10,7 @@
 // - CHOOSES: every workgroup chooses the experts of its row itself.
 //
 // With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`).
-//% needs accumulate add_squares begin_item change_with choose factor_of finish load_acts load_block look_ahead make_acts place_of_expert prefetch store take_acts wait_for_some
+//% needs accumulate add_squares begin_item change_of_tile choose clear_next factor_of finish load_acts load_block look_ahead make_acts peek_low place_of_expert prefetch stage_change store take_acts wait_for_some
 //% if EXPERTS
 //% if CHOOSES
 //% else
@@ -60,6 +60,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if SHRINKS
   const number = 0u;
   let item = begin_item(wid.x);
+//% if HANDS_NEXT
+  if (wid.y == 0u) { clear_next(tid, BATCH, item.x); }
+//% end
   let row = item.x;
   let stack = item.y;
 //% else
@@ -113,7 +116,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let first = wid.y * TILE;
   let prefetched = prefetch(tid, first);
 //% if CHANGES
-  let ahead = look_ahead(row, min(first + min(tid, TILE - 1u), OUTPUTS - 1u));
+  let ahead = look_ahead(tid, first);
 //% end
 //% end
 //% if AWAITED
@@ -128,6 +131,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% if OWN_ACTS
   make_acts(tid, row);
+//% end
+//% if FINISHES
+//% if CHANGES
+  let peeked = peek_low(tid);
+//% end
 //% end
   var block = lane;
 //% if EARLY
@@ -178,6 +186,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   sums[(own + ${o}u * BATCH + ${b}u) * (LANES + 1u) + lane] = acc_${o}_${b};
 //% end
 //% end
+//% if FINISHES
+//% if CHANGES
+  stage_change(tid, ahead, peeked);
+//% end
+//% end
   workgroupBarrier();
 //% if FINISHES
   if (tid < TILE) {
@@ -192,7 +205,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     totals[tid] = total_of(tid) * factor_of(row);
 //% end
 //% if CHANGES
-    totals[tid] += change_with(ahead, row, min(first + tid, OUTPUTS - 1u));
+    totals[tid] += change_of_tile(tid, first);
 //% end
   }
   workgroupBarrier();

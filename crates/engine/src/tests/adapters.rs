@@ -5,12 +5,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use paguro_backend::{LowRank, Matrix, MatrixId, WeightFormat};
 use paguro_backend_conformance::random_adapter;
 
 use super::real::{self, BACKEND, model_of, requests};
 use crate::{
     Adapter, AdapterError, AdapterLimits, AdapterWeights, DraftOptions, Engine, EngineOptions, EventSink,
-    ExtraKey, Handle, KvEvent, ModelParts, PageBudget, PageOrder, Request,
+    ExtraKey, Handle, KvEvent, ModelParts, PageBudget, PageOrder, Request, adapters::pieces,
 };
 
 fn weights(parts: &ModelParts, seed: u64) -> AdapterWeights {
@@ -196,10 +197,40 @@ fn prefixes_are_shared_with_equal_adapters_only() {
     assert_eq!(hits(vec![(one, 1.0)], ""), 20);
 }
 
+/// Pieces of a large pair have its rows of A and columns of B, in order.
+#[test]
+fn large_pairs_are_loaded_in_pieces() {
+    let numbers = |rows: usize, cols: usize| Matrix {
+        name: "side".into(),
+        format: WeightFormat::F32,
+        parts: 1,
+        rows,
+        cols,
+        bytes: (0..rows * cols).flat_map(|number| (number as f32).to_le_bytes()).collect::<Vec<_>>().into(),
+    };
+    let pair = LowRank { matrix: MatrixId(3), a: numbers(20, 7), b: numbers(5, 20), scale: 0.5 };
+    assert_eq!(pieces(pair.clone(), 24 * 12).unwrap().len(), 1);
+    let floats = |side: &Matrix| Vec::from_iter(side.read().unwrap().chunks_exact(4).map(<[u8]>::to_vec));
+    let found = pieces(pair.clone(), 8 * 12).unwrap();
+    let (mut a, mut b) = (Vec::new(), vec![Vec::new(); 5]);
+    for piece in &found {
+        assert_eq!((piece.matrix, piece.scale, piece.b.cols), (pair.matrix, pair.scale, piece.rank()));
+        a.extend(floats(&piece.a));
+        for (row, part) in b.iter_mut().zip(floats(&piece.b).chunks_exact(piece.rank())) {
+            row.extend_from_slice(part);
+        }
+    }
+    assert_eq!(found.iter().map(LowRank::rank).collect::<Vec<_>>(), [8, 8, 4]);
+    assert_eq!((a, b.concat()), (floats(&pair.a), floats(&pair.b)));
+
+    let wrong = LowRank { b: numbers(5, 19), ..pair };
+    assert_eq!(pieces(wrong, 8).unwrap().len(), 1, "the runner refuses it by its name");
+}
+
 #[test]
 fn adapters_have_limits() {
     let parts = model_of(&[None], "");
-    let bytes = weights(&parts, 1).pairs.iter().map(paguro_backend::LowRank::bytes).sum::<u64>();
+    let bytes = weights(&parts, 1).pairs.iter().map(LowRank::bytes).sum::<u64>();
     let start = |adapters: AdapterLimits| {
         let options = EngineOptions { adapters, ..EngineOptions::default() };
         Engine::start(&BACKEND, parts.clone(), options).unwrap()
