@@ -38,6 +38,7 @@ pub fn plan(
         numerics: args.numerics,
         memory: args.memory,
         expert_slots: args.expert_slots,
+        replicas: false,
         isa: None,
         timed: false,
     };

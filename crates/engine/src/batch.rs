@@ -68,9 +68,10 @@ impl Batch {
         let mut waiting: Vec<_> = prompts.into_iter().enumerate().collect();
         // Of equal lengths the first one comes first.
         waiting.sort_by_key(|(index, prompt)| (prompt.len(), usize::MAX - index));
+        let engines = handle.engines().len();
         // As many again as can run: their turn comes while the results of others are read.
-        let most = handle.max_branches().saturating_mul(2);
-        let most_tokens = handle.step_tokens().saturating_mul(STEPS_AT_ONCE);
+        let most = handle.max_branches().saturating_mul(2 * engines);
+        let most_tokens = handle.step_tokens().saturating_mul(STEPS_AT_ONCE * engines);
         Self { handle, template, waiting, running: Vec::new(), tokens: 0, most, most_tokens }
     }
 
