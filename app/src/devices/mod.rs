@@ -555,6 +555,43 @@ mod tests {
     }
 
     #[test]
+    fn whole_models_run_on_each_device_of_equal_kind() {
+        let devices = Devices::new(None);
+        let on = |list: &str, replicas: bool| RunOnArgs {
+            device: list.parse().unwrap(),
+            gpu_layers: None,
+            split: None,
+            numerics: None,
+            memory: None,
+            expert_slots: None,
+            replicas,
+            isa: None,
+            timed: false,
+        };
+        let split = |on: RunOnArgs| RunOnArgs { split: Some("1,1".parse().unwrap()), ..on };
+        let layers = |on: RunOnArgs| RunOnArgs { gpu_layers: Some(3), ..on };
+        let slots = |on: RunOnArgs| RunOnArgs { expert_slots: Some(Default::default()), ..on };
+        for (on, problem) in [
+            (on("auto", true), "--replicas needs several devices, but --device is auto"),
+            (on("gpu:1", true), "but --device is gpu:1"),
+            (on("gpu:0,cpu", true), "needs equal devices"),
+            (split(on("cpu,cpu", true)), "without --split"),
+            (layers(on("gpu:0,gpu:1", true)), "without --gpu-layers"),
+            (slots(on("gpu:0,gpu:1", true)), "without --expert-slots"),
+            (on("cpu,cpu", false), "--device lists cpu twice"),
+            (on("gpu,gpu:0", false), "--device lists gpu:0 twice"),
+        ] {
+            let refused = devices.candidates(&on, &|_| ()).err().expect(problem);
+            assert!(refused.message().contains(problem), "{}", refused.message());
+        }
+        let chosen = devices.open(&on("cpu,cpu", true), Some(5), &|_| ()).unwrap();
+        assert_eq!((chosen.all().len(), chosen.engines_on_one(), chosen.all()[1].threads), (2, 2, 2));
+        assert!(chosen.free() <= chosen.main().backend.capacity().bytes_free * 6 / 10);
+        let engines = chosen.engines();
+        assert!(engines.len() == 2 && engines.iter().all(|engine| !engine.replicas && engine.all().len() == 1));
+    }
+
+    #[test]
     fn whatever_fails_on_the_gpu_ends_on_the_cpu() {
         let cases: [(Opener<'_>, &str, Option<&str>); 4] = [
             (Box::new(|| opened("gpu")), "none", None),
