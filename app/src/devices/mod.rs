@@ -269,7 +269,8 @@ impl Devices {
                 // `--memory` bounds GPUs, or the CPU without any.
                 let beside = RunOnArgs { memory: None, ..on.clone() };
                 let is_beside = |driver: &dyn Driver| driver.kind() == Kind::Cpu && devices.len() > 1;
-                let threads = if on.replicas { Some(threads_of_each(threads, devices.len())) } else { threads };
+                let threads =
+                    if on.replicas { Some(threads_of_each(threads, devices.len())) } else { threads };
                 let open = |&(driver, index): &(&dyn Driver, usize)| {
                     driver.open(index, if is_beside(driver) { &beside } else { on }, threads)
                 };
@@ -489,7 +490,9 @@ fn check_replicas(on: &RunOnArgs) -> Outcome<()> {
     ];
     if let Some((flag, _)) = divides.into_iter().find(|(_, is_given)| *is_given) {
         let failure = Failure::usage(format!("--replicas runs whole models on each device, without {flag}"));
-        return Err(failure.hint(format!("leave out {flag}, or --replicas to divide a model among the devices")));
+        return Err(
+            failure.hint(format!("leave out {flag}, or --replicas to divide a model among the devices"))
+        );
     }
     let devices = on.device.all();
     if devices.len() < 2 {
@@ -498,7 +501,8 @@ fn check_replicas(on: &RunOnArgs) -> Outcome<()> {
         return Err(failure.hint("--device gpu:0,gpu:1 --replicas runs an engine on each of two GPUs"));
     }
     if devices.contains(&Device::Cpu) && devices.iter().any(|device| *device != Device::Cpu) {
-        let failure = Failure::usage("--replicas needs equal devices: answers of the CPU would take much longer");
+        let failure =
+            Failure::usage("--replicas needs equal devices: answers of the CPU would take much longer");
         return Err(failure.hint("leave cpu out of --device, or leave out --replicas to divide the layers"));
     }
     Ok(())
@@ -588,7 +592,9 @@ mod tests {
         assert_eq!((chosen.all().len(), chosen.engines_on_one(), chosen.all()[1].threads), (2, 2, 2));
         assert!(chosen.free() <= chosen.main().backend.capacity().bytes_free * 6 / 10);
         let engines = chosen.engines();
-        assert!(engines.len() == 2 && engines.iter().all(|engine| !engine.replicas && engine.all().len() == 1));
+        assert!(
+            engines.len() == 2 && engines.iter().all(|engine| !engine.replicas && engine.all().len() == 1)
+        );
     }
 
     #[test]

@@ -34,15 +34,24 @@ pub fn start(
     let start_one = |number: usize, device: &Chosen| {
         let (model, on) = (name.to_owned(), device.main().backend.name().to_owned());
         let note = move |reason: &str| {
-            tracing::error!(model, engine = number, device = on, reason, "an engine fails; requests go to the others");
+            tracing::error!(
+                model,
+                engine = number,
+                device = on,
+                reason,
+                "an engine fails; requests go to the others"
+            );
         };
         let options = EngineOptions { failures: Some(FailureSink(Arc::new(note))), ..options.clone() };
         start(device, &replicas.options(number, &options))
     };
     let started: Vec<Outcome<Started>> = thread::scope(|scope| {
         let start_one = &start_one;
-        let threads: Vec<_> =
-            devices.iter().enumerate().map(|(number, device)| scope.spawn(move || start_one(number, device))).collect();
+        let threads: Vec<_> = devices
+            .iter()
+            .enumerate()
+            .map(|(number, device)| scope.spawn(move || start_one(number, device)))
+            .collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     });
     let (mut engines, mut names, mut memory, mut failure) = (Vec::new(), Vec::new(), None, None);
@@ -55,7 +64,12 @@ pub fn start(
             }
             Err(problem) => {
                 let reason = problem.message();
-                tracing::warn!(model = name, engine = number, reason, "an engine does not start, and is left out");
+                tracing::warn!(
+                    model = name,
+                    engine = number,
+                    reason,
+                    "an engine does not start, and is left out"
+                );
                 failure.get_or_insert(problem);
             }
         }

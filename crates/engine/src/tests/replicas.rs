@@ -159,7 +159,8 @@ fn adapters_are_loaded_by_all_engines_that_work() {
         let answers: Vec<_> =
             generations.into_iter().map(read).map(|heard| heard.branches[0].tokens.clone()).collect();
         assert!(answers.iter().all(|answer| *answer == answers[0] && answer.len() == 3), "{answers:?}");
-        let has_some: Vec<_> = counts(&handle).iter().zip(before).map(|(now, before)| *now > before).collect();
+        let has_some: Vec<_> =
+            counts(&handle).iter().zip(before).map(|(now, before)| *now > before).collect();
         assert_eq!(has_some, [!is_failing, true]);
         assert_ne!(answers[0], ask(&handle, &prompt(0, 2, 21)).1.branches[0].tokens);
         assert_clean(&engine);

@@ -123,7 +123,12 @@ async fn take(state: &AppState) -> Sample {
             let is_one = engines.len() == 1;
             let of = |engine: Handle| match is_one {
                 true => (entry.name.clone(), device.clone(), bytes, engine),
-                false => (format!("{} ({})", entry.name, engine.number()), engine.device().to_owned(), bytes, engine),
+                false => (
+                    format!("{} ({})", entry.name, engine.number()),
+                    engine.device().to_owned(),
+                    bytes,
+                    engine,
+                ),
             };
             engines.map(of).collect::<Vec<_>>()
         })
