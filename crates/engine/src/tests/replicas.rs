@@ -20,7 +20,8 @@ struct Pair {
 }
 
 fn pair(options: &EngineOptions) -> Pair {
-    let (failures, events): (Arc<Mutex<Vec<String>>>, Arc<Mutex<Vec<KvEvent>>>) = Default::default();
+    let failures: Arc<Mutex<Vec<String>>> = Arc::default();
+    let events: Arc<Mutex<Vec<KvEvent>>> = Arc::default();
     let (said, received) = (failures.clone(), events.clone());
     let sink = EventSink(Arc::new(move |events| received.lock().unwrap().extend(events)));
     let replicas = Replicas::new(2, Some(sink));
