@@ -40,6 +40,7 @@ pub fn plan(
         numerics: args.numerics,
         memory: args.memory,
         expert_slots: args.expert_slots,
+        replicas: false,
         isa: None,
         timed: false,
     };

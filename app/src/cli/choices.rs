@@ -44,7 +44,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// Values of `--device`: one device, or several among which the layers of a model are divided.
+/// Values of `--device`: one device, or several among which the layers of a model are divided, or its engines with `--replicas`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct DeviceList(Vec<Device>);
@@ -70,10 +70,7 @@ impl FromStr for DeviceList {
         if devices.len() > 1 && devices.contains(&Device::Auto) {
             return Err("auto cannot be in a list of devices".into());
         }
-        match (1..devices.len()).find(|&at| devices[..at].contains(&devices[at])) {
-            Some(at) => Err(format!("{} is listed twice", devices[at])),
-            None => Ok(Self(devices)),
-        }
+        Ok(Self(devices))
     }
 }
 
@@ -461,7 +458,7 @@ mod tests {
         }
         let list = "gpu:1,cpu".parse::<DeviceList>().unwrap();
         assert_eq!(list.all(), [Device::Gpu(1), Device::Cpu]);
-        for bad in ["", "gpu,", "auto,cpu", "gpu,gpu:0"] {
+        for bad in ["", "gpu,", "auto,cpu"] {
             assert!(bad.parse::<DeviceList>().is_err(), "{bad}");
         }
         assert_eq!("3,1".parse::<Split>().unwrap().shares(), [3.0, 1.0]);

@@ -30,8 +30,10 @@ enum Becomes {
     NothingWithSwitch,
     /// Layers on GPUs: 0 is the CPU, and -1, `all` and `auto` are as many as fit.
     GpuLayers,
-    /// Division of a model among GPUs, of which only that of layers is supported.
-    SplitMode,
+    /// Division of a model among GPUs; these values do not divide tensors, and need no flag.
+    WholeTensors(&'static [&'static str]),
+    /// Number of GPUs that run the whole model.
+    DataParallel,
     /// Layers whose experts are in the host's memory.
     ExpertLayers,
     /// The experts of all layers are in the host's memory.
@@ -47,8 +49,8 @@ enum Becomes {
 }
 
 use Becomes::{
-    AllExperts, CacheType, ExpertLayers, Format, GpuLayers, Nothing, NothingWithSwitch, NothingWithValue,
-    Ours, Refused, SplitMode, Tensors,
+    AllExperts, CacheType, DataParallel, ExpertLayers, Format, GpuLayers, Nothing, NothingWithSwitch,
+    NothingWithValue, Ours, Refused, Tensors, WholeTensors,
 };
 use On::{Both, Measure, Run, Serve};
 
@@ -184,12 +186,14 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Both, &["-ngl", "--n-gpu-layers", "--num-gpu"], GpuLayers),
     (Both, &["-dev"], Ours("--device")),
     (Both, &["-ts", "--tensor-split"], Ours("--split")),
-    (Both, &["-sm", "--split-mode"], SplitMode),
+    (Both, &["-sm", "--split-mode"], WholeTensors(&["layer", "none"])),
+    (Both, &["-tp", "--tensor-parallel-size"], WholeTensors(&["1"])),
+    (Serve, &["-dp", "--data-parallel-size"], DataParallel),
     (Both, &["-mg", "--main-gpu"], Refused(GPUS)),
     (Both, &["-ot", "--override-tensor"], Tensors),
     (Both, &["-ncmoe", "--n-cpu-moe"], ExpertLayers),
     (Both, &["-cmoe", "--cpu-moe"], AllExperts),
-    (Both, &["--tensor-parallel-size", "--pipeline-parallel-size"], Refused(GPUS)),
+    (Both, &["--pipeline-parallel-size"], Refused(GPUS)),
     (Both, &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"], CacheType),
     (Both, &["-fa", "--flash-attn"], NothingWithSwitch),
     (
@@ -386,13 +390,29 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Vec<OsString>> {
                     _ => out.push(format!("--gpu-layers={layers}").into()),
                 }
             }
-            SplitMode => {
+            WholeTensors(values) => {
                 let mode = needed(value())?;
-                if !matches!(mode.as_str(), "layer" | "none") {
-                    return Err(Failure::usage(format!(
-                        "`{flag} {mode}`: tensors are not divided among GPUs"
-                    ))
-                    .hint("--device gpu:0,gpu:1 divides the layers"));
+                if !values.contains(&mode.as_str()) {
+                    let failure =
+                        Failure::usage(format!("`{flag} {mode}`: tensors are not divided among GPUs"));
+                    return Err(failure.hint(
+                        "--device gpu:0,gpu:1 divides the layers; `paguro serve` with --replicas runs the whole model on each GPU",
+                    ));
+                }
+            }
+            DataParallel => {
+                let count = needed(value())?;
+                match count.parse::<usize>() {
+                    Ok(1) => {}
+                    Ok(count @ 2..=256) => {
+                        let devices: Vec<_> = (0..count).map(|index| format!("gpu:{index}")).collect();
+                        out.push(format!("--device={}", devices.join(",")).into());
+                        out.push("--replicas".into());
+                    }
+                    _ => {
+                        let failure = Failure::usage(format!("`{flag} {count}`: must be a number of GPUs"));
+                        return Err(failure.hint("--device gpu:0,gpu:1 --replicas runs an engine on each"));
+                    }
                 }
             }
             AllExperts => out.push("--expert-slots=least".into()),
@@ -463,7 +483,7 @@ fn find(command: On, flag: &str) -> Option<&'static Becomes> {
                         Nothing
                             | NothingWithSwitch
                             | GpuLayers
-                            | SplitMode
+                            | WholeTensors(_)
                             | CacheType
                             | AllExperts
                             | ExpertLayers
@@ -511,6 +531,7 @@ mod tests {
             ("paguro -q run -ngl 0 hi", "paguro -q run --device=cpu hi"),
             ("paguro run -ngl 99 hi", "paguro run --gpu-layers=99 hi"),
             ("paguro run -ts 3,1 -sm layer hi", "paguro run --split 3,1 hi"),
+            ("paguro serve -tp 1 --data-parallel-size 2", "paguro serve --device=gpu:0,gpu:1 --replicas"),
             ("paguro run -ngl -1 hi", "paguro run hi"),
             ("paguro run -fa on hi", "paguro run hi"),
             ("paguro run -fa hi", "paguro run hi"),
@@ -552,6 +573,7 @@ mod tests {
             "-ngl",
             "-sm row",
             "-sm tensor",
+            "--tensor-parallel-size 2",
             "--rope-scaling=yarn",
         ] {
             assert!(translate(words(&format!("paguro run {refused}"))).is_err(), "{refused}");

@@ -197,6 +197,10 @@ pub struct RunOnArgs {
     #[arg(long, env = "PAGURO_EXPERT_SLOTS", value_name = "N|BYTES|...")]
     pub expert_slots: Option<ExpertSlots>,
 
+    /// True for the whole model on each device, each with an engine: `paguro serve --replicas`.
+    #[arg(skip)]
+    pub replicas: bool,
+
     /// Instruction set of the CPU kernels, for comparison; the best one this machine has unless given
     #[arg(long, hide = true, value_name = "NAME")]
     pub isa: Option<String>,

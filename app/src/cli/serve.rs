@@ -312,7 +312,8 @@ layered! {
         #[arg(long, env = "PAGURO_OPEN", boolean = "Listening")]
         pub open: Option<bool>,
 
-        /// Memory of all loaded models together: weights, K and V, buffers [default: 80 % of the free memory at the start]
+        /// Memory of all loaded models together: weights, K and V, buffers; with --replicas, on each device [default: 80 % of the free
+        /// memory at the start]
         #[arg(long, env = "PAGURO_MEMORY", value_name = "BYTES", help_heading = "Models")]
         pub memory: Option<Bytes>,
 
@@ -474,6 +475,19 @@ layered! {
         /// Device: auto, cpu, gpu or gpu:N; or a list such as gpu:0,gpu:1 or gpu,cpu, among which the layers are divided
         #[arg(long, env = "PAGURO_DEVICE", value_name = "NAME,...", help_heading = "Running")]
         pub device: Option<DeviceList>,
+
+        /// Run each model as a whole on each device of --device; a request goes to the one that has its prefix, or has less to do
+        #[arg(
+            long,
+            env = "PAGURO_REPLICAS",
+            num_args = 0..=1,
+            require_equals = true,
+            default_missing_value = "true",
+            hide_possible_values = true,
+            value_name = "BOOL",
+            help_heading = "Running"
+        )]
+        pub replicas: Option<bool>,
 
         /// Layers on GPUs, the last ones of a model; the CPU runs those before them [default: as many as fit]
         #[arg(long, env = "PAGURO_GPU_LAYERS", value_parser = choices::layers, value_name = "N", help_heading = "Running")]

@@ -43,7 +43,7 @@ pub struct Opened {
     pub is_fast: bool,
 }
 
-/// Opened devices for a model: one, or several for its stages.
+/// Opened devices for a model: one, several for its stages, or several for engines of the whole model.
 pub struct Chosen {
     /// The devices in the order of their stages: the CPU is the first one, because embeddings are looked up and a head is a matmul.
     opened: Vec<Opened>,
@@ -51,9 +51,25 @@ pub struct Chosen {
     pub gpu_layers: Option<usize>,
     /// Shares of the GPUs in these layers, if they were given.
     pub split: Option<Split>,
+    /// True if each device runs the whole model.
+    pub replicas: bool,
 }
 
 impl Chosen {
+    /// Returns the devices of each engine.
+    pub fn engines(self) -> Vec<Self> {
+        match self.replicas {
+            true => self.opened.into_iter().map(Self::from).collect(),
+            false => vec![self],
+        }
+    }
+
+    /// Returns the largest number of engines on one device.
+    pub fn engines_on_one(&self) -> u64 {
+        let same = |one: &Opened| self.opened.iter().filter(|other| other.device == one.device).count();
+        self.opened.iter().map(same).max().map_or(1, |count| count as u64)
+    }
+
     /// Returns the device that runs a model alone if the model fits there: the first GPU, or the CPU without one.
     pub fn main(&self) -> &Opened {
         self.gpus().next().unwrap_or(&self.opened[0])
@@ -79,10 +95,11 @@ impl Chosen {
         self.opened.iter().find(|opened| opened.device == device)
     }
 
-    /// Returns the free memory of the GPUs, or that of the CPU without any.
+    /// Returns the free memory for an engine: that of the GPUs, or that of the CPU without any; of replicas, the least that one has.
     pub fn free(&self) -> u64 {
         let of = |opened: &Opened| opened.backend.capacity().bytes_free;
         match self.gpus().next() {
+            _ if self.replicas => self.opened.iter().map(of).min().unwrap_or(0) / self.engines_on_one(),
             Some(_) => self.gpus().map(of).fold(0, u64::saturating_add),
             None => of(self.main()),
         }
@@ -91,7 +108,7 @@ impl Chosen {
 
 impl From<Opened> for Chosen {
     fn from(opened: Opened) -> Self {
-        Self { opened: vec![opened], gpu_layers: None, split: None }
+        Self { opened: vec![opened], gpu_layers: None, split: None, replicas: false }
     }
 }
 
@@ -252,11 +269,14 @@ impl Devices {
                 // `--memory` bounds GPUs, or the CPU without any.
                 let beside = RunOnArgs { memory: None, ..on.clone() };
                 let is_beside = |driver: &dyn Driver| driver.kind() == Kind::Cpu && devices.len() > 1;
+                let threads =
+                    if on.replicas { Some(threads_of_each(threads, devices.len())) } else { threads };
                 let open = |&(driver, index): &(&dyn Driver, usize)| {
                     driver.open(index, if is_beside(driver) { &beside } else { on }, threads)
                 };
                 let opened = devices.iter().map(open).collect::<Outcome<_>>()?;
-                Ok(Chosen { opened, gpu_layers: on.gpu_layers, split: on.split.clone() })
+                let (gpu_layers, split) = (on.gpu_layers, on.split.clone());
+                Ok(Chosen { opened, gpu_layers, split, replicas: on.replicas })
             }));
         }
         first_of(&openers, notice, start)
@@ -268,7 +288,20 @@ impl Devices {
         let gpu = |index| Ok::<_, Failure>((self.driver(Kind::Gpu)?, index));
         let is_divided = on.gpu_layers.is_some_and(|layers| layers > 0) || on.split.is_some();
         let without_gpus = |problem: &str| Err(Failure::usage(problem.to_owned()).hint(NAME_A_GPU));
-        match on.device.all() {
+        let listed = on.device.all();
+        if on.replicas {
+            check_replicas(on)?;
+            let all = listed.iter().map(|device| match device {
+                Device::Gpu(index) => gpu(*index),
+                Device::Auto | Device::Cpu => Ok(cpu),
+            });
+            return Ok(vec![all.collect::<Outcome<_>>()?]);
+        }
+        if let Some(at) = (1..listed.len()).find(|&at| listed[..at].contains(&listed[at])) {
+            let failure = Failure::usage(format!("--device lists {} twice", listed[at]));
+            return Err(failure.hint("each device of a list runs other layers"));
+        }
+        match listed {
             _ if on.gpu_layers == Some(0) => Ok(vec![vec![cpu]]),
             [Device::Auto] if on.isa.is_some() => Ok(vec![vec![cpu]]),
             [Device::Auto] => {
@@ -445,6 +478,42 @@ impl Listed {
     }
 }
 
+/// Checks the flags beside `--replicas`.
+///
+/// # Errors
+/// A flag divides the model, or the devices cannot be equal.
+fn check_replicas(on: &RunOnArgs) -> Outcome<()> {
+    let divides = [
+        ("--gpu-layers", on.gpu_layers.is_some()),
+        ("--split", on.split.is_some()),
+        ("--expert-slots", on.expert_slots.is_some()),
+    ];
+    if let Some((flag, _)) = divides.into_iter().find(|(_, is_given)| *is_given) {
+        let failure = Failure::usage(format!("--replicas runs whole models on each device, without {flag}"));
+        return Err(
+            failure.hint(format!("leave out {flag}, or --replicas to divide a model among the devices"))
+        );
+    }
+    let devices = on.device.all();
+    if devices.len() < 2 {
+        let failure =
+            Failure::usage(format!("--replicas needs several devices, but --device is {}", devices[0]));
+        return Err(failure.hint("--device gpu:0,gpu:1 --replicas runs an engine on each of two GPUs"));
+    }
+    if devices.contains(&Device::Cpu) && devices.iter().any(|device| *device != Device::Cpu) {
+        let failure =
+            Failure::usage("--replicas needs equal devices: answers of the CPU would take much longer");
+        return Err(failure.hint("leave cpu out of --device, or leave out --replicas to divide the layers"));
+    }
+    Ok(())
+}
+
+/// Returns the number of CPU threads of each of `count` engines.
+fn threads_of_each(threads: Option<usize>, count: usize) -> usize {
+    let all = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    (all / count).max(1)
+}
+
 /// Returns the notice for `--numerics fast` on a device with exact numerics.
 fn not_fast(numerics: Option<Numerics>, chosen: &Chosen) -> Option<String> {
     let main = chosen.main();
@@ -487,6 +556,45 @@ mod tests {
         let backend = Box::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }));
         let (device, numerics) = (Device::Cpu, name.to_owned());
         Ok(Opened { device, backend, threads: 1, numerics, is_fast: false }.into())
+    }
+
+    #[test]
+    fn whole_models_run_on_each_device_of_equal_kind() {
+        let devices = Devices::new(None);
+        let on = |list: &str, replicas: bool| RunOnArgs {
+            device: list.parse().unwrap(),
+            gpu_layers: None,
+            split: None,
+            numerics: None,
+            memory: None,
+            expert_slots: None,
+            replicas,
+            isa: None,
+            timed: false,
+        };
+        let split = |on: RunOnArgs| RunOnArgs { split: Some("1,1".parse().unwrap()), ..on };
+        let layers = |on: RunOnArgs| RunOnArgs { gpu_layers: Some(3), ..on };
+        let slots = |on: RunOnArgs| RunOnArgs { expert_slots: Some(Default::default()), ..on };
+        for (on, problem) in [
+            (on("auto", true), "--replicas needs several devices, but --device is auto"),
+            (on("gpu:1", true), "but --device is gpu:1"),
+            (on("gpu:0,cpu", true), "needs equal devices"),
+            (split(on("cpu,cpu", true)), "without --split"),
+            (layers(on("gpu:0,gpu:1", true)), "without --gpu-layers"),
+            (slots(on("gpu:0,gpu:1", true)), "without --expert-slots"),
+            (on("cpu,cpu", false), "--device lists cpu twice"),
+            (on("gpu,gpu:0", false), "--device lists gpu:0 twice"),
+        ] {
+            let refused = devices.candidates(&on, &|_| ()).err().expect(problem);
+            assert!(refused.message().contains(problem), "{}", refused.message());
+        }
+        let chosen = devices.open(&on("cpu,cpu", true), Some(5), &|_| ()).unwrap();
+        assert_eq!((chosen.all().len(), chosen.engines_on_one(), chosen.all()[1].threads), (2, 2, 2));
+        assert!(chosen.free() <= chosen.main().backend.capacity().bytes_free * 6 / 10);
+        let engines = chosen.engines();
+        assert!(
+            engines.len() == 2 && engines.iter().all(|engine| !engine.replicas && engine.all().len() == 1)
+        );
     }
 
     #[test]

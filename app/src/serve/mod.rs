@@ -127,13 +127,17 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
         numerics: options.numerics,
         memory: None,
         expert_slots: options.expert_slots,
+        replicas: options.replicas == Some(true),
         isa: None,
         timed: false,
     };
     let device = devices.open(&on, options.threads, &|notice| tracing::warn!("{notice}"))?;
     let main = device.main();
-    tracing::info!(device = main.backend.capacity().description, numerics = main.numerics, "running on");
+    for one in if device.replicas { device.all() } else { std::slice::from_ref(main) } {
+        tracing::info!(device = one.backend.capacity().description, numerics = one.numerics, "running on");
+    }
     let (shown_device, free, on_gpu) = (shown::device(&device), device.free(), main.device != Device::Cpu);
+    let engines_on_one = device.engines_on_one();
     drop(device);
     if let Some(bytes) = options.memory.filter(|bytes| bytes.0 < LEAST_MEMORY) {
         let message = format!("--memory is {}, in which no model fits", units::bytes(bytes.0));
@@ -142,8 +146,8 @@ pub fn serve(args: &ServeArgs, program: &Settings, devices: &Devices) -> Outcome
     let memory = match (options.memory, on_gpu) {
         (None, _) => free / 10 * 8,
         // A GPU cannot use other memory.
-        (Some(bytes), true) => bytes.0.min(free),
-        (Some(bytes), false) => bytes.0,
+        (Some(bytes), true) => (bytes.0 / engines_on_one).min(free),
+        (Some(bytes), false) => bytes.0 / engines_on_one,
     };
     let service = open_library(&program.library)?;
     let library = service.as_ref().map(|service| service.library.clone());

@@ -4,15 +4,24 @@ use paguro_server::{Listen, ServerSettings, Setting};
 
 use crate::{
     cli::{Given, ServeOptions},
-    devices::Chosen,
+    devices::{Chosen, Opened},
     units,
 };
 
 /// Describes a device in one line.
 pub fn device(device: &Chosen) -> String {
     let (main, free) = (device.main(), units::bytes(device.free()));
-    let (name, threads, numerics) = (main.backend.name(), main.threads, &main.numerics);
+    let (threads, numerics) = (main.threads, &main.numerics);
+    let name = match device.replicas {
+        true => format!("an engine on each of {}", names(device.all())),
+        false => main.backend.name().to_owned(),
+    };
     format!("{name}, {threads} threads, {free} of memory free at the start; numerics {numerics}")
+}
+
+/// Returns the names of devices.
+fn names(devices: &[Opened]) -> String {
+    devices.iter().map(|one| one.backend.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// Name and value of a setting, and a function that returns true if options set it.

@@ -25,6 +25,7 @@ mod presets;
 mod process;
 mod reasoning;
 mod refusals;
+mod replicas;
 mod responses;
 mod retrieval;
 mod schemas;

@@ -39,6 +39,7 @@ fn settings_that_make_no_sense_are_named() {
     assert!(stderr(&["--log", "what=ever=now"], "").contains("log filter"));
     assert!(stderr(&["--host", "localhost:80"], "").contains("--host takes an address or a name"));
     assert!(stderr(&["--alias", "tales"], "").contains("choose another name"));
+    assert!(stderr(&["--device", "cpu"], "replicas = true").contains("--replicas needs several devices"));
 }
 
 #[test]

@@ -20,7 +20,10 @@ use std::{
 use paguro_backend::{AdapterId, AdapterWork, LoadError, LowRank, Matrix, Runner};
 use sha2::{Digest, Sha256};
 
-use crate::{Handle, SubmitError, handle::Command};
+use crate::{
+    Handle, SubmitError,
+    handle::{Command, Port},
+};
 
 /// Time that the engine thread spends on loading adapters between two steps, and on one more piece.
 const LOAD_TIME: Duration = Duration::from_millis(5);
@@ -121,7 +124,7 @@ impl Adapter {
         let shared = Shared::new(limits, Queue::new(0, None), None, Vec::new(), Stats::default());
         shared.adapters().count += 1;
         let (commands, _) = std::sync::mpsc::channel();
-        let handle = Handle { shared: Arc::new(shared), commands };
+        let handle = Handle::new(Port { number: 0, shared: Arc::new(shared), commands });
         let (waiting, running) = Default::default();
         let name = format!("adapter-{id}").into();
         Self(Arc::new(Loaded {
@@ -137,17 +140,19 @@ impl Adapter {
     }
 
     pub(crate) fn is_of(&self, handle: &Handle) -> bool {
-        Arc::ptr_eq(&self.0.handle.shared, &handle.shared)
+        Arc::ptr_eq(&self.0.handle.ports[0].shared, &handle.ports[0].shared)
     }
 }
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        let mut held = self.handle.shared.adapters();
+        let mut held = self.handle.shared().adapters();
         held.count -= 1;
         held.bytes -= self.bytes;
-        // Without an engine there is no adapter.
-        let _ = self.handle.commands.send(Command::UnloadAdapter(self.id));
+        for port in &*self.handle.ports {
+            // Without an engine there is no adapter.
+            let _ = port.commands.send(Command::UnloadAdapter(self.id));
+        }
     }
 }
 
@@ -185,7 +190,7 @@ impl Handle {
     /// # Errors
     /// [`AdapterError::Limit`]
     pub fn check_adapter(&self, name: &Arc<str>, rank: usize, bytes: u64) -> Result<(), AdapterError> {
-        self.check_limits(&self.shared.adapters(), name, rank, bytes)
+        self.check_limits(&self.shared().adapters(), name, rank, bytes)
     }
 
     fn check_limits(
@@ -195,7 +200,7 @@ impl Handle {
         rank: usize,
         bytes: u64,
     ) -> Result<(), AdapterError> {
-        let limits = self.shared.adapter_limits;
+        let limits = self.shared().adapter_limits;
         let refuse = |problem: String| Err(AdapterError::Limit { name: name.clone(), problem });
         if rank > limits.rank {
             return refuse(format!("has rank {rank}, more than the {} of --max-lora-rank", limits.rank));
@@ -213,7 +218,8 @@ impl Handle {
         Ok(())
     }
 
-    /// Loads an adapter beside running requests, and blocks until it can be used.
+    /// Loads an adapter beside running requests, and blocks until it can be used. Of several engines, one that fails and cannot load it
+    /// is stopped, because requests may go to any.
     ///
     /// # Errors
     /// [`AdapterError`]
@@ -223,7 +229,7 @@ impl Handle {
         let bytes = pairs.iter().fold(0, |sum: u64, pair| sum.saturating_add(pair.bytes()));
         let digest = digest_of(&pairs)?;
         let id = {
-            let mut held = self.shared.adapters();
+            let mut held = self.shared().adapters();
             self.check_limits(&held, &name, rank, bytes)?;
             held.count += 1;
             held.bytes += bytes;
@@ -234,14 +240,28 @@ impl Handle {
         // From here on, its drop returns what it holds.
         let handle = self.clone();
         let adapter = Adapter(Arc::new(Loaded { id, name, digest, rank, bytes, waiting, running, handle }));
-        let (reply, answer) = sync_channel(1);
         let pieces = pairs.into_iter().map(|pair| pieces(pair, PIECE)).collect::<Result<Vec<_>, _>>()?;
-        let pairs = pieces.into_iter().flatten().collect();
-        self.commands.send(Command::LoadAdapter { id, pairs, reply }).map_err(|_| self.stopped())?;
-        if let Some(work) = answer.recv().map_err(|_| self.stopped())?? {
-            work()?;
+        let pairs: Vec<LowRank> = pieces.into_iter().flatten().collect();
+        let load = |port: &Port| {
+            let (reply, answer) = sync_channel(1);
+            let sent = port.commands.send(Command::LoadAdapter { id, pairs: pairs.clone(), reply });
+            sent.is_ok().then_some(answer)
+        };
+        // All load it at the same time.
+        let answers: Vec<_> = self.ports.iter().map(load).collect();
+        let mut is_loaded = false;
+        for (port, answer) in self.ports.iter().zip(answers) {
+            let loaded = answer.and_then(|answer| answer.recv().ok());
+            match loaded.map(|loaded| loaded.and_then(|work| work.map_or(Ok(()), |work| work()))) {
+                Some(Ok(())) => is_loaded = true,
+                Some(Err(_)) if port.is_failing() && !self.is_failing() => {
+                    let _ = port.commands.send(Command::Stop { finish: false });
+                }
+                Some(Err(error)) => return Err(error.into()),
+                None => {}
+            }
         }
-        Ok(adapter)
+        if is_loaded { Ok(adapter) } else { Err(self.stopped().into()) }
     }
 }
 

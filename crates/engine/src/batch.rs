@@ -71,12 +71,13 @@ impl Batch {
         let mut waiting: Vec<_> = prompts.into_iter().enumerate().collect();
         // Of equal lengths the first one comes first.
         waiting.sort_by_key(|(index, prompt)| (prompt.len(), usize::MAX - index));
+        let engines = handle.engines().len();
         // As many again as can run: their turn comes while the results of others are read. Others find places in the queue.
         let most = handle
             .max_branches()
-            .saturating_mul(2)
+            .saturating_mul(2 * engines)
             .min(handle.queue_capacity().div_ceil(4).max(MOST_WAITING));
-        let most_tokens = handle.step_tokens().saturating_mul(STEPS_AT_ONCE);
+        let most_tokens = handle.step_tokens().saturating_mul(STEPS_AT_ONCE * engines);
         Self { handle, template, waiting, running: Vec::new(), tokens: 0, most, most_tokens }
     }
 

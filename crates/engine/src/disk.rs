@@ -80,6 +80,25 @@ pub struct DiskStats {
 }
 
 impl DiskStats {
+    /// Returns the sums of the numbers of two engines. They share the writer's queue and its speeds.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            exists: self.exists || other.exists,
+            is_opening: self.is_opening || other.is_opening,
+            hit_tokens: self.hit_tokens + other.hit_tokens,
+            loads: self.loads + other.loads,
+            declined: self.declined + other.declined,
+            saved: self.saved + other.saved,
+            dropped: self.dropped + other.dropped,
+            waiting: self.waiting + other.waiting,
+            pending_bytes: self.pending_bytes.max(other.pending_bytes),
+            loaded_bytes: self.loaded_bytes + other.loaded_bytes,
+            load_speed: self.load_speed.max(other.load_speed),
+            store_speed: self.store_speed.max(other.store_speed),
+            saved_nanoseconds: self.saved_nanoseconds + other.saved_nanoseconds,
+        }
+    }
+
     /// Returns true if all saved units have been written.
     pub fn has_caught_up(&self) -> bool {
         !self.is_opening && self.waiting == 0 && self.pending_bytes == 0

@@ -24,11 +24,12 @@ use crate::{
     disk::{Disk, Identity},
     encoder::{self, Encoder, EncoderCache},
     events::Events,
-    handle::{Command, Queue, Shared},
+    handle::{Command, Port, Queue, Shared},
     host::Host,
     layout::BlockLayout,
     options::Resolved,
     pages::Pages,
+    replicas::BlockIndex,
     request::{PictureLimits, RequestLimits},
     scheduler::Scheduler,
     speculation::DraftRunner,
@@ -75,7 +76,8 @@ impl From<&Arc<Model>> for ModelParts {
 #[derive(Debug)]
 pub struct Engine {
     handle: Handle,
-    thread: Option<JoinHandle<()>>,
+    /// The thread, or those of [several](crate::Replicas) engines.
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Engine {
@@ -166,6 +168,7 @@ impl Engine {
                 disk.reports = true;
             }
         }
+        let blocks = pages.plain_root().map(|root| (root, limits.block_size));
         let mut scheduler = Scheduler::new(limits, options.step_time, options.max_wait_steps, layout, pages);
         scheduler.record_probe(rows, duration);
         scheduler.encoder_cache = EncoderCache::new(options.encoder_cache);
@@ -195,6 +198,8 @@ impl Engine {
         let mut shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
         shared.adapter_limits = options.adapters;
         shared.draft_problem = draft_problem;
+        shared.device = backend.name().to_owned();
+        shared.blocks = blocks;
         shared.step_tokens = step_tokens;
         shared.max_image_tokens = tower.map(|vision| encoder::most_rows(vision, options.max_image_tokens));
         if let Some(space) = space {
@@ -216,11 +221,12 @@ impl Engine {
             drafter,
             drafting: Duration::ZERO,
             loading: VecDeque::new(),
+            failures: options.failures,
             stopping: false,
         };
         let thread =
             thread::Builder::new().name("paguro-engine".into()).spawn(move || worker.run_guarded())?;
-        Ok(Self { handle: Handle { shared, commands }, thread: Some(thread) })
+        Ok(Self { handle: Handle::new(Port { number: 0, shared, commands }), threads: vec![thread] })
     }
 
     /// Returns a handle that submits requests.
@@ -238,10 +244,25 @@ impl Engine {
         self.stop(true);
     }
 
+    /// Joins numbered engines of one model, whose events `index` gets. There is at least one.
+    pub(crate) fn joined(engines: Vec<(usize, Self)>, index: Arc<BlockIndex>) -> Self {
+        let (mut ports, mut threads) = (Vec::new(), Vec::new());
+        for (number, mut engine) in engines {
+            ports.extend(engine.handle.ports.iter().map(|port| Port { number, ..port.clone() }));
+            threads.append(&mut engine.threads);
+        }
+        Self { handle: Handle { ports: ports.into(), index: Some(index) }, threads }
+    }
+
     fn stop(&mut self, finish: bool) {
-        if let Some(thread) = self.thread.take() {
+        if self.threads.is_empty() {
+            return;
+        }
+        for port in &*self.handle.ports {
             // Without a receiver, the thread has already ended.
-            let _ = self.handle.commands.send(Command::Stop { finish });
+            let _ = port.commands.send(Command::Stop { finish });
+        }
+        for thread in self.threads.drain(..) {
             // A panic was caught inside of the thread and is reported to all callers.
             let _ = thread.join();
         }

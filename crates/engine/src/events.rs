@@ -79,6 +79,16 @@ impl fmt::Debug for EventSink {
     }
 }
 
+/// Receiver of the reason for which an engine fails. It is called on the engine's thread and must not wait.
+#[derive(Clone)]
+pub struct FailureSink(pub Arc<dyn Fn(&str) + Send + Sync>);
+
+impl fmt::Debug for FailureSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FailureSink")
+    }
+}
+
 /// The blocks of a tier, as their number and the exclusive or of their hashes. A reader of the events can compute both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockSet {
@@ -90,13 +100,21 @@ pub struct BlockSet {
 
 impl BlockSet {
     pub(crate) fn insert(&mut self, key: &BlockKey) {
-        self.count += 1;
-        self.digest ^= hash(key);
+        self.insert_hash(hash(key));
     }
 
     pub(crate) fn remove(&mut self, key: &BlockKey) {
+        self.remove_hash(hash(key));
+    }
+
+    pub(crate) fn insert_hash(&mut self, hash: u64) {
+        self.count += 1;
+        self.digest ^= hash;
+    }
+
+    pub(crate) fn remove_hash(&mut self, hash: u64) {
         self.count -= 1;
-        self.digest ^= hash(key);
+        self.digest ^= hash;
     }
 }
 

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Sender, SyncSender, sync_channel},
     },
     time::Instant,
@@ -24,6 +24,8 @@ use crate::{
     Stats, SubmitError, Usage,
     adapters::{HeldAdapters, LoadReply},
     checked_request::CheckedRequest,
+    prefix::BlockKey,
+    replicas::BlockIndex,
     request::RequestLimits,
     snapshot::Snapshot,
     text::{StopMatcher, Writer},
@@ -100,6 +102,12 @@ impl Queue {
         Ok(())
     }
 
+    /// Returns the number of requests and that of the tokens of their prompts.
+    pub fn waiting(&self) -> (usize, usize) {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        (waiting.requests, waiting.tokens)
+    }
+
     /// Removes a request with `tokens` tokens, which has started or ended.
     pub fn leave(&self, tokens: usize) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,6 +133,12 @@ pub(crate) struct Shared {
     vocabulary: OnceLock<Result<Arc<Vocabulary>, GrammarError>>,
     pub stats: Mutex<Stats>,
     pub adapter_limits: AdapterLimits,
+    /// See [`Handle::device`].
+    pub device: String,
+    /// Parent of first blocks without a salt, and tokens in a block; `None` without a prefix cache.
+    pub blocks: Option<(BlockKey, usize)>,
+    /// True if the last step failed.
+    pub is_failing: AtomicBool,
     /// See [`Handle::draft_problem`].
     pub draft_problem: Option<String>,
     adapters: Mutex<HeldAdapters>,
@@ -153,6 +167,9 @@ impl Shared {
             vocabulary: OnceLock::new(),
             stats: Mutex::new(stats),
             adapter_limits: AdapterLimits::default(),
+            device: String::new(),
+            blocks: None,
+            is_failing: AtomicBool::new(false),
             draft_problem: None,
             adapters: Mutex::default(),
             disk: OnceLock::new(),
@@ -181,22 +198,91 @@ impl Shared {
     }
 }
 
+/// Thread of an engine, as handles see it.
+#[derive(Clone, Debug)]
+pub(crate) struct Port {
+    /// Number of the engine among [several](crate::Replicas).
+    pub number: usize,
+    pub shared: Arc<Shared>,
+    pub commands: Sender<Command>,
+}
+
+impl Port {
+    pub fn stats(&self) -> Stats {
+        let mut stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(disk) = self.shared.disk.get() {
+            // The writer continues while the engine sleeps.
+            stats.disk.pending_bytes = disk.pending_bytes() as u64;
+        }
+        stats
+    }
+
+    pub fn has_stopped(&self) -> bool {
+        self.shared.stopped.get().is_some()
+    }
+
+    pub fn is_failing(&self) -> bool {
+        self.has_stopped() || self.shared.is_failing.load(Ordering::Relaxed)
+    }
+
+    fn request<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, SubmitError> {
+        let (reply, answer) = sync_channel(1);
+        self.commands.send(command(reply)).map_err(|_| self.stopped())?;
+        answer.recv().map_err(|_| self.stopped())
+    }
+
+    pub fn stopped(&self) -> SubmitError {
+        SubmitError::Stopped { reason: self.shared.why_stopped() }
+    }
+}
+
 /// Submits requests to an [`Engine`](crate::Engine). Clones are cheap; it can be used from any thread and in async
 /// code.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) commands: Sender<Command>,
+    /// The engine, or [several](crate::Replicas) with the same limits.
+    pub(crate) ports: Arc<[Port]>,
+    /// Blocks of several engines.
+    pub(crate) index: Option<Arc<BlockIndex>>,
 }
 
 impl Handle {
+    pub(crate) fn new(port: Port) -> Self {
+        Self { ports: Arc::new([port]), index: None }
+    }
+
+    /// Returns what all engines have in common, and the adapters.
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.ports[0].shared
+    }
+
+    /// Returns a handle of each engine alone, for its statistics.
+    pub fn engines(&self) -> impl ExactSizeIterator<Item = Self> {
+        self.ports.iter().cloned().map(Self::new)
+    }
+
+    /// Returns the number of the engine among [several](crate::Replicas); of these, that of the first one.
+    pub fn number(&self) -> usize {
+        self.ports[0].number
+    }
+
+    /// Returns the name of the engine's device; of several engines, that of the first one.
+    pub fn device(&self) -> &str {
+        &self.shared().device
+    }
+
+    /// Returns true if the last step failed or the engine has stopped; of several engines, if it is so for all.
+    pub fn is_failing(&self) -> bool {
+        self.ports.iter().all(Port::is_failing)
+    }
+
     /// Queues a request without blocking. Dropping the [`Generation`] cancels it.
     ///
     /// # Errors
     /// [`SubmitError`]: the request is invalid or does not fit, or the queue is full.
     pub fn generate(&self, request: Request) -> Result<Generation, SubmitError> {
-        let shared = &self.shared;
-        if shared.stopped.get().is_some() {
+        let shared = self.shared();
+        if self.has_stopped() {
             return Err(self.stopped());
         }
         request.check(shared.limits)?;
@@ -224,7 +310,7 @@ impl Handle {
             let watch = Watch::new(limit, tokenizer, shared.limits.vocab);
             checked.thought = Some(Thought::new(Arc::new(watch)));
         }
-        shared.queue.enter(request.prompt.len())?;
+        let port = self.enter(&checked, &request.prompt)?;
         // The answer continues the prompt, so its first space is kept. Without an answer there is no text.
         let has_answer = request.max_tokens != Some(0);
         let stream = tokenizer.filter(|_| has_answer).map(|tokenizer| {
@@ -244,12 +330,12 @@ impl Handle {
         let (end, ended) = oneshot::channel();
         let events = EventSender { sender, _ended: end };
         let submit = Command::Submit { checked: checked.into(), prompt: request.prompt, events };
-        self.commands.send(submit).map_err(|_| self.stopped())?;
+        port.commands.send(submit).map_err(|_| port.stopped())?;
         Ok(Generation {
-            canceller: Canceller { request: id, commands: self.commands.clone() },
+            canceller: Canceller { request: id, commands: port.commands.clone() },
             events: receiver,
             engine_ended: Some(ended),
-            shared: shared.clone(),
+            shared: port.shared.clone(),
             stops,
             min_tokens: request.min_tokens,
             writers,
@@ -260,6 +346,22 @@ impl Handle {
         })
     }
 
+    /// Adds a request to the queue of an engine: the first one in [order](BlockIndex::order) whose queue has room.
+    fn enter(&self, checked: &CheckedRequest, prompt: &[u32]) -> Result<&Port, SubmitError> {
+        let ports: Vec<&Port> = match &self.index {
+            None => self.ports.iter().collect(),
+            Some(index) => index.order(&self.ports, checked, prompt),
+        };
+        let mut refusal = None;
+        for port in ports {
+            match port.shared.queue.enter(prompt.len()) {
+                Ok(()) => return Ok(port),
+                Err(error) => refusal = refusal.or(Some(error)),
+            }
+        }
+        Err(refusal.unwrap_or_else(|| self.stopped()))
+    }
+
     /// Compiles a grammar for [`Request::constraint`] on another thread, and blocks until it is compiled: milliseconds
     /// for most grammars, up to a second more the first time, and at most [`COMPILE_TIME`](crate::COMPILE_TIME). Recently compiled grammars are
     /// cached.
@@ -267,7 +369,7 @@ impl Handle {
     /// # Errors
     /// [`GrammarError`]: the grammar is invalid, not supported, or too slow to compile.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
-        self.shared.vocabulary()?.compile(grammar)
+        self.shared().vocabulary()?.compile(grammar)
     }
 
     /// Compiles a grammar like [`Self::compile`], but blocks at the latest until `until`, and only while `is_wanted`
@@ -281,49 +383,50 @@ impl Handle {
         until: Instant,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Constraint, GrammarError> {
-        self.shared.vocabulary()?.compile_while(grammar, until, is_wanted)
+        self.shared().vocabulary()?.compile_while(grammar, until, is_wanted)
     }
 
     /// Opens the disk tier of an engine that was started without the digest of the model's files
     /// ([`DiskCache::weights`](crate::DiskCache::weights)). `None` ends the tier: there will be no digest.
     pub fn set_weights_digest(&self, digest: Option<&[u8]>) {
-        // An engine that has stopped needs none.
-        let _ = self.commands.send(Command::OpenDisk(digest.map(<[u8]>::to_vec)));
+        for port in &*self.ports {
+            // An engine that has stopped needs none.
+            let _ = port.commands.send(Command::OpenDisk(digest.map(<[u8]>::to_vec)));
+        }
     }
 
-    /// Returns true if the engine accepts no more requests.
+    /// Returns true if the engine accepts no more requests; of several engines, if none does.
     pub fn has_stopped(&self) -> bool {
-        self.shared.stopped.get().is_some()
+        self.ports.iter().all(Port::has_stopped)
     }
 
-    /// Returns the engine's statistics. After an event was read, its step is counted.
+    /// Returns the engine's statistics, or the sums of several engines. After an event was read, its step is counted.
     pub fn stats(&self) -> Stats {
-        let mut stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(disk) = self.shared.disk.get() {
-            // The writer continues while the engine sleeps.
-            stats.disk.pending_bytes = disk.pending_bytes() as u64;
+        let mut stats = self.ports.iter().map(Port::stats).reduce(Stats::and).unwrap_or_default();
+        if let Some(index) = &self.index {
+            stats.blocks = index.blocks();
         }
         stats
     }
 
     /// Returns the maximum tokens of a sequence, prompt and answer together: the setting, or the capacity of the pages.
     pub fn max_context(&self) -> usize {
-        self.shared.limits.max_context
+        self.shared().limits.max_context
     }
 
     /// Returns the reason for which the model's head for multi-token prediction does not draft on this device, if it has one.
     pub fn draft_problem(&self) -> Option<&str> {
-        self.shared.draft_problem.as_deref()
+        self.shared().draft_problem.as_deref()
     }
 
     /// Returns the most rows of one part of a picture, for which memory was planned; `None` if the engine reads no pictures.
     pub fn max_image_tokens(&self) -> Option<usize> {
-        self.shared.max_image_tokens
+        self.shared().max_image_tokens
     }
 
     /// Returns the maximum number of tokens of prompts in a step, unless a single text of an encoder has more.
     pub fn step_tokens(&self) -> usize {
-        self.shared.step_tokens
+        self.shared().step_tokens
     }
 
     /// Returns the maximum number of waiting requests.
@@ -333,50 +436,54 @@ impl Handle {
 
     /// Returns the maximum number of branches of a request.
     pub fn max_branches(&self) -> usize {
-        self.shared.limits.max_sequences
+        self.shared().limits.max_sequences
     }
 
     /// Returns the maximum number of adapters.
     pub fn max_adapters(&self) -> usize {
-        self.shared.adapter_limits.count
+        self.shared().adapter_limits.count
     }
 
     /// Returns the number of tokens in the model's vocabulary.
     pub fn vocab(&self) -> usize {
-        self.shared.limits.vocab
+        self.shared().limits.vocab
     }
 
     /// Removes all cached blocks that no sequence uses. Later prompts have no hits, and pages are allocated in their
     /// order again, so that measurements can be repeated.
     pub fn clear_prefix_cache(&self) {
-        // If the engine is gone, so is its cache.
-        let _ = self.commands.send(Command::ClearCache);
+        for port in &*self.ports {
+            // If the engine is gone, so is its cache.
+            let _ = port.commands.send(Command::ClearCache);
+        }
     }
 
-    /// Returns the kernel statistics by name. Waits for the running step of the engine thread.
+    /// Returns the kernel statistics by name; of several engines, those of the first one. Waits for the running step of the engine thread.
     ///
     /// # Errors
     /// [`SubmitError::Stopped`].
     pub fn kernel_counts(&self) -> Result<Vec<KernelCount>, SubmitError> {
-        self.request(Command::KernelCounts)
+        self.ports[0].request(Command::KernelCounts)
     }
 
-    /// Returns the use of slots by experts since load, by layer. Waits for the running step of the engine thread.
+    /// Returns the use of slots by experts since load, by layer; of several engines, that of the first one. Waits for the running step of
+    /// the engine thread.
     ///
     /// # Errors
     /// [`SubmitError::Stopped`], also if the device fails.
     pub fn expert_counts(&self) -> Result<Vec<ExpertCount>, SubmitError> {
-        self.request(Command::ExpertCounts)?.map_err(|_| self.stopped())
+        self.ports[0].request(Command::ExpertCounts)?.map_err(|_| self.stopped())
     }
 
-    /// Returns the state of every page and sequence, and the kernel statistics if `kernels` is true. The engine thread
-    /// replies between two steps.
+    /// Returns the state of every page and sequence, and the kernel statistics if `kernels` is true; of several engines, that of the
+    /// first one. The engine thread replies between two steps.
     ///
     /// # Errors
     /// [`SubmitError::Stopped`].
     pub async fn snapshot(&self, kernels: bool) -> Result<Snapshot, SubmitError> {
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Snapshot { kernels, reply }).map_err(|_| self.stopped())?;
+        let command = Command::Snapshot { kernels, reply };
+        self.ports[0].commands.send(command).map_err(|_| self.stopped())?;
         answer.await.map_err(|_| self.stopped())
     }
 
@@ -386,16 +493,11 @@ impl Handle {
     /// # Errors
     /// [`SubmitError::Stopped`]; the inner error describes the difference.
     pub fn check_pages(&self) -> Result<Result<(), String>, SubmitError> {
-        self.request(Command::CheckPages)
-    }
-
-    fn request<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, SubmitError> {
-        let (reply, answer) = sync_channel(1);
-        self.commands.send(command(reply)).map_err(|_| self.stopped())?;
-        answer.recv().map_err(|_| self.stopped())
+        let checked = self.ports.iter().map(|port| port.request(Command::CheckPages));
+        checked.collect::<Result<Vec<_>, _>>().map(|all| all.into_iter().collect())
     }
 
     pub(crate) fn stopped(&self) -> SubmitError {
-        SubmitError::Stopped { reason: self.shared.why_stopped() }
+        self.ports[0].stopped()
     }
 }

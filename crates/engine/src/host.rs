@@ -79,6 +79,27 @@ pub struct HostStats {
     pub saved_nanoseconds: u64,
 }
 
+impl HostStats {
+    /// Returns the sums of the numbers of two engines. They share the limit; speeds are those of the faster one.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            exists: self.exists || other.exists,
+            limit: self.limit.max(other.limit),
+            bytes: self.bytes + other.bytes,
+            units: self.units + other.units,
+            hit_tokens: self.hit_tokens + other.hit_tokens,
+            loads: self.loads + other.loads,
+            declined: self.declined + other.declined,
+            stored: self.stored + other.stored,
+            dropped: self.dropped + other.dropped,
+            loaded_bytes: self.loaded_bytes + other.loaded_bytes,
+            load_speed: self.load_speed.max(other.load_speed),
+            store_speed: self.store_speed.max(other.store_speed),
+            saved_nanoseconds: self.saved_nanoseconds + other.saved_nanoseconds,
+        }
+    }
+}
+
 /// The host tier of an engine.
 #[derive(Debug)]
 pub(crate) struct Host {

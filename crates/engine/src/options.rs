@@ -6,7 +6,7 @@ use paguro_backend::{AttentionMode, Backend, Capacity, KvDtype, Limits, MemoryPl
 use paguro_model::Vision;
 
 use crate::{
-    AdapterLimits, DiskCache, DraftModel, EngineError, EventSink, HostMemory,
+    AdapterLimits, DiskCache, DraftModel, EngineError, EventSink, FailureSink, HostMemory,
     encoder::most_rows,
     layout::{BlockLayout, Checkpoints},
     states::States,
@@ -60,6 +60,8 @@ pub struct EngineOptions {
     pub host: Option<Arc<HostMemory>>,
     /// Receiver of events of the prefix cache and its tiers, for routers.
     pub events: Option<EventSink>,
+    /// Receiver of the first of several failed steps in a row, and of the engine's end by a defect.
+    pub failures: Option<FailureSink>,
     /// If more than this fraction of the pages is in use or cached, unused cached blocks are evicted, least recently
     /// used first, ...
     pub cache_high_water: f32,
@@ -102,6 +104,7 @@ impl Default for EngineOptions {
             disk: None,
             host: None,
             events: None,
+            failures: None,
             cache_high_water: 1.0,
             cache_low_water: 1.0,
             kv_dtype: KvDtype::F16,

@@ -94,8 +94,12 @@ impl Pages {
     /// Returns the parent of first blocks of texts with this salt and these adapters; `None` without a prefix cache, or for
     /// the empty salt without adapters.
     pub fn root(&self, salt: &[u8], adapters: Option<&[u8; 32]>) -> Option<BlockKey> {
-        let differs = !salt.is_empty() || adapters.is_some();
-        self.cache.as_ref().filter(|_| differs).map(|cache| cache.salted(salt, adapters))
+        self.plain_root()?.salted(salt, adapters)
+    }
+
+    /// Returns the parent of first blocks of texts without salt and adapters; `None` without a prefix cache.
+    pub fn plain_root(&self) -> Option<BlockKey> {
+        self.cache.as_ref().map(PrefixCache::root)
     }
 
     /// Returns the key of the block with these tokens and pictures after the block `parent`, or of a first block; `None` without a

@@ -49,6 +49,21 @@ impl BlockKey {
         }
         Self(hash.finalize().into())
     }
+
+    /// Returns the parent of first blocks of texts with this salt and the digest of adapters, where this is the parent of those without;
+    /// `None` for the empty salt without adapters. It differs from all keys of blocks: a block's tokens are hashed as words of four bytes,
+    /// and here another byte follows them.
+    pub fn salted(&self, salt: &[u8], adapters: Option<&[u8; 32]>) -> Option<Self> {
+        if salt.is_empty() && adapters.is_none() {
+            return None;
+        }
+        let mut hash = Sha256::new();
+        hash.update(self.0);
+        hash.update(Sha256::digest(salt));
+        adapters.iter().for_each(|digest| hash.update(digest));
+        hash.update([0]);
+        Some(Self(hash.finalize().into()))
+    }
 }
 
 /// The cached blocks and their pages, and the unused ones in order of last use. There is one entry for each KV group:
@@ -112,15 +127,9 @@ impl PrefixCache {
         }
     }
 
-    /// Returns the parent key of first blocks for this salt and the digest of adapters. It differs from all keys of blocks: a block's tokens are
-    /// hashed as words of four bytes, and here another byte follows them.
-    pub fn salted(&self, salt: &[u8], adapters: Option<&[u8; 32]>) -> BlockKey {
-        let mut hash = Sha256::new();
-        hash.update(self.root.0);
-        hash.update(Sha256::digest(salt));
-        adapters.iter().for_each(|digest| hash.update(digest));
-        hash.update([0]);
-        BlockKey(hash.finalize().into())
+    /// Returns the parent of first blocks without a salt.
+    pub fn root(&self) -> BlockKey {
+        self.root
     }
 
     /// Returns the key of the block with these tokens after the block `parent`, or of a first block.

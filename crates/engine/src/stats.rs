@@ -93,6 +93,50 @@ impl Stats {
     pub fn pages_free(&self) -> usize {
         self.pages_total - self.pages_used - self.pages_cached
     }
+
+    /// Returns the sums of the numbers of two engines. Sets of blocks are of no use as sums, and are empty.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            waiting: self.waiting + other.waiting,
+            running: self.running + other.running,
+            pages_total: self.pages_total + other.pages_total,
+            pages_used: self.pages_used + other.pages_used,
+            pages_cached: self.pages_cached + other.pages_cached,
+            states_total: self.states_total + other.states_total,
+            states_used: self.states_used + other.states_used,
+            checkpoints: self.checkpoints + other.checkpoints,
+            blocks: Default::default(),
+            steps: self.steps + other.steps,
+            steps_ahead: self.steps_ahead + other.steps_ahead,
+            failed_steps: self.failed_steps + other.failed_steps,
+            rows: self.rows + other.rows,
+            tokens: self.tokens + other.tokens,
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            prefix_query_tokens: self.prefix_query_tokens + other.prefix_query_tokens,
+            prefix_hit_tokens: self.prefix_hit_tokens + other.prefix_hit_tokens,
+            host: self.host.and(other.host),
+            disk: self.disk.and(other.disk),
+            evictions: self.evictions + other.evictions,
+            preemptions: self.preemptions + other.preemptions,
+            page_copies: self.page_copies + other.page_copies,
+            last_rows: self.last_rows + other.last_rows,
+            last_sequences: self.last_sequences + other.last_sequences,
+            step_rows: self.step_rows.and(other.step_rows),
+            step_sequences: self.step_sequences.and(other.step_sequences),
+            step_times: self.step_times.and(other.step_times),
+            drafts: self.drafts + other.drafts,
+            draft_tokens: self.draft_tokens + other.draft_tokens,
+            accepted_tokens: self.accepted_tokens + other.accepted_tokens,
+            draft_nanoseconds: self.draft_nanoseconds + other.draft_nanoseconds,
+            draft_model_nanoseconds: self.draft_model_nanoseconds + other.draft_model_nanoseconds,
+            masks: self.masks + other.masks,
+            mask_nanoseconds: self.mask_nanoseconds + other.mask_nanoseconds,
+            pictures: self.pictures + other.pictures,
+            encoded_pictures: self.encoded_pictures + other.encoded_pictures,
+            encoder_cache_hits: self.encoder_cache_hits + other.encoder_cache_hits,
+            encoder_nanoseconds: self.encoder_nanoseconds + other.encoder_nanoseconds,
+        }
+    }
 }
 
 /// Histogram with powers of two: entry `i` counts values up to `2^i` (and above half of that); the last entry counts
@@ -110,6 +154,10 @@ impl Sizes {
         let bits = usize::BITS - size.saturating_sub(1).leading_zeros();
         self.counts[(bits as usize).min(self.counts.len() - 1)] += 1;
         self.total += size as u64;
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { counts: sums(self.counts, other.counts), total: self.total + other.total }
     }
 }
 
@@ -130,6 +178,17 @@ impl StepTimes {
         let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.total_nanoseconds = self.total_nanoseconds.saturating_add(nanoseconds);
     }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            counts: sums(self.counts, other.counts),
+            total_nanoseconds: self.total_nanoseconds.saturating_add(other.total_nanoseconds),
+        }
+    }
+}
+
+fn sums<const N: usize>(one: [u64; N], other: [u64; N]) -> [u64; N] {
+    std::array::from_fn(|index| one[index] + other[index])
 }
 
 #[cfg(test)]

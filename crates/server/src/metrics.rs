@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::Stats;
+use paguro_engine::{Handle, Stats};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text::encode},
@@ -289,10 +289,9 @@ type Samples<L, V> = Vec<(L, V)>;
 impl Collector for EngineCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let resident = self.models.resident();
-        let stats: Vec<_> = resident.iter().map(|model| model.handle.stats()).collect();
-        let of = |value: fn(&Stats) -> f64| -> Samples<[(&str, String); 1], f64> {
-            let labelled = |(model, stats): (&ResidentInfo, &Stats)| (label(model), value(stats));
-            resident.iter().zip(&stats).map(labelled).collect()
+        let engines: Vec<_> = resident.iter().flat_map(EngineSample::of).collect();
+        let of = |value: fn(&Stats) -> f64| -> Samples<Labels, f64> {
+            engines.iter().map(|engine| (engine.labels.clone(), value(&engine.stats))).collect()
         };
         let gauges: &[StatsMetric] = &[
             ("paguro_requests_waiting", "Sequences that wait", |s| s.waiting as f64),
@@ -411,37 +410,14 @@ impl Collector for EngineCollector {
         for &(name, help, value) in counters {
             family(&mut encoder, name, help, &of(value), |value| ConstCounter::new(*value))?;
         }
-        self.encode_models(&mut encoder, &resident, &stats)?;
+        encode_engines(&mut encoder, &engines)?;
+        self.encode_models(&mut encoder, &resident)?;
         encode_process(&mut encoder)
     }
 }
 
 impl EngineCollector {
-    fn encode_models(
-        &self,
-        encoder: &mut DescriptorEncoder<'_>,
-        resident: &[ResidentInfo],
-        stats: &[Stats],
-    ) -> fmt::Result {
-        let mut launches = Vec::new();
-        for model in resident {
-            // An engine that has stopped reports no counts.
-            for kernel in model.handle.kernel_counts().unwrap_or_default() {
-                let [name] = label(model);
-                launches.push(([name, ("kernel", kernel.name)], kernel.launches));
-            }
-        }
-        let help = "Launches of kernels, by name";
-        family(encoder, "paguro_kernel_launches", help, &launches, |count| ConstCounter::new(*count))?;
-        let config = |(model, stats): (&ResidentInfo, &Stats)| {
-            let [name] = label(model);
-            // vLLM uses this name for the number of pages on any device.
-            let pages = ("num_gpu_blocks", stats.pages_total.to_string());
-            ([name, ("block_size", model.block_size.to_string()), pages], 1u64)
-        };
-        let configs: Vec<_> = resident.iter().zip(stats).map(config).collect();
-        let help = "Tokens in a page and number of pages";
-        family(encoder, "vllm:cache_config_info", help, &configs, |one| ConstGauge::new(*one))?;
+    fn encode_models(&self, encoder: &mut DescriptorEncoder<'_>, resident: &[ResidentInfo]) -> fmt::Result {
         let adapters = |model: &ResidentInfo| {
             let [name] = label(model);
             let most = ("max_lora", model.handle.max_adapters().to_string());
@@ -471,6 +447,54 @@ impl EngineCollector {
         }
         Ok(())
     }
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+/// One engine of a model at the time of a scrape.
+struct EngineSample {
+    handle: Handle,
+    stats: Stats,
+    block_size: usize,
+    /// The model, and the number of the engine if the model has several, as vLLM names them.
+    labels: Labels,
+}
+
+impl EngineSample {
+    /// Returns the engines of a model.
+    fn of(model: &ResidentInfo) -> impl Iterator<Item = Self> {
+        let engines = model.handle.engines();
+        let is_one = engines.len() == 1;
+        engines.map(move |handle| {
+            let number = (!is_one).then(|| ("engine", handle.number().to_string()));
+            let labels = label(model).into_iter().chain(number).collect();
+            Self { stats: handle.stats(), handle, block_size: model.block_size, labels }
+        })
+    }
+
+    /// Returns its labels and more.
+    fn labels_with<const N: usize>(&self, more: [(&'static str, String); N]) -> Labels {
+        self.labels.iter().cloned().chain(more).collect()
+    }
+}
+
+fn encode_engines(encoder: &mut DescriptorEncoder<'_>, engines: &[EngineSample]) -> fmt::Result {
+    let launches = engines.iter().flat_map(|engine| {
+        // An engine that has stopped reports no counts.
+        let kernels = engine.handle.kernel_counts().unwrap_or_default().into_iter();
+        kernels.map(|kernel| (engine.labels_with([("kernel", kernel.name)]), kernel.launches))
+    });
+    let launches: Vec<_> = launches.collect();
+    let help = "Launches of kernels, by name";
+    family(encoder, "paguro_kernel_launches", help, &launches, |count| ConstCounter::new(*count))?;
+    let config = |engine: &EngineSample| {
+        // vLLM uses this name for the number of pages on any device.
+        let pages = ("num_gpu_blocks", engine.stats.pages_total.to_string());
+        (engine.labels_with([("block_size", engine.block_size.to_string()), pages]), 1u64)
+    };
+    let configs: Vec<_> = engines.iter().map(config).collect();
+    let help = "Tokens in a page and number of pages";
+    family(encoder, "vllm:cache_config_info", help, &configs, |one| ConstGauge::new(*one))
 }
 
 fn page_usage(stats: &Stats) -> f64 {

@@ -5,7 +5,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, header},
     response::{IntoResponse, Response},
 };
-use paguro_engine::{BlockSet, DiskStats, HostStats};
+use paguro_engine::{BlockSet, DiskStats, Handle, HostStats};
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
@@ -95,12 +95,55 @@ pub struct ModelStatus {
     pages_cached: usize,
     /// Number of tokens sampled since it was loaded.
     tokens: u64,
+    /// Engines of the model, if there are several; the numbers above are their sums, and bytes are those of each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    engines: Vec<EngineStatus>,
     /// Blocks of the prefix cache, as a reader of KV events counts them.
     blocks: BlockStatus,
     /// Its cache in memory of the host; `null` without one.
     host: Option<HostStatus>,
     /// Its cache on disk; `null` without one.
     disk: Option<DiskStatus>,
+}
+
+/// Current state of one of several engines of a model.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct EngineStatus {
+    /// Number of its device in `--device`.
+    number: usize,
+    /// Name of its device.
+    device: String,
+    /// True if its last step failed, or if it has stopped: it gets no requests while another engine works.
+    failing: bool,
+    /// Number of waiting sequences.
+    waiting: usize,
+    /// Number of running sequences.
+    running: usize,
+    /// Number of usable pages.
+    pages: usize,
+    /// Number of pages in use.
+    pages_used: usize,
+    /// Number of pages that only the prefix cache holds.
+    pages_cached: usize,
+    /// Number of tokens sampled since it was loaded.
+    tokens: u64,
+}
+
+impl From<Handle> for EngineStatus {
+    fn from(engine: Handle) -> Self {
+        let stats = engine.stats();
+        Self {
+            number: engine.number(),
+            device: engine.device().to_owned(),
+            failing: engine.is_failing(),
+            waiting: stats.waiting,
+            running: stats.running,
+            pages: stats.pages_total,
+            pages_used: stats.pages_used,
+            pages_cached: stats.pages_cached,
+            tokens: stats.tokens,
+        }
+    }
 }
 
 /// Blocks of the prefix cache by place. Those of a device are pages of one group of layers.
@@ -249,6 +292,10 @@ impl From<ResidentInfo> for ModelStatus {
             pages_used: stats.pages_used,
             pages_cached: stats.pages_cached,
             tokens: stats.tokens,
+            engines: match model.handle.engines() {
+                engines if engines.len() > 1 => engines.map(EngineStatus::from).collect(),
+                _ => Vec::new(),
+            },
             blocks: {
                 let [device, host, disk] = stats.blocks.map(BlockCount::from);
                 BlockStatus { device, host, disk }

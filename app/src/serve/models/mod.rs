@@ -1,12 +1,13 @@
 //! The models of a server, by name: the embedded one, those of the settings, and the library.
 //!
-//! [`adapters`] reads adapters, [`plan`] computes memory and limits of a load, [`source`] implements the server's `ModelSource`, and [`identity`]
+//! [`adapters`] reads adapters, [`plan`] computes memory and limits of a load, [`replicas`] starts several engines, [`source`] implements the server's `ModelSource`, and [`identity`]
 //! detects files that were replaced.
 
 mod adapters;
 mod identity;
 mod named;
 mod plan;
+mod replicas;
 mod source;
 
 use std::{

@@ -12,6 +12,7 @@ use paguro_server::{Details, LoadError, LoadPlan};
 
 use super::{ServedModels, failed, unusable};
 use crate::{
+    cli::ExpertSlots,
     load,
     models::Source,
     placement::{Placement, Placing},
@@ -89,7 +90,11 @@ impl ServedModels {
         let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
         let device = match &mut *planner {
             Some(device) => device,
-            none => none.insert(self.devices.open(&self.on, self.threads, &|_| ()).map_err(failed)?),
+            none => {
+                let opened = self.devices.open(&self.on, self.threads, &|_| ()).map_err(failed)?;
+                // Of engines on equal devices, the plan of one is that of all.
+                none.insert(opened.engines().remove(0))
+            }
         };
         let placing = Placing {
             devices: device,
@@ -101,7 +106,11 @@ impl ServedModels {
             memory: Some(self.memory),
         };
         let has_experts = program.experts().next().is_some();
-        let slots = self.on.expert_slots.filter(|_| has_experts).unwrap_or_default();
+        let slots = match self.on.replicas {
+            // Each engine would have all experts in the host's memory.
+            true => ExpertSlots::All,
+            false => self.on.expert_slots.filter(|_| has_experts).unwrap_or_default(),
+        };
         let one = EngineOptions { pages: PageBudget::Tokens(context), ..options.clone() };
         let (placement, placed) = match placing.place(slots, &one, true) {
             // The numbers of a model that exceeds the memory are those of the whole.

@@ -8,7 +8,12 @@ use paguro_server::{
     Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,
 };
 
-use super::{ServedModels, failed, identity::Identity, unusable};
+use super::{
+    ServedModels, failed,
+    identity::Identity,
+    replicas::{self, Started},
+    unusable,
+};
 use crate::{
     assistant,
     devices::Chosen,
@@ -103,11 +108,11 @@ impl ModelSource for ServedModels {
         });
         let block_size = options.block_size;
         let notice = |line: &str| tracing::warn!(model = wanted.name, "{line}");
-        let start = |device: Chosen| {
-            let placing = Placing::of(&device, &model);
+        let start_on = |device: &Chosen, options: &EngineOptions| {
+            let placing = Placing::of(device, &model);
             let placement = placing.on_these(&placement);
-            let EnginePlan { memory, pages, .. } = placing.plan_on_gpus(&placement, &options)?;
-            let parts = placing.parts(&placement, &options, pages)?;
+            let EnginePlan { memory, pages, .. } = placing.plan_on_gpus(&placement, options)?;
+            let parts = placing.parts(&placement, options, pages)?;
             for (part, (stage, _)) in parts.iter().zip(&placement.stages) {
                 let backend = &*device.find(*stage).unwrap_or(device.main()).backend;
                 let (needed, free) = (part.memory.total(), backend.capacity().bytes_free);
@@ -123,13 +128,17 @@ impl ModelSource for ServedModels {
             if let Some(line) = placement.describe() {
                 tracing::info!(model = wanted.name, "{line}");
             }
-            let placed = placement.on(&device);
+            let placed = placement.on(device);
             let engine = Engine::start(placed.backend(), &model, options.clone());
             let engine = engine.map_err(|error| Failure::from_error(&error))?;
-            Ok((engine, memory, placement.label(placed.backend(), &parts)))
+            Ok(Started { engine, memory, device: placement.label(placed.backend(), &parts) })
+        };
+        let start = |device: Chosen| match &device.engines()[..] {
+            [device] => start_on(device, &options),
+            devices => replicas::start(&wanted.name, devices, &options, start_on),
         };
         let started = self.devices.with(&self.on, self.threads, &notice, start);
-        let (engine, memory, device) = started.map_err(failed)?;
+        let Started { engine, memory, device } = started.map_err(failed)?;
         if let Some(problem) = engine.handle().draft_problem() {
             tracing::info!(model = &*wanted.name, problem, "the model's head does not draft");
         }

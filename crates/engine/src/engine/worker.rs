@@ -6,6 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, PoisonError,
+        atomic::Ordering,
         mpsc::{Receiver, RecvTimeoutError, Sender},
     },
     time::{Duration, Instant},
@@ -15,6 +16,7 @@ use paguro_backend::{Output, Runner, StepError, StepOutput, Ticket};
 
 use super::tiers::{Loaded, Saving};
 use crate::{
+    FailureSink,
     adapters::{Loading, RequestAdapters},
     encoder::Encoder,
     handle::{Command, EventSender, Shared},
@@ -48,6 +50,8 @@ pub(super) struct Worker {
     pub(super) drafting: Duration,
     /// Adapters that are being loaded.
     pub(super) loading: VecDeque<Loading>,
+    /// Receiver of failures.
+    pub(super) failures: Option<FailureSink>,
     /// Ends when nothing is left to do.
     pub(super) stopping: bool,
 }
@@ -70,7 +74,11 @@ impl Worker {
         self.scheduler.send_end();
         let reason = match outcome {
             Ok(()) => "it was shut down".to_owned(),
-            Err(panic) => format!("a defect: {}", panic_message(panic.as_ref())),
+            Err(panic) => {
+                let reason = format!("a defect: {}", panic_message(panic.as_ref()));
+                self.report_failure(&reason);
+                reason
+            }
         };
         // Only a shutdown sets another reason.
         let _ = self.shared.stopped.set(reason);
@@ -142,6 +150,7 @@ impl Worker {
         let begin = Instant::now();
         match self.run_step() {
             Ok(Some(in_flight)) => {
+                self.shared.is_failing.store(false, Ordering::Relaxed);
                 let drafting = std::mem::take(&mut self.drafting);
                 let duration = begin.elapsed().saturating_sub(drafting);
                 self.scheduler.record_time(in_flight.time_of_one(duration));
@@ -158,12 +167,21 @@ impl Worker {
                 while let Some((ticket, _)) = self.in_flight.pop_front() {
                     let _ = self.runner.collect(ticket, &mut self.answer);
                 }
+                if !self.shared.is_failing.swap(true, Ordering::Relaxed) {
+                    self.report_failure(&error.to_string());
+                }
                 self.scheduler.fail(&error);
                 self.scheduler.record_time(begin.elapsed());
             }
         }
         self.save_some();
         self.publish();
+    }
+
+    fn report_failure(&self, reason: &str) {
+        if let Some(FailureSink(sink)) = &self.failures {
+            sink(reason);
+        }
     }
 
     /// Computes rows of pictures for this time at most. Returns false if there are none to compute.

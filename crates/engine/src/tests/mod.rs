@@ -18,6 +18,7 @@ mod oracle;
 mod plans;
 mod random;
 mod real;
+mod replicas;
 mod rig;
 mod script;
 mod shares;

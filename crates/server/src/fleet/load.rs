@@ -1,7 +1,7 @@
 //! Load of the server, in the forms of vLLM and SGLang. It is read without waiting for an engine.
 
 use axum::extract::State;
-use paguro_engine::Stats;
+use paguro_engine::{Handle, Stats};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -19,7 +19,7 @@ pub struct ServerLoad {
 pub struct OldLoad {
     /// Sequences that run or wait.
     load: usize,
-    /// Always 0: a server is one replica.
+    /// Always 0: the numbers are those of all engines.
     dp_rank: usize,
     /// Sequences that run or wait.
     num_reqs: usize,
@@ -35,9 +35,9 @@ pub struct Loads {
     /// Seconds since 1970.
     timestamp: u64,
     version: &'static str,
-    /// Always 1: a server is one replica.
+    /// Most engines of a model.
     dp_rank_count: usize,
-    /// One element for each loaded model; one without a model if none is loaded.
+    /// One element for each engine of each loaded model; one without a model if none is loaded.
     loads: Vec<ModelLoad>,
     aggregate: Aggregate,
 }
@@ -45,7 +45,7 @@ pub struct Loads {
 /// Load of a model.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct ModelLoad {
-    /// Always 0.
+    /// Number of the engine.
     dp_rank: usize,
     model: String,
     num_running_reqs: usize,
@@ -80,9 +80,9 @@ fn fraction(part: f64, whole: f64) -> f64 {
 }
 
 impl ModelLoad {
-    fn new(model: String, block_size: usize, most: usize, stats: &Stats) -> Self {
+    fn new(model: String, dp_rank: usize, block_size: usize, most: usize, stats: &Stats) -> Self {
         Self {
-            dp_rank: 0,
+            dp_rank,
             model,
             num_running_reqs: stats.running,
             num_waiting_reqs: stats.waiting,
@@ -99,9 +99,14 @@ impl ModelLoad {
 
 fn models(state: &AppState) -> Vec<ModelLoad> {
     let resident = state.models.resident().into_iter();
-    let load = resident.map(|model| {
+    let load = resident.flat_map(|model| {
         let most = model.handle.max_branches();
-        ModelLoad::new(model.entry.name, model.block_size, most, &model.handle.stats())
+        let engines = model.handle.engines();
+        let load = |engine: Handle| {
+            let name = model.entry.name.clone();
+            ModelLoad::new(name, engine.number(), model.block_size, most, &engine.stats())
+        };
+        engines.map(load).collect::<Vec<_>>()
     });
     let mut loads: Vec<_> = load.collect();
     if loads.is_empty() {
@@ -143,7 +148,7 @@ fn all(state: &AppState) -> Loads {
     Loads {
         timestamp: ids::now(),
         version: env!("CARGO_PKG_VERSION"),
-        dp_rank_count: 1,
+        dp_rank_count: loads.iter().map(|load| load.dp_rank + 1).max().unwrap_or(1),
         aggregate: Aggregate {
             total_running_reqs: sum(&loads, |load| load.num_running_reqs),
             total_waiting_reqs: sum(&loads, |load| load.num_waiting_reqs),

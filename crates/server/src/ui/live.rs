@@ -11,13 +11,14 @@ use std::{
 
 use axum::{extract::State, response::Response};
 use futures_util::future::join_all;
+use paguro_engine::Handle;
 use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval, timeout},
 };
 
 use super::sample::{Known, ModelSample, Sample};
-use crate::{AppState, error::ApiError, metrics, stream};
+use crate::{AppState, error::ApiError, metrics, models::ResidentInfo, stream};
 
 /// Time between two samples.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -117,7 +118,20 @@ async fn take(state: &AppState) -> Sample {
         .models
         .resident()
         .into_iter()
-        .map(|resident| (resident.entry.name, resident.device, resident.bytes, resident.handle))
+        .flat_map(|ResidentInfo { entry, device, bytes, handle, .. }| {
+            let engines = handle.engines();
+            let is_one = engines.len() == 1;
+            let of = |engine: Handle| match is_one {
+                true => (entry.name.clone(), device.clone(), bytes, engine),
+                false => (
+                    format!("{} ({})", entry.name, engine.number()),
+                    engine.device().to_owned(),
+                    bytes,
+                    engine,
+                ),
+            };
+            engines.map(of).collect::<Vec<_>>()
+        })
         .collect();
     let models = models.into_iter().map(async |(name, device, bytes, handle)| {
         let snapshot = timeout(PATIENCE, handle.snapshot(with_kernels)).await.ok()?.ok()?;
