@@ -117,7 +117,7 @@ const VARIANTS: [Variants; 18] = [
             "joined_rows",
             "towers",
         ],
-        one_in: 4,
+        one_in: 8,
     },
     Variants {
         package: "paguro-backend-wgpu",
@@ -172,7 +172,7 @@ const VARIANTS: [Variants; 18] = [
             "invalid_steps",
             "runners_are_separate",
         ],
-        one_in: 6,
+        one_in: 12,
     },
     // Attention in eight bits: kernels of their own, of the same source as those of F16.
     Variants {
@@ -200,7 +200,7 @@ const VARIANTS: [Variants; 18] = [
             "soft_caps",
             "windows",
         ],
-        one_in: 3,
+        one_in: 8,
     },
     Variants {
         package: "paguro-backend-wgpu",
@@ -220,7 +220,7 @@ const VARIANTS: [Variants; 18] = [
             "shared_kv",
             "unusual_head_dims",
         ],
-        one_in: 4,
+        one_in: 8,
     },
     // Trained models. The suite runs all of their kernels, and the CPU all of these models.
     Variants {
@@ -248,7 +248,7 @@ const VARIANTS: [Variants; 18] = [
             "perplexity_on_a_gpu_is_the_cpu_s",
             "the_engine_s_greedy_answers_are_the_reference_s_on_a_gpu",
         ],
-        one_in: 4,
+        one_in: 6,
     },
     // Architectures, whose shapes the suite has.
     Variants {
@@ -258,9 +258,10 @@ const VARIANTS: [Variants; 18] = [
         cases: &[
             "logits_on_a_gpu_equal_those_of_llama_cpp",
             "logits_on_a_gpu_equal_those_of_transformers",
+            "towers_on_a_gpu_equal_those_of_transformers",
             "two_hundred_steps_on_a_gpu_are_those_of_the_cpu",
         ],
-        one_in: 3,
+        one_in: 5,
     },
     // Bits that do not depend on batches, chunks and places: kinds of one property, with kernels that other cases have.
     Variants {
@@ -281,21 +282,21 @@ const VARIANTS: [Variants; 18] = [
             "exact_latent",
             "exact_from_outside",
         ],
-        one_in: 3,
+        one_in: 6,
     },
     Variants {
         package: "paguro-backend-wgpu",
         target: "conformance",
         modules: &["short"],
         cases: &["alternating_windows", "many_rows", "outputs", "carried_tokens"],
-        one_in: 3,
+        one_in: 6,
     },
     Variants {
         package: "paguro-backend-wgpu",
         target: "handoff",
         modules: &[""],
         cases: &["same_bits_with_and_without_barriers", "a_step_that_gives_up_is_repeated_without_handoff"],
-        one_in: 3,
+        one_in: 6,
     },
     // The slowest cases, which need most kernels: at least one kind of pages or matrices in each run.
     Variants {
@@ -303,17 +304,17 @@ const VARIANTS: [Variants; 18] = [
         target: "conformance",
         modules: &["", "cooperative", "q8", "q4"],
         cases: &["exact_geometry"],
-        one_in: 8,
+        one_in: 12,
     },
     Variants {
         package: "paguro-backend-wgpu",
         target: "conformance",
         modules: &["", "cooperative", "q8", "q4"],
         cases: &["exact_in_chunks"],
-        one_in: 8,
+        one_in: 12,
     },
     // A software driver runs the kernels of all other cases as well.
-    Variants { package: "paguro-backend-wgpu", target: "conformance", modules: &[""], cases: &[], one_in: 4 },
+    Variants { package: "paguro-backend-wgpu", target: "conformance", modules: &[""], cases: &[], one_in: 8 },
 ];
 
 /// Modules of tests that exist on other processors alone.

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use paguro_backend::{
-    AdapterId, AdapterWork, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind, PageContent,
-    PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
+    AdapterId, AdapterWork, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind,
+    PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
 };
 
 use crate::{
@@ -187,8 +187,7 @@ impl Runner for StagesRunner {
 
     fn prepare_adapters(&mut self) -> Option<AdapterWork> {
         let stages = self.pipeline.idle_stages().iter();
-        let works: Vec<AdapterWork> =
-            stages.filter_map(|stage| stage.runner().prepare_adapters()).collect();
+        let works: Vec<AdapterWork> = stages.filter_map(|stage| stage.runner().prepare_adapters()).collect();
         if works.is_empty() {
             return None;
         }

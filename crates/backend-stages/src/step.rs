@@ -30,6 +30,7 @@ enum OwnedKind {
     Score { token: u32, top: usize },
     Logits,
     Embedding,
+    Mean,
     Residual,
 }
 
@@ -85,6 +86,7 @@ impl OwnedOutput {
             OutputKind::Score { token, top } => OwnedKind::Score { token, top },
             OutputKind::Logits => OwnedKind::Logits,
             OutputKind::Embedding => OwnedKind::Embedding,
+            OutputKind::Mean => OwnedKind::Mean,
             OutputKind::Residual => OwnedKind::Residual,
         };
         Self { row: output.row, kind }
@@ -96,6 +98,7 @@ impl OwnedOutput {
             OwnedKind::Score { token, top } => OutputKind::Score { token: *token, top: *top },
             OwnedKind::Logits => OutputKind::Logits,
             OwnedKind::Embedding => OutputKind::Embedding,
+            OwnedKind::Mean => OutputKind::Mean,
             OwnedKind::Residual => OutputKind::Residual,
         };
         Output { row: self.row, kind }

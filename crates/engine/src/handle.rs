@@ -431,7 +431,7 @@ impl Handle {
 
     /// Returns the maximum number of waiting requests.
     pub fn queue_capacity(&self) -> usize {
-        self.shared.queue.capacity
+        self.shared().queue.capacity
     }
 
     /// Returns the maximum number of branches of a request.
