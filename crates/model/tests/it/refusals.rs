@@ -49,7 +49,7 @@ fn architectures_are_named_with_what_is_supported() {
     check(
         set("general.architecture", Value::String("mamba".to_owned())),
         expect![
-            "architecture `mamba` is not supported (supported: llama, mistral3, mistral4, qwen2, qwen2moe, qwen3, qwen3moe, qwen35, qwen35moe, qwen3next, lfm2, lfm2moe, mamba2, nemotron_h, nemotron_h_moe, granitehybrid, falcon-h1, qwen2vl, qwen3vl, qwen3vlmoe, gemma2, gemma3, gemma4, gemma4-assistant, gpt-oss, phi2, phi3, smollm3, granite, granitemoe, olmo2, olmoe, seed_oss, exaone4, hunyuan-dense, hunyuan-moe, ernie4_5, ernie4_5-moe, glm4, glm4moe, minimax-m2, deepseek, deepseek2, cohere2, nemotron, starcoder2, stablelm, gpt2, gptneox, bert, xlm-roberta, mpnet, nomic-bert, nomic-bert-moe, jina-bert-v2, modern-bert, eurobert, gemma-embedding)"
+            "architecture `mamba` is not supported (supported: llama, mistral3, mistral4, qwen2, qwen2moe, qwen3, qwen3moe, qwen35, qwen35moe, qwen3next, lfm2, lfm2moe, mamba2, nemotron_h, nemotron_h_moe, granitehybrid, falcon-h1, qwen2vl, qwen3vl, qwen3vlmoe, gemma2, gemma3, gemma4, gemma4-assistant, gpt-oss, phi2, phi3, smollm3, granite, granitemoe, olmo2, olmoe, seed_oss, exaone4, hunyuan-dense, hunyuan-moe, ernie4_5, ernie4_5-moe, paddleocr, glm4, glm4moe, minimax-m2, deepseek, deepseek2, cohere2, nemotron, starcoder2, stablelm, gpt2, gptneox, bert, xlm-roberta, mpnet, nomic-bert, nomic-bert-moe, jina-bert-v2, modern-bert, eurobert, gemma-embedding)"
         ],
     );
     check(remove("general.architecture"), expect!["the metadata has no `general.architecture`"]);
