@@ -425,7 +425,7 @@ fn layers_are_divided_among_devices_that_exist() {
         &["run", "-sm", "row", "tales", "Hello"],
         expect![[r#"
         error: `-sm row`: tensors are not divided among GPUs
-        hint: --device gpu:0,gpu:1 divides the layers
+        hint: --device gpu:0,gpu:1 divides the layers; `paguro serve` with --replicas runs the whole model on each GPU
         exit 2"#]],
     );
 }
