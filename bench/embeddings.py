@@ -47,7 +47,7 @@ def make_texts(tokenizer, count):
         while len(tokenizer(" ".join(words))["input_ids"]) < length:
             words += [rng.choice(WORDS) for _ in range(max(1, (length - len(words)) // 3))]
         ids = tokenizer(" ".join(words))["input_ids"]
-        while len(ids) > length:
+        while len(ids) > length and len(words) > 1:
             words.pop()
             ids = tokenizer(" ".join(words))["input_ids"]
         texts.append(" ".join(words))

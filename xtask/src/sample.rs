@@ -97,6 +97,7 @@ const VARIANTS: [Variants; 18] = [
             "many_rows",
             "long_context",
             "bidirectional",
+            "towers",
         ],
         one_in: 10,
     },

@@ -74,13 +74,14 @@ pub(super) fn towers(subject: &Subject) -> Verdict {
 }
 
 fn check(subject: &Subject, model: &RandomModel, format: WeightFormat) -> Verdict {
-    let options =
-        DriveOptions { output: OutputKind::Residual, max_context: 1200, pages: 400, ..subject.options() };
-    // Steps of any number of rows compute the same bits, or those of many rows.
+    // Steps of any number of rows compute the same bits, or those that have many rows also where several have become one.
+    let many = subject.exact_rows * MERGED;
     let (rows, beside): (&[usize], _) = match subject.exact_rows {
         0..=1 => (&[40, 4, 1100], 0..2),
-        many => (&[40, many.next_multiple_of(4), many.next_multiple_of(4) + 8, 1100], 1..3),
+        _ => (&[40, many, many + 2 * MERGED], 1..3),
     };
+    let max_context = 1200.max(2 * many + 2 * MERGED);
+    let options = DriveOptions { output: OutputKind::Residual, max_context, pages: 400, ..subject.options() };
     let pictures: Vec<(usize, RowContent)> = rows.iter().map(|&rows| (rows, content(model, rows))).collect();
     let reference = Reference { kv: subject.kv, poison: Some(3) };
     let alone = |backend: &dyn paguro_backend::Backend| -> Result<Logits, String> {

@@ -211,7 +211,9 @@ fn network(nodes: &[Node]) -> Option<(&Matmul, &Activate, &Matmul)> {
 
 /// Returns true if a matmul can compute the activations of the next one in a step of one row.
 fn can_gate(facts: &Facts<'_>, gates: &Matmul, width: usize, down: &Matmul) -> bool {
-    width.is_multiple_of(BLOCK)
+    // A launch cannot read activations that it writes.
+    gates.acts != down.acts
+        && width.is_multiple_of(BLOCK)
         && facts.is_whole(&gates.linears)
         && facts.is_whole(&down.linears)
         && kernels::has_room(&facts.target, facts.layout(down.linears[0].matrix), width / BLOCK)
