@@ -50,8 +50,9 @@ def main():
     (folder / "2_Normalize").mkdir(exist_ok=True)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
     rng = random.Random(7)
-    # Two tokens are around each text.
-    texts = [" ".join(rng.choices(vocab[5:40], k=rng.randint(8, 498))) for _ in range(options.texts)]
+    # Two tokens are around each text. Words with accents are several tokens.
+    words = [word for word in vocab[5:40] if word.isascii()]
+    texts = [" ".join(rng.choices(words, k=rng.randint(8, 498))) for _ in range(options.texts)]
     (folder / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
 
 
