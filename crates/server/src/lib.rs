@@ -41,6 +41,7 @@ mod kv_events;
 mod layers;
 mod library;
 mod listen;
+mod made_from;
 mod metrics;
 mod models;
 mod ollama;

@@ -283,6 +283,83 @@ struct EngineCollector {
 /// Name, description and value of a metric.
 type StatsMetric = (&'static str, &'static str, fn(&Stats) -> f64);
 
+/// Lists metrics: the name, the description, and the field of the statistics.
+macro_rules! metrics {
+    ($($name:literal $help:literal $($field:ident).+ $(/ $divisor:literal)?;)*) => {
+        &[$(($name, $help, |stats| stats.$($field).+ as f64 $(/ $divisor)?)),*]
+    };
+}
+
+const GAUGES: &[StatsMetric] = metrics! {
+    "paguro_requests_waiting" "Sequences that wait" waiting;
+    "paguro_requests_running" "Sequences that run" running;
+    "paguro_kv_pages" "Pages that sequences can use" pages_total;
+    "paguro_kv_pages_used" "Pages in use by sequences" pages_used;
+    "paguro_kv_pages_cached" "Pages that only the prefix cache keeps" pages_cached;
+    "paguro_disk_pending_bytes" "Bytes that wait to be written" disk.pending_bytes;
+    "paguro_disk_load_bytes_per_second" "Speed of loads from the disk" disk.load_speed;
+    "paguro_disk_store_bytes_per_second" "Speed of the disk's writer" disk.store_speed;
+    "paguro_host_bytes" "Bytes of K and V in memory of the host" host.bytes;
+    "paguro_host_load_bytes_per_second" "Speed of loads from the host" host.load_speed;
+    "paguro_host_store_bytes_per_second" "Speed of copies to the host" host.store_speed;
+    "paguro_draft_saved_seconds" "Estimated time that drafts saved, less that of rejected ones and of models that draft" draft_nanoseconds / 1e9;
+    "paguro_draft_model_seconds" "Time of heads and models that draft" draft_model_nanoseconds / 1e9;
+    "paguro_batch_rows" "Rows of the last step" last_rows;
+    "paguro_batch_sequences" "Sequences of the last step" last_sequences;
+    // Names that the Gateway API Inference Extension and llm-d read.
+    "vllm:num_requests_waiting" "The same as paguro_requests_waiting" waiting;
+    "vllm:num_requests_running" "The same as paguro_requests_running" running;
+};
+
+const RATIOS: &[StatsMetric] = &[
+    ("paguro_kv_usage_ratio", "Fraction of pages in use", page_usage),
+    ("vllm:kv_cache_usage_perc", "The same as paguro_kv_usage_ratio", page_usage),
+    ("vllm:gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc", page_usage),
+    ("vllm:gpu_prefix_cache_hit_rate", "Fraction of looked-up tokens that were cached", |stats| {
+        stats.prefix_hit_tokens as f64 / stats.prefix_query_tokens.max(1) as f64
+    }),
+];
+
+const COUNTERS: &[StatsMetric] = metrics! {
+    "paguro_steps" "Steps" steps;
+    "paguro_steps_ahead" "Steps submitted while the device computed the one before" steps_ahead;
+    "paguro_failed_steps" "Steps that failed" failed_steps;
+    "paguro_rows" "Rows computed" rows;
+    "paguro_prefix_hit_tokens" "Tokens found in the prefix cache" prefix_hit_tokens;
+    "paguro_disk_hit_tokens" "Tokens that came from the disk" disk.hit_tokens;
+    "paguro_disk_loads" "Loads from the disk" disk.loads;
+    "paguro_disk_loads_declined" "Loads not begun because computing was faster" disk.declined;
+    "paguro_disk_saved" "Blocks and checkpoints handed to the writer" disk.saved;
+    "paguro_disk_dropped" "Blocks not written because the disk was too slow" disk.dropped;
+    "paguro_disk_loaded_bytes" "Bytes that were loaded from the disk" disk.loaded_bytes;
+    "paguro_disk_saved_seconds" "Time of computing that loads from the disk saved" disk.saved_nanoseconds / 1e9;
+    "paguro_host_hit_tokens" "Tokens that came from memory of the host" host.hit_tokens;
+    "paguro_host_loads" "Loads from memory of the host" host.loads;
+    "paguro_host_loaded_bytes" "Bytes that were loaded from the host" host.loaded_bytes;
+    "paguro_host_stored" "Blocks and checkpoints copied to the host" host.stored;
+    "paguro_host_saved_seconds" "Time of computing that loads from the host saved" host.saved_nanoseconds / 1e9;
+    "paguro_drafts" "Drafts that were checked" drafts;
+    // Names that vLLM uses.
+    "vllm:spec_decode_num_drafts" "The same as paguro_drafts" drafts;
+    "vllm:spec_decode_num_draft_tokens" "Drafted tokens that were checked" draft_tokens;
+    "vllm:spec_decode_num_accepted_tokens" "Drafted tokens that were accepted" accepted_tokens;
+    "paguro_images" "Images of requests that started" pictures;
+    "paguro_images_encoded" "Images that the vision tower computed" encoded_pictures;
+    "paguro_encoder_cache_hits" "Images whose rows were in the encoder's cache" encoder_cache_hits;
+    "paguro_encoder_seconds" "Time of the vision tower" encoder_nanoseconds / 1e9;
+    "paguro_evictions" "Cached pages evicted" evictions;
+    "paguro_preemptions" "Preempted sequences" preemptions;
+    "paguro_page_copies" "Pages copied before they were written" page_copies;
+    "paguro_step_seconds" "Time in steps" step_times.total_nanoseconds / 1e9;
+    "paguro_prefix_query_tokens" "Tokens looked up in the prefix cache" prefix_query_tokens;
+    // Names that routers read.
+    "vllm:prefix_cache_queries" "The same as paguro_prefix_query_tokens" prefix_query_tokens;
+    "vllm:prefix_cache_hits" "The same as paguro_prefix_hit_tokens" prefix_hit_tokens;
+    "vllm:gpu_prefix_cache_queries" "The older name of vllm:prefix_cache_queries" prefix_query_tokens;
+    "vllm:gpu_prefix_cache_hits" "The older name of vllm:prefix_cache_hits" prefix_hit_tokens;
+    "vllm:num_preemptions" "The same as paguro_preemptions" preemptions;
+};
+
 /// Labels and values of one metric.
 type Samples<L, V> = Vec<(L, V)>;
 
@@ -293,121 +370,10 @@ impl Collector for EngineCollector {
         let of = |value: fn(&Stats) -> f64| -> Samples<Labels, f64> {
             engines.iter().map(|engine| (engine.labels.clone(), value(&engine.stats))).collect()
         };
-        let gauges: &[StatsMetric] = &[
-            ("paguro_requests_waiting", "Sequences that wait", |s| s.waiting as f64),
-            ("paguro_requests_running", "Sequences that run", |s| s.running as f64),
-            ("paguro_kv_pages", "Pages that sequences can use", |s| s.pages_total as f64),
-            ("paguro_kv_pages_used", "Pages in use by sequences", |s| s.pages_used as f64),
-            ("paguro_kv_pages_cached", "Pages that only the prefix cache keeps", |s| s.pages_cached as f64),
-            ("paguro_disk_pending_bytes", "Bytes that wait to be written", |s| s.disk.pending_bytes as f64),
-            ("paguro_disk_load_bytes_per_second", "Speed of loads from the disk", |s| {
-                s.disk.load_speed as f64
-            }),
-            ("paguro_disk_store_bytes_per_second", "Speed of the disk's writer", |s| {
-                s.disk.store_speed as f64
-            }),
-            ("paguro_host_bytes", "Bytes of K and V in memory of the host", |s| s.host.bytes as f64),
-            ("paguro_host_load_bytes_per_second", "Speed of loads from the host", |s| {
-                s.host.load_speed as f64
-            }),
-            ("paguro_host_store_bytes_per_second", "Speed of copies to the host", |s| {
-                s.host.store_speed as f64
-            }),
-            (
-                "paguro_draft_saved_seconds",
-                "Estimated time that drafts saved, less that of rejected ones and of models that draft",
-                |s| s.draft_nanoseconds as f64 / 1e9,
-            ),
-            ("paguro_draft_model_seconds", "Time of heads and models that draft", |s| {
-                s.draft_model_nanoseconds as f64 / 1e9
-            }),
-            ("paguro_batch_rows", "Rows of the last step", |s| s.last_rows as f64),
-            ("paguro_batch_sequences", "Sequences of the last step", |s| s.last_sequences as f64),
-            // Names that the Gateway API Inference Extension and llm-d read.
-            ("vllm:num_requests_waiting", "The same as paguro_requests_waiting", |s| s.waiting as f64),
-            ("vllm:num_requests_running", "The same as paguro_requests_running", |s| s.running as f64),
-            ("vllm:kv_cache_usage_perc", "Fraction of pages in use", page_usage),
-            ("vllm:gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc", page_usage),
-            ("paguro_kv_usage_ratio", "Fraction of pages in use", page_usage),
-            ("vllm:gpu_prefix_cache_hit_rate", "Fraction of looked-up tokens that were cached", |s| {
-                s.prefix_hit_tokens as f64 / s.prefix_query_tokens.max(1) as f64
-            }),
-        ];
-        for &(name, help, value) in gauges {
+        for &(name, help, value) in GAUGES.iter().chain(RATIOS) {
             family(&mut encoder, name, help, &of(value), |value| ConstGauge::new(*value))?;
         }
-        let counters: &[StatsMetric] = &[
-            ("paguro_steps", "Steps", |s| s.steps as f64),
-            ("paguro_steps_ahead", "Steps submitted while the device computed the one before", |s| {
-                s.steps_ahead as f64
-            }),
-            ("paguro_failed_steps", "Steps that failed", |s| s.failed_steps as f64),
-            ("paguro_rows", "Rows computed", |s| s.rows as f64),
-            ("paguro_prefix_hit_tokens", "Tokens found in the prefix cache", |s| s.prefix_hit_tokens as f64),
-            ("paguro_disk_hit_tokens", "Tokens that came from the disk", |s| s.disk.hit_tokens as f64),
-            ("paguro_disk_loads", "Loads from the disk", |s| s.disk.loads as f64),
-            ("paguro_disk_loads_declined", "Loads not begun because computing was faster", |s| {
-                s.disk.declined as f64
-            }),
-            ("paguro_disk_saved", "Blocks and checkpoints handed to the writer", |s| s.disk.saved as f64),
-            ("paguro_disk_dropped", "Blocks not written because the disk was too slow", |s| {
-                s.disk.dropped as f64
-            }),
-            ("paguro_disk_loaded_bytes", "Bytes that were loaded from the disk", |s| {
-                s.disk.loaded_bytes as f64
-            }),
-            ("paguro_disk_saved_seconds", "Time of computing that loads from the disk saved", |s| {
-                s.disk.saved_nanoseconds as f64 / 1e9
-            }),
-            ("paguro_host_hit_tokens", "Tokens that came from memory of the host", |s| {
-                s.host.hit_tokens as f64
-            }),
-            ("paguro_host_loads", "Loads from memory of the host", |s| s.host.loads as f64),
-            ("paguro_host_loaded_bytes", "Bytes that were loaded from the host", |s| {
-                s.host.loaded_bytes as f64
-            }),
-            ("paguro_host_stored", "Blocks and checkpoints copied to the host", |s| s.host.stored as f64),
-            ("paguro_host_saved_seconds", "Time of computing that loads from the host saved", |s| {
-                s.host.saved_nanoseconds as f64 / 1e9
-            }),
-            ("paguro_drafts", "Drafts that were checked", |s| s.drafts as f64),
-            // Names that vLLM uses.
-            ("vllm:spec_decode_num_drafts", "The same as paguro_drafts", |s| s.drafts as f64),
-            ("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were checked", |s| {
-                s.draft_tokens as f64
-            }),
-            ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted", |s| {
-                s.accepted_tokens as f64
-            }),
-            ("paguro_images", "Images of requests that started", |s| s.pictures as f64),
-            ("paguro_images_encoded", "Images that the vision tower computed", |s| s.encoded_pictures as f64),
-            ("paguro_encoder_cache_hits", "Images whose rows were in the encoder's cache", |s| {
-                s.encoder_cache_hits as f64
-            }),
-            ("paguro_encoder_seconds", "Time of the vision tower", |s| s.encoder_nanoseconds as f64 / 1e9),
-            ("paguro_evictions", "Cached pages evicted", |s| s.evictions as f64),
-            ("paguro_preemptions", "Preempted sequences", |s| s.preemptions as f64),
-            ("paguro_page_copies", "Pages copied before they were written", |s| s.page_copies as f64),
-            ("paguro_step_seconds", "Time in steps", |s| s.step_times.total_nanoseconds as f64 / 1e9),
-            ("paguro_prefix_query_tokens", "Tokens looked up in the prefix cache", |s| {
-                s.prefix_query_tokens as f64
-            }),
-            // Names that routers read.
-            ("vllm:prefix_cache_queries", "The same as paguro_prefix_query_tokens", |s| {
-                s.prefix_query_tokens as f64
-            }),
-            ("vllm:prefix_cache_hits", "The same as paguro_prefix_hit_tokens", |s| {
-                s.prefix_hit_tokens as f64
-            }),
-            ("vllm:gpu_prefix_cache_queries", "The older name of vllm:prefix_cache_queries", |s| {
-                s.prefix_query_tokens as f64
-            }),
-            ("vllm:gpu_prefix_cache_hits", "The older name of vllm:prefix_cache_hits", |s| {
-                s.prefix_hit_tokens as f64
-            }),
-            ("vllm:num_preemptions", "The same as paguro_preemptions", |s| s.preemptions as f64),
-        ];
-        for &(name, help, value) in counters {
+        for &(name, help, value) in COUNTERS {
             family(&mut encoder, name, help, &of(value), |value| ConstCounter::new(*value))?;
         }
         encode_engines(&mut encoder, &engines)?;

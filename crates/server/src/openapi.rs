@@ -46,6 +46,7 @@ use crate::{AppState, anthropic, examples, fleet, ollama, openai, retrieval, sta
         ui::tools::add,
         ui::tools::remove,
     ),
+    components(schemas(openai::error::ErrorBody<'static>, anthropic::error::ErrorBody, ollama::error::ErrorBody)),
     modifiers(&Keys),
     security((), ("bearer" = []), ("x-api-key" = [])),
 )]
@@ -100,13 +101,23 @@ pub fn document() -> Value {
     paths().1
 }
 
-/// Adds what the attributes of the types cannot express.
+/// Adds what the attributes of the types cannot express, and the errors, which all operations of an API have in common.
 fn exact(mut document: Value) -> Value {
     let schemas = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut);
     schemas.into_iter().flat_map(Map::values_mut).for_each(tighten);
     let paths = document.pointer_mut("/paths").and_then(Value::as_object_mut);
     let operations = paths.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut);
     for method in operations.flat_map(Map::values_mut) {
+        let error = match method["tags"][0].as_str() {
+            Some("Anthropic") => "AnthropicErrorBody",
+            Some("Ollama") => "OllamaError",
+            _ => "ErrorBody",
+        };
+        let content =
+            json!({"application/json": {"schema": {"$ref": format!("#/components/schemas/{error}")}}});
+        for status in ["4XX", "5XX"] {
+            method["responses"][status] = json!({"description": "An error", "content": content});
+        }
         let parameters = method.get_mut("parameters").and_then(Value::as_array_mut);
         for parameter in parameters.into_iter().flatten() {
             if parameter["name"] == "digest" {

@@ -11,7 +11,9 @@ use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::{AppState, error::ApiError, extract::Json, metrics, models::ResidentInfo, paths};
+use crate::{
+    AppState, error::ApiError, extract::Json, made_from::made_from, metrics, models::ResidentInfo, paths,
+};
 
 /// Returns the routes.
 pub fn routes() -> OpenApiRouter<AppState> {
@@ -63,86 +65,80 @@ pub struct MemoryStatus {
     resident: Option<u64>,
 }
 
-/// Current state of a loaded model.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ModelStatus {
-    name: String,
-    /// Name of its device.
-    device: String,
-    /// Bytes of weights, K and V, and buffers.
-    bytes: u64,
-    /// Bytes of its weights on the device.
-    weights: u64,
-    /// Bytes of its pages of K and V. On a CPU they become resident when they are first used.
-    kv: u64,
-    /// Bytes of its buffers. On a CPU they become resident with the first large step.
-    buffers: u64,
-    /// Maximum tokens of prompt and answer.
-    context: usize,
-    /// Number of requests that hold it.
-    users: usize,
-    /// Seconds until it is unloaded without further requests; `null` for never.
-    expires_in: Option<f64>,
-    /// Number of waiting sequences.
-    waiting: usize,
-    /// Number of running sequences.
-    running: usize,
-    /// Number of usable pages.
-    pages: usize,
-    /// Number of pages in use.
-    pages_used: usize,
-    /// Number of pages that only the prefix cache holds.
-    pages_cached: usize,
-    /// Number of tokens sampled since it was loaded.
-    tokens: u64,
-    /// Engines of the model, if there are several; the numbers above are their sums, and bytes are those of each.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    engines: Vec<EngineStatus>,
-    /// Blocks of the prefix cache, as a reader of KV events counts them.
-    blocks: BlockStatus,
-    /// Its cache in memory of the host; `null` without one.
-    host: Option<HostStatus>,
-    /// Its cache on disk; `null` without one.
-    disk: Option<DiskStatus>,
+made_from! {
+    /// Current state of a loaded model.
+    #[derive(Debug, Serialize, ToSchema)]
+    pub struct ModelStatus from model: ResidentInfo where stats = model.handle.stats(); {
+        name: String = model.entry.name,
+        /// Name of its device.
+        device: String = model.device,
+        /// Bytes of weights, K and V, and buffers.
+        bytes: u64 = model.memory.total(),
+        /// Bytes of its weights on the device.
+        weights: u64 = model.memory.weights,
+        /// Bytes of its pages of K and V. On a CPU they become resident when they are first used.
+        kv: u64 = model.memory.kv,
+        /// Bytes of its buffers. On a CPU they become resident with the first large step.
+        // The number of states is the maximum number of sequences; it does not depend on the context.
+        buffers: u64 = model.memory.buffers.saturating_add(model.memory.states),
+        /// Maximum tokens of prompt and answer.
+        context: usize = model.handle.max_context(),
+        /// Number of requests that hold it.
+        users: usize = model.users,
+        /// Seconds until it is unloaded without further requests; `null` for never.
+        expires_in: Option<f64> = model.expires_in.map(|time| time.as_secs_f64()),
+        /// Number of waiting sequences.
+        waiting: usize = stats.waiting,
+        /// Number of running sequences.
+        running: usize = stats.running,
+        /// Number of usable pages.
+        pages: usize = stats.pages_total,
+        /// Number of pages in use.
+        pages_used: usize = stats.pages_used,
+        /// Number of pages that only the prefix cache holds.
+        pages_cached: usize = stats.pages_cached,
+        /// Number of tokens sampled since it was loaded.
+        tokens: u64 = stats.tokens,
+        /// Engines of the model, if there are several; the numbers above are their sums, and bytes are those of each.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        engines: Vec<EngineStatus> = match model.handle.engines() {
+            engines if engines.len() > 1 => engines.map(EngineStatus::from).collect(),
+            _ => Vec::new(),
+        },
+        /// Blocks of the prefix cache, as a reader of KV events counts them.
+        blocks: BlockStatus = {
+            let [device, host, disk] = stats.blocks.map(BlockCount::from);
+            BlockStatus { device, host, disk }
+        },
+        /// Its cache in memory of the host; `null` without one.
+        host: Option<HostStatus> = stats.host.exists.then(|| stats.host.into()),
+        /// Its cache on disk; `null` without one.
+        disk: Option<DiskStatus> = stats.disk.exists.then(|| stats.disk.into()),
+    }
 }
 
-/// Current state of one of several engines of a model.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct EngineStatus {
-    /// Number of its device in `--device`.
-    number: usize,
-    /// Name of its device.
-    device: String,
-    /// True if its last step failed, or if it has stopped: it gets no requests while another engine works.
-    failing: bool,
-    /// Number of waiting sequences.
-    waiting: usize,
-    /// Number of running sequences.
-    running: usize,
-    /// Number of usable pages.
-    pages: usize,
-    /// Number of pages in use.
-    pages_used: usize,
-    /// Number of pages that only the prefix cache holds.
-    pages_cached: usize,
-    /// Number of tokens sampled since it was loaded.
-    tokens: u64,
-}
-
-impl From<Handle> for EngineStatus {
-    fn from(engine: Handle) -> Self {
-        let stats = engine.stats();
-        Self {
-            number: engine.number(),
-            device: engine.device().to_owned(),
-            failing: engine.is_failing(),
-            waiting: stats.waiting,
-            running: stats.running,
-            pages: stats.pages_total,
-            pages_used: stats.pages_used,
-            pages_cached: stats.pages_cached,
-            tokens: stats.tokens,
-        }
+made_from! {
+    /// Current state of one of several engines of a model.
+    #[derive(Debug, Serialize, ToSchema)]
+    pub struct EngineStatus from engine: Handle where stats = engine.stats(); {
+        /// Number of its device in `--device`.
+        number: usize = engine.number(),
+        /// Name of its device.
+        device: String = engine.device().to_owned(),
+        /// True if its last step failed, or if it has stopped: it gets no requests while another engine works.
+        failing: bool = engine.is_failing(),
+        /// Number of waiting sequences.
+        waiting: usize = stats.waiting,
+        /// Number of running sequences.
+        running: usize = stats.running,
+        /// Number of usable pages.
+        pages: usize = stats.pages_total,
+        /// Number of pages in use.
+        pages_used: usize = stats.pages_used,
+        /// Number of pages that only the prefix cache holds.
+        pages_cached: usize = stats.pages_cached,
+        /// Number of tokens sampled since it was loaded.
+        tokens: u64 = stats.tokens,
     }
 }
 
@@ -172,48 +168,32 @@ impl From<BlockSet> for BlockCount {
     }
 }
 
-/// A model's cache in memory of the host: blocks that the device had no room for.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct HostStatus {
-    /// Bytes that all models may have there: `--kv-host`.
-    limit: u64,
-    /// Bytes of this one.
-    bytes: u64,
-    /// Blocks and checkpoints.
-    items: usize,
-    /// Tokens of prompts that came from there.
-    hit_tokens: u64,
-    /// Loads from there.
-    loads: u64,
-    /// Loads that were not begun because computing was faster.
-    loads_declined: u64,
-    /// Blocks and checkpoints that were copied there.
-    stored: u64,
-    /// Blocks and checkpoints that there was no room for.
-    dropped: u64,
-    /// Bytes per second from there to the device.
-    load_speed: u64,
-    /// Bytes per second from the device.
-    store_speed: u64,
-    /// Estimated seconds of computing that loads saved.
-    saved_seconds: f64,
-}
-
-impl From<HostStats> for HostStatus {
-    fn from(stats: HostStats) -> Self {
-        Self {
-            limit: stats.limit,
-            bytes: stats.bytes,
-            items: stats.units,
-            hit_tokens: stats.hit_tokens,
-            loads: stats.loads,
-            loads_declined: stats.declined,
-            stored: stats.stored,
-            dropped: stats.dropped,
-            load_speed: stats.load_speed,
-            store_speed: stats.store_speed,
-            saved_seconds: seconds(stats.saved_nanoseconds),
-        }
+made_from! {
+    /// A model's cache in memory of the host: blocks that the device had no room for.
+    #[derive(Debug, Serialize, ToSchema)]
+    pub struct HostStatus from stats: HostStats {
+        /// Bytes that all models may have there: `--kv-host`.
+        limit: u64 = stats.limit,
+        /// Bytes of this one.
+        bytes: u64 = stats.bytes,
+        /// Blocks and checkpoints.
+        items: usize = stats.units,
+        /// Tokens of prompts that came from there.
+        hit_tokens: u64 = stats.hit_tokens,
+        /// Loads from there.
+        loads: u64 = stats.loads,
+        /// Loads that were not begun because computing was faster.
+        loads_declined: u64 = stats.declined,
+        /// Blocks and checkpoints that were copied there.
+        stored: u64 = stats.stored,
+        /// Blocks and checkpoints that there was no room for.
+        dropped: u64 = stats.dropped,
+        /// Bytes per second from there to the device.
+        load_speed: u64 = stats.load_speed,
+        /// Bytes per second from the device.
+        store_speed: u64 = stats.store_speed,
+        /// Estimated seconds of computing that loads saved.
+        saved_seconds: f64 = seconds(stats.saved_nanoseconds),
     }
 }
 
@@ -221,88 +201,36 @@ fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
 
-/// A model's cache on disk.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct DiskStatus {
-    /// True if all data to be kept is on the disk, so that a killed process loses none of it.
-    caught_up: bool,
-    /// True if it waits for the digest of the model's files, which are read for it once.
-    opening: bool,
-    /// Number of blocks and checkpoints that wait for the writer.
-    waiting: usize,
-    /// Bytes queued in the writer.
-    pending_bytes: u64,
-    /// Number of prompt tokens read from the disk.
-    hit_tokens: u64,
-    /// Number of loads from the disk.
-    loads: u64,
-    /// Loads that were not begun because computing was faster.
-    loads_declined: u64,
-    /// Number of blocks and checkpoints passed to the writer.
-    saved: u64,
-    /// Number of blocks and checkpoints not written because the disk was too slow.
-    dropped: u64,
-    /// Bytes that were loaded.
-    loaded_bytes: u64,
-    /// Bytes per second that the disk reads.
-    load_speed: u64,
-    /// Bytes per second that the disk writes.
-    store_speed: u64,
-    /// Estimated seconds of computing that loads saved.
-    saved_seconds: f64,
-}
-
-impl From<DiskStats> for DiskStatus {
-    fn from(stats: DiskStats) -> Self {
-        Self {
-            caught_up: stats.has_caught_up(),
-            opening: stats.is_opening,
-            waiting: stats.waiting,
-            pending_bytes: stats.pending_bytes,
-            hit_tokens: stats.hit_tokens,
-            loads: stats.loads,
-            loads_declined: stats.declined,
-            saved: stats.saved,
-            dropped: stats.dropped,
-            loaded_bytes: stats.loaded_bytes,
-            load_speed: stats.load_speed,
-            store_speed: stats.store_speed,
-            saved_seconds: seconds(stats.saved_nanoseconds),
-        }
-    }
-}
-
-impl From<ResidentInfo> for ModelStatus {
-    fn from(model: ResidentInfo) -> Self {
-        let stats = model.handle.stats();
-        Self {
-            name: model.entry.name,
-            device: model.device,
-            bytes: model.memory.total(),
-            weights: model.memory.weights,
-            kv: model.memory.kv,
-            // The number of states is the maximum number of sequences; it does not depend on the context.
-            buffers: model.memory.buffers.saturating_add(model.memory.states),
-            context: model.handle.max_context(),
-            users: model.users,
-            expires_in: model.expires_in.map(|time| time.as_secs_f64()),
-            waiting: stats.waiting,
-            running: stats.running,
-            pages: stats.pages_total,
-            pages_used: stats.pages_used,
-            pages_cached: stats.pages_cached,
-            tokens: stats.tokens,
-            engines: match model.handle.engines() {
-                engines if engines.len() > 1 => engines.map(EngineStatus::from).collect(),
-                _ => Vec::new(),
-            },
-            blocks: {
-                let [device, host, disk] = stats.blocks.map(BlockCount::from);
-                BlockStatus { device, host, disk }
-            },
-            host: stats.host.exists.then(|| stats.host.into()),
-            disk: stats.disk.exists.then(|| stats.disk.into()),
-        }
+made_from! {
+    /// A model's cache on disk.
+    #[derive(Debug, Serialize, ToSchema)]
+    pub struct DiskStatus from stats: DiskStats {
+        /// True if all data to be kept is on the disk, so that a killed process loses none of it.
+        caught_up: bool = stats.has_caught_up(),
+        /// True if it waits for the digest of the model's files, which are read for it once.
+        opening: bool = stats.is_opening,
+        /// Number of blocks and checkpoints that wait for the writer.
+        waiting: usize = stats.waiting,
+        /// Bytes queued in the writer.
+        pending_bytes: u64 = stats.pending_bytes,
+        /// Number of prompt tokens read from the disk.
+        hit_tokens: u64 = stats.hit_tokens,
+        /// Number of loads from the disk.
+        loads: u64 = stats.loads,
+        /// Loads that were not begun because computing was faster.
+        loads_declined: u64 = stats.declined,
+        /// Number of blocks and checkpoints passed to the writer.
+        saved: u64 = stats.saved,
+        /// Number of blocks and checkpoints not written because the disk was too slow.
+        dropped: u64 = stats.dropped,
+        /// Bytes that were loaded.
+        loaded_bytes: u64 = stats.loaded_bytes,
+        /// Bytes per second that the disk reads.
+        load_speed: u64 = stats.load_speed,
+        /// Bytes per second that the disk writes.
+        store_speed: u64 = stats.store_speed,
+        /// Estimated seconds of computing that loads saved.
+        saved_seconds: f64 = seconds(stats.saved_nanoseconds),
     }
 }
 
@@ -328,7 +256,7 @@ pub async fn health() -> Json<Status> {
 ///
 /// # Errors
 /// The library cannot be read.
-#[utoipa::path(get, path = "/ready", tag = "Status", responses((status = 200, body = Status), (status = "5XX", body = crate::openai::error::ErrorBody<'static>)))]
+#[utoipa::path(get, path = "/ready", tag = "Status", responses((status = 200, body = Status)))]
 pub async fn ready(State(state): State<AppState>) -> Result<Json<Status>, ApiError> {
     if let Err(error) = state.models.list().await {
         return Err(ApiError::Unavailable(error.to_string()));
@@ -343,10 +271,7 @@ pub async fn ready(State(state): State<AppState>) -> Result<Json<Status>, ApiErr
 /// A metric could not be written.
 #[utoipa::path(
     get, path = "/metrics", tag = "Status",
-    responses((status = 200, content(
-        (String = "application/openmetrics-text"),
-        (String = "text/plain; version=0.0.4"),
-    ))),
+    responses((status = 200, content((String = "application/openmetrics-text"), (String = "text/plain; version=0.0.4")))),
 )]
 pub async fn prometheus(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, ApiError> {
     // Engines answer between two steps. The place is kept when the client leaves.

@@ -10,6 +10,7 @@ use crate::{
     error::ApiError,
     generate::{self, Delta, Finish, Generating, Piece},
     ids,
+    made_from::made_from,
     openai::types::TierTokens,
 };
 
@@ -94,24 +95,26 @@ impl StopReason {
     }
 }
 
-/// Token counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = AnthropicUsage)]
-pub struct Usage {
-    /// Prompt tokens that were computed.
-    pub input_tokens: usize,
-    /// Always 0: caching prefixes is free.
-    pub cache_creation_input_tokens: usize,
-    /// Prompt tokens found in the prefix cache.
-    pub cache_read_input_tokens: usize,
-    /// Cached tokens by tier.
-    #[serde(flatten)]
-    pub tiers: TierTokens,
-    /// Tokens of the answer.
-    pub output_tokens: usize,
-    /// Details of `output_tokens`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub output_tokens_details: Option<OutputTokensDetails>,
+made_from! {
+    /// Token counts.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+    #[schema(as = AnthropicUsage)]
+    pub struct Usage from usage: generate::Usage where details = OutputTokensDetails { thinking_tokens: usage.reasoning }; {
+        /// Prompt tokens that were computed.
+        pub input_tokens: usize = usage.prompt - usage.cached,
+        /// Always 0: caching prefixes is free.
+        pub cache_creation_input_tokens: usize = 0,
+        /// Prompt tokens found in the prefix cache.
+        pub cache_read_input_tokens: usize = usage.cached,
+        /// Cached tokens by tier.
+        #[serde(flatten)]
+        pub tiers: TierTokens = usage.into(),
+        /// Tokens of the answer.
+        pub output_tokens: usize = usage.completion,
+        /// Details of `output_tokens`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub output_tokens_details: Option<OutputTokensDetails> = (usage.reasoning > 0).then_some(details),
+    }
 }
 
 /// Details of the answer's tokens.
@@ -120,20 +123,6 @@ pub struct Usage {
 pub struct OutputTokensDetails {
     /// Reasoning tokens.
     thinking_tokens: usize,
-}
-
-impl From<generate::Usage> for Usage {
-    fn from(usage: generate::Usage) -> Self {
-        let details = OutputTokensDetails { thinking_tokens: usage.reasoning };
-        Self {
-            input_tokens: usage.prompt - usage.cached,
-            cache_creation_input_tokens: 0,
-            cache_read_input_tokens: usage.cached,
-            tiers: usage.into(),
-            output_tokens: usage.completion,
-            output_tokens_details: (usage.reasoning > 0).then_some(details),
-        }
-    }
 }
 
 /// Returns a signature of reasoning. Clients require one and send it back; it is not checked, because a prompt may

@@ -66,13 +66,8 @@ pub struct CountTokensResponse {
 /// # Errors
 /// A field that is not supported, by name.
 #[utoipa::path(
-    post, path = "/v1/messages/count_tokens", tag = "Anthropic",
-    request_body = CountTokensRequest,
-    responses(
-        (status = 200, body = CountTokensResponse),
-        (status = "4XX", body = super::error::ErrorBody),
-        (status = "5XX", body = super::error::ErrorBody),
-    ),
+    post, path = "/v1/messages/count_tokens", tag = "Anthropic", request_body = CountTokensRequest,
+    responses((status = 200, body = CountTokensResponse)),
 )]
 pub async fn count(
     State(state): State<AppState>,

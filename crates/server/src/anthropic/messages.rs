@@ -83,13 +83,8 @@ impl Body for MessagesRequest {
 /// # Errors
 /// A field that is not supported, by name.
 #[utoipa::path(
-    post, path = "/v1/messages", tag = "Anthropic",
-    request_body = MessagesRequest,
-    responses(
-        (status = 200, content((Message = "application/json"), (String = "text/event-stream"))),
-        (status = "4XX", body = super::error::ErrorBody),
-        (status = "5XX", body = super::error::ErrorBody),
-    ),
+    post, path = "/v1/messages", tag = "Anthropic", request_body = MessagesRequest,
+    responses((status = 200, content((Message = "application/json"), (String = "text/event-stream")))),
 )]
 pub async fn create(
     State(state): State<AppState>,

@@ -148,13 +148,8 @@ impl TokenIdProbability {
 /// # Errors
 /// A field that is not supported, by name.
 #[utoipa::path(
-    post, path = "/inference/v1/generate", tag = "Routers",
-    request_body = GenerateRequest,
-    responses(
-        (status = 200, content((Generated = "application/json"), (String = "text/event-stream"))),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/inference/v1/generate", tag = "Routers", request_body = GenerateRequest,
+    responses((status = 200, content((Generated = "application/json"), (String = "text/event-stream")))),
 )]
 pub async fn create(
     State(state): State<AppState>,

@@ -151,7 +151,7 @@ async fn info(state: &AppState, query: Option<String>) -> Result<ServerInfo, Api
 #[utoipa::path(
     get, path = "/server_info", tag = "Routers",
     params(("model" = Option<String>, Query, description = "The model's name; if absent, a model that is loaded, or the first there is")),
-    responses((status = 200, body = ServerInfo), (status = "4XX", body = crate::openai::error::ErrorBody<'static>)),
+    responses((status = 200, body = ServerInfo)),
 )]
 pub async fn server_info(
     State(state): State<AppState>,
@@ -167,7 +167,7 @@ pub async fn server_info(
 #[utoipa::path(
     get, path = "/get_server_info", tag = "Routers",
     params(("model" = Option<String>, Query, description = "The model's name; if absent, a model that is loaded, or the first there is")),
-    responses((status = 200, body = ServerInfo), (status = "4XX", body = crate::openai::error::ErrorBody<'static>)),
+    responses((status = 200, body = ServerInfo)),
 )]
 pub async fn get_server_info(
     State(state): State<AppState>,

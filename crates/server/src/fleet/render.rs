@@ -88,13 +88,8 @@ pub fn set_fields(value: &impl Serialize, to: &mut Map<String, Value>) {
 /// # Errors
 /// A field that is not supported, by name; a prompt that does not fit.
 #[utoipa::path(
-    post, path = "/v1/chat/completions/render", tag = "Routers",
-    request_body = ChatCompletionRequest,
-    responses(
-        (status = 200, body = RenderedRequest),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/v1/chat/completions/render", tag = "Routers", request_body = ChatCompletionRequest,
+    responses((status = 200, body = RenderedRequest)),
 )]
 pub async fn chat(
     State(state): State<AppState>,
@@ -113,13 +108,8 @@ pub async fn chat(
 /// # Errors
 /// A field that is not supported, by name; a prompt that does not fit.
 #[utoipa::path(
-    post, path = "/v1/completions/render", tag = "Routers",
-    request_body = CompletionRequest,
-    responses(
-        (status = 200, body = Vec<RenderedRequest>),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/v1/completions/render", tag = "Routers", request_body = CompletionRequest,
+    responses((status = 200, body = Vec<RenderedRequest>)),
 )]
 pub async fn completion(
     State(state): State<AppState>,
@@ -142,13 +132,8 @@ pub async fn completion(
 /// # Errors
 /// A field that is not supported, by name; a prompt that does not fit.
 #[utoipa::path(
-    post, path = "/v1/responses/render", tag = "Routers",
-    request_body = ResponseRequest,
-    responses(
-        (status = 200, body = RenderedRequest),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/v1/responses/render", tag = "Routers", request_body = ResponseRequest,
+    responses((status = 200, body = RenderedRequest)),
 )]
 pub async fn response(
     State(state): State<AppState>,

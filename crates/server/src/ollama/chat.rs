@@ -158,13 +158,8 @@ pub struct FunctionParam {
 /// # Errors
 /// A field that is not supported, by name.
 #[utoipa::path(
-    post, path = "/api/chat", tag = "Ollama",
-    request_body = ChatParams,
-    responses(
-        (status = 200, content((Answer = "application/json"), (Answer = "application/x-ndjson"))),
-        (status = "4XX", body = super::error::ErrorBody),
-        (status = "5XX", body = super::error::ErrorBody),
-    ),
+    post, path = "/api/chat", tag = "Ollama", request_body = ChatParams,
+    responses((status = 200, content((Answer = "application/json"), (Answer = "application/x-ndjson")))),
 )]
 pub async fn chat(
     State(state): State<AppState>,

@@ -15,7 +15,6 @@ use utoipa::ToSchema;
 
 use super::{
     chat::MessageParam,
-    error::ErrorBody,
     library::{Status, canonical, given, refuse_outside, work},
     modelfile::Modelfile,
 };
@@ -77,13 +76,8 @@ impl wire::Body for CreateParams {
 /// # Errors
 /// A field that is not supported, by name, or files that are not a model.
 #[utoipa::path(
-    post, path = "/api/create", tag = "Ollama",
-    request_body = CreateParams,
-    responses(
-        (status = 200, content((Status = "application/json"), (Status = "application/x-ndjson"))),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
-    ),
+    post, path = "/api/create", tag = "Ollama", request_body = CreateParams,
+    responses((status = 200, content((Status = "application/json"), (Status = "application/x-ndjson")))),
 )]
 pub async fn create(
     State(state): State<AppState>,

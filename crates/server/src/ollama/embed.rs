@@ -90,13 +90,8 @@ pub struct Embedding {
 /// # Errors
 /// A field that is not supported, by name.
 #[utoipa::path(
-    post, path = "/api/embed", tag = "Ollama",
-    request_body = EmbedParams,
-    responses(
-        (status = 200, body = Embeddings),
-        (status = "4XX", body = super::error::ErrorBody),
-        (status = "5XX", body = super::error::ErrorBody),
-    ),
+    post, path = "/api/embed", tag = "Ollama", request_body = EmbedParams,
+    responses((status = 200, body = Embeddings)),
 )]
 pub async fn embed(
     State(state): State<AppState>,
@@ -138,13 +133,8 @@ pub async fn embed(
 /// # Errors
 /// A field that is not supported, by name.
 #[utoipa::path(
-    post, path = "/api/embeddings", tag = "Ollama",
-    request_body = EmbeddingParams,
-    responses(
-        (status = 200, body = Embedding),
-        (status = "4XX", body = super::error::ErrorBody),
-        (status = "5XX", body = super::error::ErrorBody),
-    ),
+    post, path = "/api/embeddings", tag = "Ollama", request_body = EmbeddingParams,
+    responses((status = 200, body = Embedding)),
 )]
 pub async fn embeddings(
     State(state): State<AppState>,

@@ -73,13 +73,8 @@ impl Body for GenerateParams {
 /// # Errors
 /// A field that is not supported, by name.
 #[utoipa::path(
-    post, path = "/api/generate", tag = "Ollama",
-    request_body = GenerateParams,
-    responses(
-        (status = 200, content((Answer = "application/json"), (Answer = "application/x-ndjson"))),
-        (status = "4XX", body = super::error::ErrorBody),
-        (status = "5XX", body = super::error::ErrorBody),
-    ),
+    post, path = "/api/generate", tag = "Ollama", request_body = GenerateParams,
+    responses((status = 200, content((Answer = "application/json"), (Answer = "application/x-ndjson")))),
 )]
 pub async fn generate(
     State(state): State<AppState>,

@@ -99,13 +99,8 @@ pub(super) fn given(model: Option<String>, name: Option<String>) -> Result<Strin
 /// # Errors
 /// A field that is not supported, by name, or the hub's error.
 #[utoipa::path(
-    post, path = "/api/pull", tag = "Ollama",
-    request_body = PullParams,
-    responses(
-        (status = 200, content((Status = "application/json"), (Status = "application/x-ndjson"))),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
-    ),
+    post, path = "/api/pull", tag = "Ollama", request_body = PullParams,
+    responses((status = 200, content((Status = "application/json"), (Status = "application/x-ndjson")))),
 )]
 pub async fn pull(State(state): State<AppState>, Json(body): Json<PullParams>) -> Result<Response, ApiError> {
     let service = state.library()?.clone();
@@ -247,13 +242,8 @@ pub(super) async fn canonical(state: &AppState, name: &str) -> Result<String, Ap
 /// # Errors
 /// No model has this name, or the new name is invalid.
 #[utoipa::path(
-    post, path = "/api/copy", tag = "Ollama",
-    request_body = CopyParams,
-    responses(
-        (status = 200, description = "It has."),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
-    ),
+    post, path = "/api/copy", tag = "Ollama", request_body = CopyParams,
+    responses((status = 200, description = "It has.")),
 )]
 pub async fn copy(State(state): State<AppState>, Json(body): Json<CopyParams>) -> Result<(), ApiError> {
     let to: ModelName = body.destination.parse()?;
@@ -284,13 +274,8 @@ pub struct DeleteParams {
 /// # Errors
 /// No model has this name.
 #[utoipa::path(
-    delete, path = "/api/delete", tag = "Ollama",
-    request_body = DeleteParams,
-    responses(
-        (status = 200, description = "It is gone."),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
-    ),
+    delete, path = "/api/delete", tag = "Ollama", request_body = DeleteParams,
+    responses((status = 200, description = "It is gone.")),
 )]
 pub async fn delete(State(state): State<AppState>, Json(body): Json<DeleteParams>) -> Result<(), ApiError> {
     let name = given(body.model, body.name)?;
@@ -310,11 +295,7 @@ pub async fn delete(State(state): State<AppState>, Json(body): Json<DeleteParams
 #[utoipa::path(
     head, path = "/api/blobs/{digest}", tag = "Ollama",
     params(("digest" = String, Path, description = "`sha256:` and 64 hexadecimal digits")),
-    responses(
-        (status = 200, description = "It is."),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
-    ),
+    responses((status = 200, description = "It is.")),
 )]
 pub async fn has_blob(State(state): State<AppState>, Path(digest): Path<String>) -> Result<(), ApiError> {
     let digest: Digest = digest.parse()?;
@@ -330,11 +311,7 @@ pub async fn has_blob(State(state): State<AppState>, Path(digest): Path<String>)
     post, path = "/api/blobs/{digest}", tag = "Ollama",
     params(("digest" = String, Path, description = "`sha256:` and 64 hexadecimal digits")),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
-    responses(
-        (status = 201, description = "It is here."),
-        (status = "4XX", body = ErrorBody),
-        (status = "5XX", body = ErrorBody),
-    ),
+    responses((status = 201, description = "It is here.")),
 )]
 pub async fn put_blob(
     State(state): State<AppState>,

@@ -190,14 +190,7 @@ const VERSION: &str = "0.12.6";
 ///
 /// # Errors
 /// The library cannot be read.
-#[utoipa::path(
-    get, path = "/api/tags", tag = "Ollama",
-    responses(
-        (status = 200, body = Tags),
-        (status = "4XX", body = super::error::ErrorBody),
-        (status = "5XX", body = super::error::ErrorBody),
-    ),
-)]
+#[utoipa::path(get, path = "/api/tags", tag = "Ollama", responses((status = 200, body = Tags)))]
 pub async fn tags(State(state): State<AppState>) -> Result<Json<Tags>, ApiError> {
     let mut models = Vec::new();
     for entry in state.models.list().await? {
@@ -218,14 +211,7 @@ pub async fn tags(State(state): State<AppState>) -> Result<Json<Tags>, ApiError>
 ///
 /// # Errors
 /// The library cannot be read.
-#[utoipa::path(
-    get, path = "/api/ps", tag = "Ollama",
-    responses(
-        (status = 200, body = Processes),
-        (status = "4XX", body = super::error::ErrorBody),
-        (status = "5XX", body = super::error::ErrorBody),
-    ),
-)]
+#[utoipa::path(get, path = "/api/ps", tag = "Ollama", responses((status = 200, body = Processes)))]
 pub async fn ps(State(state): State<AppState>) -> Result<Json<Processes>, ApiError> {
     let mut models = Vec::new();
     for resident in state.models.resident() {
@@ -252,13 +238,8 @@ pub async fn ps(State(state): State<AppState>) -> Result<Json<Processes>, ApiErr
 /// # Errors
 /// No model has this name.
 #[utoipa::path(
-    post, path = "/api/show", tag = "Ollama",
-    request_body = ShowParams,
-    responses(
-        (status = 200, body = Show),
-        (status = "4XX", body = super::error::ErrorBody),
-        (status = "5XX", body = super::error::ErrorBody),
-    ),
+    post, path = "/api/show", tag = "Ollama", request_body = ShowParams,
+    responses((status = 200, body = Show)),
 )]
 pub async fn show(
     State(state): State<AppState>,

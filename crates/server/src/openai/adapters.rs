@@ -82,8 +82,7 @@ impl Body for UnloadLoraRequest {
 /// # Errors
 /// The library cannot be read.
 #[utoipa::path(
-    get, path = "/lora-adapters", tag = "Adapters",
-    responses((status = 200, body = Vec<LoraAdapter>)),
+    get, path = "/lora-adapters", tag = "Adapters", responses((status = 200, body = Vec<LoraAdapter>)),
 )]
 pub async fn list(State(state): State<AppState>) -> Result<Json<Vec<LoraAdapter>>, ApiError> {
     let adapter = |(id, adapter): (usize, crate::models::NamedAdapter)| LoraAdapter {
@@ -101,9 +100,8 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<Vec<LoraAdapter>
 /// # Errors
 /// An adapter does not exist.
 #[utoipa::path(
-    post, path = "/lora-adapters", tag = "Adapters",
-    request_body = LoraScales,
-    responses((status = 200, body = Success), (status = "4XX", body = super::error::ErrorBody<'static>)),
+    post, path = "/lora-adapters", tag = "Adapters", request_body = LoraScales,
+    responses((status = 200, body = Success)),
 )]
 pub async fn scale(
     State(state): State<AppState>,
@@ -119,9 +117,8 @@ pub async fn scale(
 /// # Errors
 /// The path is not allowed, the name is taken, or the adapter does not fit its model.
 #[utoipa::path(
-    post, path = "/v1/load_lora_adapter", tag = "Adapters",
-    request_body = LoadLoraRequest,
-    responses((status = 200, body = String), (status = "4XX", body = super::error::ErrorBody<'static>)),
+    post, path = "/v1/load_lora_adapter", tag = "Adapters", request_body = LoadLoraRequest,
+    responses((status = 200, body = String)),
 )]
 pub async fn load(
     State(state): State<AppState>,
@@ -138,9 +135,8 @@ pub async fn load(
 /// # Errors
 /// No adapter has this name.
 #[utoipa::path(
-    post, path = "/v1/unload_lora_adapter", tag = "Adapters",
-    request_body = UnloadLoraRequest,
-    responses((status = 200, body = String), (status = "4XX", body = super::error::ErrorBody<'static>)),
+    post, path = "/v1/unload_lora_adapter", tag = "Adapters", request_body = UnloadLoraRequest,
+    responses((status = 200, body = String)),
 )]
 pub async fn unload(
     State(state): State<AppState>,

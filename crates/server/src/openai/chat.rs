@@ -202,16 +202,10 @@ pub struct AnswerFunction {
 /// # Errors
 /// A field that is not supported, by name.
 #[utoipa::path(
-    post, path = "/v1/chat/completions", tag = "OpenAI",
-    request_body = ChatCompletionRequest,
-    responses(
-        (status = 200, content(
-            (ChatCompletion = "application/json"),
-            (ChatCompletionChunk<'static> = "text/event-stream"),
-        )),
-        (status = "4XX", body = super::error::ErrorBody<'static>),
-        (status = "5XX", body = super::error::ErrorBody<'static>),
-    ),
+    post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatCompletionRequest,
+    responses((status = 200, content(
+        (ChatCompletion = "application/json"), (ChatCompletionChunk<'static> = "text/event-stream"),
+    ))),
 )]
 pub async fn create(
     State(state): State<AppState>,

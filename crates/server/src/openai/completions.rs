@@ -225,16 +225,8 @@ pub struct CompletionChoice {
 /// # Errors
 /// A field that is not supported, by name.
 #[utoipa::path(
-    post, path = "/v1/completions", tag = "OpenAI",
-    request_body = CompletionRequest,
-    responses(
-        (status = 200, content(
-            (Completion<'static> = "application/json"),
-            (String = "text/event-stream"),
-        )),
-        (status = "4XX", body = super::error::ErrorBody<'static>),
-        (status = "5XX", body = super::error::ErrorBody<'static>),
-    ),
+    post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest,
+    responses((status = 200, content((Completion<'static> = "application/json"), (String = "text/event-stream")))),
 )]
 pub async fn create(
     State(state): State<AppState>,

@@ -92,13 +92,8 @@ pub struct EmbeddingUsage {
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/v1/embeddings", tag = "OpenAI",
-    request_body = EmbeddingRequest,
-    responses(
-        (status = 200, body = EmbeddingList),
-        (status = "4XX", body = super::error::ErrorBody<'static>),
-        (status = "5XX", body = super::error::ErrorBody<'static>),
-    ),
+    post, path = "/v1/embeddings", tag = "OpenAI", request_body = EmbeddingRequest,
+    responses((status = 200, body = EmbeddingList)),
 )]
 pub async fn create(
     State(state): State<AppState>,

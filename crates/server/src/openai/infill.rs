@@ -119,13 +119,8 @@ pub struct InfillTimings {
 /// # Errors
 /// A field that is not supported, by name, or a tokenizer without tokens for fill-in-the-middle.
 #[utoipa::path(
-    post, path = "/infill", tag = "OpenAI",
-    request_body = InfillRequest,
-    responses(
-        (status = 200, content((Infill = "application/json"), (String = "text/event-stream"))),
-        (status = "4XX", body = super::error::ErrorBody<'static>),
-        (status = "5XX", body = super::error::ErrorBody<'static>),
-    ),
+    post, path = "/infill", tag = "OpenAI", request_body = InfillRequest,
+    responses((status = 200, content((Infill = "application/json"), (String = "text/event-stream")))),
 )]
 pub async fn create(
     State(state): State<AppState>,

@@ -89,10 +89,7 @@ impl ModelObject {
 ///
 /// # Errors
 /// The library cannot be read.
-#[utoipa::path(
-    get, path = "/v1/models", tag = "OpenAI",
-    responses((status = 200, body = ModelList), (status = "5XX", body = super::error::ErrorBody<'static>)),
-)]
+#[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((status = 200, body = ModelList)))]
 pub async fn list(State(state): State<AppState>) -> Result<Json<ModelList>, ApiError> {
     let models = state.models.list().await?;
     let data = models.into_iter().map(|entry| ModelObject::new(&state, entry)).collect();
@@ -106,7 +103,7 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<ModelList>, ApiE
 #[utoipa::path(
     get, path = "/v1/models/{model}", tag = "OpenAI",
     params(("model" = String, Path, description = "The model's name; it may have slashes")),
-    responses((status = 200, body = ModelObject), (status = "4XX", body = super::error::ErrorBody<'static>)),
+    responses((status = 200, body = ModelObject)),
 )]
 pub async fn get(
     State(state): State<AppState>,

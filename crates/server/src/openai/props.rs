@@ -53,7 +53,7 @@ pub struct Modalities {
 #[utoipa::path(
     get, path = "/props", tag = "OpenAI",
     params(("model" = Option<String>, Query, description = "The model's name; if absent, a model that is loaded, or the first there is")),
-    responses((status = 200, body = Props), (status = "4XX", body = super::error::ErrorBody<'static>)),
+    responses((status = 200, body = Props)),
 )]
 pub async fn props(
     State(state): State<AppState>,

@@ -85,13 +85,8 @@ pub struct DetokenizeResponse {
 /// # Errors
 /// No model has this name, or the request has neither or both of `prompt` and `messages`.
 #[utoipa::path(
-    post, path = "/tokenize", tag = "Tokens",
-    request_body = TokenizeRequest,
-    responses(
-        (status = 200, body = TokenizeResponse),
-        (status = "4XX", body = super::error::ErrorBody<'static>),
-        (status = "5XX", body = super::error::ErrorBody<'static>),
-    ),
+    post, path = "/tokenize", tag = "Tokens", request_body = TokenizeRequest,
+    responses((status = 200, body = TokenizeResponse)),
 )]
 pub async fn tokenize(
     State(state): State<AppState>,
@@ -150,13 +145,8 @@ pub async fn tokenize(
 /// # Errors
 /// No model has this name, or a token is out of range.
 #[utoipa::path(
-    post, path = "/detokenize", tag = "Tokens",
-    request_body = DetokenizeRequest,
-    responses(
-        (status = 200, body = DetokenizeResponse),
-        (status = "4XX", body = super::error::ErrorBody<'static>),
-        (status = "5XX", body = super::error::ErrorBody<'static>),
-    ),
+    post, path = "/detokenize", tag = "Tokens", request_body = DetokenizeRequest,
+    responses((status = 200, body = DetokenizeResponse)),
 )]
 pub async fn detokenize(
     State(state): State<AppState>,
@@ -200,11 +190,7 @@ pub struct TokenizerInfo {
 #[utoipa::path(
     get, path = "/tokenizer_info", tag = "Tokens",
     params(("model" = Option<String>, Query, description = "The model's name")),
-    responses(
-        (status = 200, body = TokenizerInfo),
-        (status = "4XX", body = super::error::ErrorBody<'static>),
-        (status = "5XX", body = super::error::ErrorBody<'static>),
-    ),
+    responses((status = 200, body = TokenizerInfo)),
 )]
 pub async fn tokenizer_info(
     State(state): State<AppState>,

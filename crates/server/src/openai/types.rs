@@ -3,21 +3,27 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::generate::{self, Finish, Piece};
+use crate::{
+    generate::{self, Finish, Piece},
+    made_from::made_from,
+};
 
-/// Token counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Tokens of all answers.
-    pub completion_tokens: usize,
-    /// Sum of both.
-    pub total_tokens: usize,
-    /// Details of `prompt_tokens`.
-    pub prompt_tokens_details: PromptTokensDetails,
-    /// Details of `completion_tokens`.
-    pub completion_tokens_details: CompletionTokensDetails,
+made_from! {
+    /// Token counts.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+    pub struct Usage from usage: generate::Usage {
+        /// Tokens of the prompt.
+        pub prompt_tokens: usize = usage.prompt,
+        /// Tokens of all answers.
+        pub completion_tokens: usize = usage.completion,
+        /// Sum of both.
+        pub total_tokens: usize = usage.prompt + usage.completion,
+        /// Details of `prompt_tokens`.
+        pub prompt_tokens_details: PromptTokensDetails =
+            PromptTokensDetails { cached_tokens: usage.cached, tiers: usage.into() },
+        /// Details of `completion_tokens`.
+        pub completion_tokens_details: CompletionTokensDetails = usage.into(),
+    }
 }
 
 /// Details of the prompt's tokens.
@@ -51,36 +57,16 @@ impl From<generate::Usage> for TierTokens {
     }
 }
 
-/// Details of the answers' tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub struct CompletionTokensDetails {
-    /// Reasoning tokens.
-    pub reasoning_tokens: usize,
-    /// Drafted tokens that are part of the answer, from a `prediction` or from earlier text.
-    pub accepted_prediction_tokens: usize,
-    /// Drafted tokens that were checked and are not part of the answer. They count as no other tokens.
-    pub rejected_prediction_tokens: usize,
-}
-
-impl From<generate::Usage> for CompletionTokensDetails {
-    fn from(usage: generate::Usage) -> Self {
-        Self {
-            reasoning_tokens: usage.reasoning,
-            accepted_prediction_tokens: usage.accepted,
-            rejected_prediction_tokens: usage.drafted - usage.accepted,
-        }
-    }
-}
-
-impl From<generate::Usage> for Usage {
-    fn from(usage: generate::Usage) -> Self {
-        Self {
-            prompt_tokens: usage.prompt,
-            completion_tokens: usage.completion,
-            total_tokens: usage.prompt + usage.completion,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached, tiers: usage.into() },
-            completion_tokens_details: usage.into(),
-        }
+made_from! {
+    /// Details of the answers' tokens.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+    pub struct CompletionTokensDetails from usage: generate::Usage {
+        /// Reasoning tokens.
+        pub reasoning_tokens: usize = usage.reasoning,
+        /// Drafted tokens that are part of the answer, from a `prediction` or from earlier text.
+        pub accepted_prediction_tokens: usize = usage.accepted,
+        /// Drafted tokens that were checked and are not part of the answer. They count as no other tokens.
+        pub rejected_prediction_tokens: usize = usage.drafted - usage.accepted,
     }
 }
 

@@ -79,13 +79,8 @@ pub struct ClassifyResult {
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/v1/classify", tag = "Retrieval",
-    request_body = ClassifyParams,
-    responses(
-        (status = 200, body = ClassifyList),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/v1/classify", tag = "Retrieval", request_body = ClassifyParams,
+    responses((status = 200, body = ClassifyList)),
 )]
 pub async fn v1(
     State(state): State<AppState>,
@@ -126,13 +121,8 @@ pub async fn v1(
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/classify", tag = "Retrieval",
-    request_body = ClassifyParams,
-    responses(
-        (status = 200, body = ClassifyList),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/classify", tag = "Retrieval", request_body = ClassifyParams,
+    responses((status = 200, body = ClassifyList)),
 )]
 pub async fn short(
     state: State<AppState>,
@@ -247,13 +237,8 @@ pub struct Prediction {
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/predict", tag = "Retrieval",
-    request_body = PredictParams,
-    responses(
-        (status = 200, body = PredictAnswer),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/predict", tag = "Retrieval", request_body = PredictParams,
+    responses((status = 200, body = PredictAnswer)),
 )]
 pub async fn predict(
     State(state): State<AppState>,

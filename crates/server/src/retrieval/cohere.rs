@@ -107,13 +107,8 @@ pub struct BilledUnits {
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/v1/embed", tag = "Retrieval",
-    request_body = EmbedParams,
-    responses(
-        (status = 200, body = Embeddings),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/v1/embed", tag = "Retrieval", request_body = EmbedParams,
+    responses((status = 200, body = Embeddings)),
 )]
 pub async fn v1(
     State(state): State<AppState>,
@@ -128,13 +123,8 @@ pub async fn v1(
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/v2/embed", tag = "Retrieval",
-    request_body = EmbedParams,
-    responses(
-        (status = 200, body = Embeddings),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/v2/embed", tag = "Retrieval", request_body = EmbedParams,
+    responses((status = 200, body = Embeddings)),
 )]
 pub async fn v2(
     State(state): State<AppState>,

@@ -144,13 +144,8 @@ pub struct Rank {
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/v1/rerank", tag = "Retrieval",
-    request_body = RerankRequest,
-    responses(
-        (status = 200, body = RerankAnswer),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/v1/rerank", tag = "Retrieval", request_body = RerankRequest,
+    responses((status = 200, body = RerankAnswer)),
 )]
 pub async fn v1(
     State(state): State<AppState>,
@@ -165,13 +160,8 @@ pub async fn v1(
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/v2/rerank", tag = "Retrieval",
-    request_body = RerankRequest,
-    responses(
-        (status = 200, body = RerankAnswer),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/v2/rerank", tag = "Retrieval", request_body = RerankRequest,
+    responses((status = 200, body = RerankAnswer)),
 )]
 pub async fn v2(
     State(state): State<AppState>,
@@ -186,13 +176,8 @@ pub async fn v2(
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/rerank", tag = "Retrieval",
-    request_body = RerankRequest,
-    responses(
-        (status = 200, body = RerankAnswer),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/rerank", tag = "Retrieval", request_body = RerankRequest,
+    responses((status = 200, body = RerankAnswer)),
 )]
 pub async fn short(
     State(state): State<AppState>,

@@ -77,13 +77,8 @@ pub struct Score {
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/v1/score", tag = "Retrieval",
-    request_body = ScoreRequest,
-    responses(
-        (status = 200, body = ScoreList),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/v1/score", tag = "Retrieval", request_body = ScoreRequest,
+    responses((status = 200, body = ScoreList)),
 )]
 pub async fn v1(
     State(state): State<AppState>,
@@ -152,13 +147,8 @@ pub async fn v1(
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/score", tag = "Retrieval",
-    request_body = ScoreRequest,
-    responses(
-        (status = 200, body = ScoreList),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/score", tag = "Retrieval", request_body = ScoreRequest,
+    responses((status = 200, body = ScoreList)),
 )]
 pub async fn short(
     state: State<AppState>,

@@ -45,13 +45,8 @@ impl Body for EmbedParams {
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/embed", tag = "Retrieval",
-    request_body = EmbedParams,
-    responses(
-        (status = 200, body = Vec<Vec<f32>>),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/embed", tag = "Retrieval", request_body = EmbedParams,
+    responses((status = 200, body = Vec<Vec<f32>>)),
 )]
 pub async fn embed(
     State(state): State<AppState>,
@@ -104,13 +99,8 @@ pub struct SparseValue {
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/embed_sparse", tag = "Retrieval",
-    request_body = SparseParams,
-    responses(
-        (status = 200, body = Vec<Vec<SparseValue>>),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/embed_sparse", tag = "Retrieval", request_body = SparseParams,
+    responses((status = 200, body = Vec<Vec<SparseValue>>)),
 )]
 pub async fn embed_sparse(
     State(state): State<AppState>,
@@ -172,13 +162,8 @@ pub struct SimilarityParams {
 /// # Errors
 /// Fields with values that are not supported, by name.
 #[utoipa::path(
-    post, path = "/similarity", tag = "Retrieval",
-    request_body = SimilarityRequest,
-    responses(
-        (status = 200, body = Vec<f32>),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/similarity", tag = "Retrieval", request_body = SimilarityRequest,
+    responses((status = 200, body = Vec<f32>)),
 )]
 pub async fn similarity(
     State(state): State<AppState>,
@@ -228,10 +213,7 @@ pub struct Info {
 ///
 /// # Errors
 /// There is no model.
-#[utoipa::path(
-    get, path = "/info", tag = "Retrieval",
-    responses((status = 200, body = Info), (status = "5XX", body = crate::openai::error::ErrorBody<'static>)),
-)]
+#[utoipa::path(get, path = "/info", tag = "Retrieval", responses((status = 200, body = Info)))]
 pub async fn info(State(state): State<AppState>) -> Result<Json<Info>, ApiError> {
     let model_id = model_or_default(&state, None).await?;
     let entry = state.models.find(&model_id).await?;

@@ -10,6 +10,7 @@ use crate::{
     error::ApiError,
     extract::Json,
     keys::{ApiKey, KeyError, KeyFile, Scope},
+    made_from::made_from,
     wire,
 };
 
@@ -19,17 +20,19 @@ pub struct KeyList {
     keys: Vec<KeyInfo>,
 }
 
-/// A key without its secret.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct KeyInfo {
-    /// Id of the key; a part of the key itself.
-    id: String,
-    /// Description of the key.
-    name: String,
-    #[schema(value_type = Vec<String>)]
-    scopes: Vec<Scope>,
-    /// Seconds since 1970.
-    created: u64,
+made_from! {
+    /// A key without its secret.
+    #[derive(Debug, Serialize, ToSchema)]
+    pub struct KeyInfo from key: ApiKey {
+        /// Id of the key; a part of the key itself.
+        id: String = key.id,
+        /// Description of the key.
+        name: String = key.name,
+        #[schema(value_type = Vec<String>)]
+        scopes: Vec<Scope> = key.scopes,
+        /// Seconds since 1970.
+        created: u64 = key.created,
+    }
 }
 
 /// A request for a new key.
@@ -52,12 +55,6 @@ pub struct MadeKey {
     info: KeyInfo,
 }
 
-impl From<ApiKey> for KeyInfo {
-    fn from(key: ApiKey) -> Self {
-        Self { id: key.id, name: key.name, scopes: key.scopes, created: key.created }
-    }
-}
-
 /// Lists all keys without their secrets.
 ///
 /// # Errors
@@ -73,12 +70,8 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<KeyList>, ApiErr
 /// # Errors
 /// The name or the scopes are missing, or the file cannot be written.
 #[utoipa::path(
-    post, path = "/ui/v1/keys", tag = "Page",
-    request_body = NewKey,
-    responses(
-        (status = 200, body = MadeKey),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/ui/v1/keys", tag = "Page", request_body = NewKey,
+    responses((status = 200, body = MadeKey)),
 )]
 pub async fn create(
     State(state): State<AppState>,
@@ -102,11 +95,7 @@ pub async fn create(
 /// No key has this id, or the file cannot be written.
 #[utoipa::path(
     delete, path = "/ui/v1/keys/{id}", tag = "Page",
-    params(("id" = String, Path, description = "The key's id")),
-    responses(
-        (status = 200, body = KeyInfo),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    params(("id" = String, Path, description = "The key's id")), responses((status = 200, body = KeyInfo)),
 )]
 pub async fn remove(
     State(state): State<AppState>,

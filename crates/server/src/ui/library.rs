@@ -113,11 +113,7 @@ pub async fn catalogue(State(state): State<AppState>) -> Result<Json<Catalogue>,
 #[utoipa::path(
     get, path = "/ui/v1/remote", tag = "Page",
     params(("model" = String, Query, description = "A name as in `/api/pull`")),
-    responses(
-        (status = 200, body = RemoteModel),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    responses((status = 200, body = RemoteModel)),
 )]
 pub async fn remote(
     State(state): State<AppState>,
@@ -138,13 +134,8 @@ pub async fn remote(
 /// # Errors
 /// The file is not a model, or the name is taken.
 #[utoipa::path(
-    post, path = "/ui/v1/import", tag = "Page",
-    request_body = NewImport,
-    responses(
-        (status = 200, body = Imported),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/ui/v1/import", tag = "Page", request_body = NewImport,
+    responses((status = 200, body = Imported)),
 )]
 pub async fn import(
     State(state): State<AppState>,

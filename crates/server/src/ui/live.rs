@@ -155,10 +155,7 @@ async fn take(state: &AppState) -> Sample {
 /// There are too many readers.
 #[utoipa::path(
     get, path = "/ui/v1/live", tag = "Page",
-    responses(
-        (status = 200, content((super::sample::Tick<'static> = "text/event-stream"))),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    responses((status = 200, content((super::sample::Tick<'static> = "text/event-stream")))),
 )]
 pub async fn live(State(state): State<AppState>) -> Result<Response, ApiError> {
     let mut samples = state.live.subscribe(&state)?;

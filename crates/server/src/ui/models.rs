@@ -15,6 +15,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
+    made_from::made_from,
     models::ResidentInfo,
     ollama::models::capabilities,
     source::{LoadPlan, ModelEntry, Outside},
@@ -70,32 +71,21 @@ pub struct AdapterCard {
     loaded: bool,
 }
 
-/// Memory of a load, in bytes.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct NeedsCard {
-    weights: u64,
-    /// Buffers between operations.
-    buffers: u64,
-    /// K and V of one sequence of `context` tokens.
-    kv: u64,
-    /// Sum of weights, buffers, and K and V.
-    total: u64,
-    /// Minimum, with K and V for a short conversation.
-    least: u64,
-    /// Maximum tokens of prompt and answer.
-    context: usize,
-}
-
-impl From<LoadPlan> for NeedsCard {
-    fn from(plan: LoadPlan) -> Self {
-        Self {
-            weights: plan.weights,
-            buffers: plan.buffers,
-            kv: plan.kv_enough,
-            total: plan.with(plan.kv_enough),
-            least: plan.with(plan.kv_least.min(plan.kv_enough)),
-            context: plan.context,
-        }
+made_from! {
+    /// Memory of a load, in bytes.
+    #[derive(Debug, Serialize, ToSchema)]
+    pub struct NeedsCard from plan: LoadPlan {
+        weights: u64 = plan.weights,
+        /// Buffers between operations.
+        buffers: u64 = plan.buffers,
+        /// K and V of one sequence of `context` tokens.
+        kv: u64 = plan.kv_enough,
+        /// Sum of weights, buffers, and K and V.
+        total: u64 = plan.with(plan.kv_enough),
+        /// Minimum, with K and V for a short conversation.
+        least: u64 = plan.with(plan.kv_least.min(plan.kv_enough)),
+        /// Maximum tokens of prompt and answer.
+        context: usize = plan.context,
     }
 }
 
@@ -122,69 +112,41 @@ pub struct FileCard {
     template: String,
 }
 
-/// A model that is loaded.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct LoadedCard {
-    device: String,
-    /// Bytes of weights and pages.
-    bytes: u64,
-    /// Maximum tokens of prompt and answer.
-    context: usize,
-    /// Tokens in a page.
-    block_size: usize,
-    /// True if every layer attends to all tokens, so that an answer's pages follow from its length.
-    one_kv_group: bool,
-    /// Number of requests that hold it.
-    users: usize,
-    /// Seconds until it is unloaded without further requests; `null` for never.
-    expires_in: Option<f64>,
-    /// True if it computes embeddings.
-    embeds: bool,
-    /// Its default sampling values.
-    sampling: SamplingCard,
-}
-
-/// Default sampling values of a model.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct SamplingCard {
-    temperature: f32,
-    top_k: u32,
-    top_p: f32,
-    min_p: f32,
-    repetition_penalty: f32,
-    frequency_penalty: f32,
-    presence_penalty: f32,
-}
-
-impl From<&GenerationDefaults> for SamplingCard {
-    fn from(defaults: &GenerationDefaults) -> Self {
-        let values = defaults.sampling();
-        Self {
-            temperature: values.temperature,
-            top_k: values.top_k,
-            top_p: values.top_p,
-            min_p: values.min_p,
-            repetition_penalty: values.repetition_penalty,
-            frequency_penalty: values.frequency_penalty,
-            presence_penalty: values.presence_penalty,
-        }
+made_from! {
+    /// A model that is loaded.
+    #[derive(Debug, Serialize, ToSchema)]
+    pub struct LoadedCard from model: ResidentInfo where groups = &model.model.program.kv.groups; {
+        device: String = model.device,
+        /// Bytes of weights and pages.
+        bytes: u64 = model.bytes,
+        /// Maximum tokens of prompt and answer.
+        context: usize = model.handle.max_context(),
+        /// Tokens in a page.
+        block_size: usize = model.block_size,
+        /// True if every layer attends to all tokens, so that an answer's pages follow from its length.
+        one_kv_group: bool = matches!(groups.as_slice(), [group] if group.window.is_none()),
+        /// Number of requests that hold it.
+        users: usize = model.users,
+        /// Seconds until it is unloaded without further requests; `null` for never.
+        expires_in: Option<f64> = model.expires_in.map(|time| time.as_secs_f64()),
+        /// True if it computes embeddings.
+        embeds: bool = model.model.pooling.is_ok(),
+        /// Its default sampling values.
+        sampling: SamplingCard = SamplingCard::from(&model.model.defaults),
     }
 }
 
-impl From<ResidentInfo> for LoadedCard {
-    fn from(model: ResidentInfo) -> Self {
-        let groups = &model.model.program.kv.groups;
-        Self {
-            device: model.device,
-            bytes: model.bytes,
-            context: model.handle.max_context(),
-            block_size: model.block_size,
-            one_kv_group: matches!(groups.as_slice(), [group] if group.window.is_none()),
-            users: model.users,
-            expires_in: model.expires_in.map(|time| time.as_secs_f64()),
-            embeds: model.model.pooling.is_ok(),
-            sampling: SamplingCard::from(&model.model.defaults),
-        }
+made_from! {
+    /// Default sampling values of a model.
+    #[derive(Debug, Serialize, ToSchema)]
+    pub struct SamplingCard from defaults: &GenerationDefaults where values = defaults.sampling(); {
+        temperature: f32 = values.temperature,
+        top_k: u32 = values.top_k,
+        top_p: f32 = values.top_p,
+        min_p: f32 = values.min_p,
+        repetition_penalty: f32 = values.repetition_penalty,
+        frequency_penalty: f32 = values.frequency_penalty,
+        presence_penalty: f32 = values.presence_penalty,
     }
 }
 
@@ -288,13 +250,7 @@ fn uses(file: &ModelFile, capabilities: &[&str], template: &str, tool_template: 
 ///
 /// # Errors
 /// The library's error.
-#[utoipa::path(
-    get, path = "/ui/v1/models", tag = "Page",
-    responses(
-        (status = 200, body = ModelCards),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
-)]
+#[utoipa::path(get, path = "/ui/v1/models", tag = "Page", responses((status = 200, body = ModelCards)))]
 pub async fn list(State(state): State<AppState>) -> Result<Json<ModelCards>, ApiError> {
     let entries = state.models.list().await?;
     state.file_cards.keep(&entries);

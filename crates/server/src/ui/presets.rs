@@ -44,10 +44,7 @@ impl wire::Body for NewPreset {}
 #[utoipa::path(
     get, path = "/ui/v1/preset", tag = "Page",
     params(("model" = String, Query, description = "The model's name")),
-    responses(
-        (status = 200, body = PresetCard),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    responses((status = 200, body = PresetCard)),
 )]
 pub async fn get(
     State(state): State<AppState>,
@@ -64,12 +61,7 @@ pub async fn get(
 /// # Errors
 /// A value is refused, or the model is outside of the library.
 #[utoipa::path(
-    post, path = "/ui/v1/preset", tag = "Page",
-    request_body = NewPreset,
-    responses(
-        (status = 204),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/ui/v1/preset", tag = "Page", request_body = NewPreset, responses((status = 204)),
 )]
 pub async fn set(
     State(state): State<AppState>,

@@ -10,6 +10,7 @@ use super::{
     diff::{Run, minus, runs},
     recent::Latency,
 };
+use crate::made_from::made_from;
 
 /// State of all engines at one time.
 #[derive(Debug)]
@@ -88,39 +89,57 @@ struct ModelTick<'s> {
     kernels: Option<Vec<KernelTick>>,
 }
 
-/// Counters since the engine's start, and its current state.
-#[derive(Debug, Serialize, ToSchema)]
-struct StatsTick {
-    pages: usize,
-    pages_used: usize,
-    pages_cached: usize,
-    waiting: usize,
-    running: usize,
-    steps: u64,
-    step_seconds: f64,
-    rows: u64,
-    tokens: u64,
-    prefix_query_tokens: u64,
-    prefix_hit_tokens: u64,
-    /// Memory of the host; absent if the model has no cache there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    host: Option<TierTick>,
-    /// The disk; absent if the model has no cache there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    disk: Option<TierTick>,
-    evictions: u64,
-    preemptions: u64,
-    /// Drafted tokens that were checked.
-    draft_tokens: u64,
-    /// Drafted tokens that were accepted.
-    accepted_tokens: u64,
-    /// Estimated seconds that drafts saved, less those of rejected ones.
-    draft_saved_seconds: f64,
-    page_copies: u64,
-    /// Rows of the last step.
-    last_rows: usize,
-    /// Sequences of the last step.
-    last_sequences: usize,
+made_from! {
+    /// Counters since the engine's start, and its current state.
+    #[derive(Debug, Serialize, ToSchema)]
+    struct StatsTick from stats: &Stats {
+        pages: usize = stats.pages_total,
+        pages_used: usize = stats.pages_used,
+        pages_cached: usize = stats.pages_cached,
+        waiting: usize = stats.waiting,
+        running: usize = stats.running,
+        steps: u64 = stats.steps,
+        step_seconds: f64 = stats.step_times.total_nanoseconds as f64 / 1e9,
+        rows: u64 = stats.rows,
+        tokens: u64 = stats.tokens,
+        prefix_query_tokens: u64 = stats.prefix_query_tokens,
+        prefix_hit_tokens: u64 = stats.prefix_hit_tokens,
+        /// Memory of the host; absent if the model has no cache there.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        host: Option<TierTick> = stats.host.exists.then(|| TierTick {
+            hit_tokens: stats.host.hit_tokens,
+            loads: stats.host.loads,
+            loads_declined: stats.host.declined,
+            stored: stats.host.stored,
+            bytes: stats.host.bytes,
+            loaded_bytes: stats.host.loaded_bytes,
+            saved_seconds: stats.host.saved_nanoseconds as f64 / 1e9,
+        }),
+        /// The disk; absent if the model has no cache there.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        disk: Option<TierTick> = stats.disk.exists.then(|| TierTick {
+            hit_tokens: stats.disk.hit_tokens,
+            loads: stats.disk.loads,
+            loads_declined: stats.disk.declined,
+            stored: stats.disk.saved,
+            bytes: stats.disk.pending_bytes,
+            loaded_bytes: stats.disk.loaded_bytes,
+            saved_seconds: stats.disk.saved_nanoseconds as f64 / 1e9,
+        }),
+        evictions: u64 = stats.evictions,
+        preemptions: u64 = stats.preemptions,
+        /// Drafted tokens that were checked.
+        draft_tokens: u64 = stats.draft_tokens,
+        /// Drafted tokens that were accepted.
+        accepted_tokens: u64 = stats.accepted_tokens,
+        /// Estimated seconds that drafts saved, less those of rejected ones.
+        draft_saved_seconds: f64 = stats.draft_nanoseconds as f64 / 1e9,
+        page_copies: u64 = stats.page_copies,
+        /// Rows of the last step.
+        last_rows: usize = stats.last_rows,
+        /// Sequences of the last step.
+        last_sequences: usize = stats.last_sequences,
+    }
 }
 
 /// Images of requests, and the cache of encoded ones.
@@ -306,50 +325,6 @@ impl SequenceTick {
             limit: sequence.max_tokens,
             rows: sequence.rows,
             pages,
-        }
-    }
-}
-
-impl From<&Stats> for StatsTick {
-    fn from(stats: &Stats) -> Self {
-        Self {
-            pages: stats.pages_total,
-            pages_used: stats.pages_used,
-            pages_cached: stats.pages_cached,
-            waiting: stats.waiting,
-            running: stats.running,
-            steps: stats.steps,
-            step_seconds: stats.step_times.total_nanoseconds as f64 / 1e9,
-            rows: stats.rows,
-            tokens: stats.tokens,
-            prefix_query_tokens: stats.prefix_query_tokens,
-            prefix_hit_tokens: stats.prefix_hit_tokens,
-            host: stats.host.exists.then(|| TierTick {
-                hit_tokens: stats.host.hit_tokens,
-                loads: stats.host.loads,
-                loads_declined: stats.host.declined,
-                stored: stats.host.stored,
-                bytes: stats.host.bytes,
-                loaded_bytes: stats.host.loaded_bytes,
-                saved_seconds: stats.host.saved_nanoseconds as f64 / 1e9,
-            }),
-            disk: stats.disk.exists.then(|| TierTick {
-                hit_tokens: stats.disk.hit_tokens,
-                loads: stats.disk.loads,
-                loads_declined: stats.disk.declined,
-                stored: stats.disk.saved,
-                bytes: stats.disk.pending_bytes,
-                loaded_bytes: stats.disk.loaded_bytes,
-                saved_seconds: stats.disk.saved_nanoseconds as f64 / 1e9,
-            }),
-            evictions: stats.evictions,
-            preemptions: stats.preemptions,
-            draft_tokens: stats.draft_tokens,
-            accepted_tokens: stats.accepted_tokens,
-            draft_saved_seconds: stats.draft_nanoseconds as f64 / 1e9,
-            page_copies: stats.page_copies,
-            last_rows: stats.last_rows,
-            last_sequences: stats.last_sequences,
         }
     }
 }

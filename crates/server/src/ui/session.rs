@@ -75,7 +75,9 @@ pub async fn session(
 }
 
 /// Lists the effective settings and their origins.
-#[utoipa::path(get, path = "/ui/v1/settings", tag = "Page", responses((status = 200, body = SettingsInForce)))]
+#[utoipa::path(
+    get, path = "/ui/v1/settings", tag = "Page", responses((status = 200, body = SettingsInForce)),
+)]
 pub async fn settings(State(state): State<AppState>) -> Json<SettingsInForce> {
     Json(SettingsInForce {
         version: env!("CARGO_PKG_VERSION"),

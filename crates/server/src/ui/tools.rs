@@ -135,13 +135,7 @@ fn scopes(state: &AppState, arrival: Arrival, headers: &HeaderMap) -> Result<Vec
 ///
 /// # Errors
 /// The file with the keys cannot be read.
-#[utoipa::path(
-    get, path = "/ui/v1/tools", tag = "Page",
-    responses(
-        (status = 200, body = ToolServers),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
-)]
+#[utoipa::path(get, path = "/ui/v1/tools", tag = "Page", responses((status = 200, body = ToolServers)))]
 pub async fn list(
     State(state): State<AppState>,
     Extension(arrival): Extension<Arrival>,
@@ -184,13 +178,8 @@ pub async fn list(
 /// # Errors
 /// The server or the tool does not exist, or the server does not answer.
 #[utoipa::path(
-    post, path = "/ui/v1/tools/call", tag = "Page",
-    request_body = NewCall,
-    responses(
-        (status = 200, body = CallAnswer),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/ui/v1/tools/call", tag = "Page", request_body = NewCall,
+    responses((status = 200, body = CallAnswer)),
 )]
 pub async fn call(
     State(state): State<AppState>,
@@ -212,12 +201,8 @@ pub async fn call(
 /// # Errors
 /// The name is taken, or the address is invalid.
 #[utoipa::path(
-    post, path = "/ui/v1/tools/servers", tag = "Page",
-    request_body = NewToolServer,
-    responses(
-        (status = 204),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    post, path = "/ui/v1/tools/servers", tag = "Page", request_body = NewToolServer,
+    responses((status = 204)),
 )]
 pub async fn add(
     State(state): State<AppState>,
@@ -241,11 +226,7 @@ pub async fn add(
 /// No server has this name, or the settings contain it.
 #[utoipa::path(
     delete, path = "/ui/v1/tools/servers/{name}", tag = "Page",
-    params(("name" = String, Path, description = "The server's name")),
-    responses(
-        (status = 204),
-        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
-    ),
+    params(("name" = String, Path, description = "The server's name")), responses((status = 204)),
 )]
 pub async fn remove(State(state): State<AppState>, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
     state.mcp.remove(&name)?;

@@ -26,7 +26,6 @@ use self::{
     store::{Stored, Turn},
 };
 use super::{
-    error::ErrorBody,
     tools::{Offer, ToolChoiceParam, ToolParam},
     types::{CompletionTokensDetails, TierTokens},
 };
@@ -36,7 +35,9 @@ use crate::{
     error::ApiError,
     extract::{Json, Path},
     generate::{self, Caller, Finish, Generating, Message, Piece, Role},
-    ids, stream,
+    ids,
+    made_from::made_from,
+    stream,
     thinking::ReasoningObject,
 };
 
@@ -108,17 +109,19 @@ pub struct IncompleteDetails {
     reason: &'static str,
 }
 
-/// Token counts.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-pub struct ResponseUsage {
-    /// Tokens of the prompt.
-    input_tokens: usize,
-    input_tokens_details: InputTokensDetails,
-    /// Tokens of the answer.
-    output_tokens: usize,
-    output_tokens_details: CompletionTokensDetails,
-    /// Sum of both.
-    total_tokens: usize,
+made_from! {
+    /// Token counts.
+    #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+    pub struct ResponseUsage from usage: generate::Usage {
+        /// Tokens of the prompt.
+        input_tokens: usize = usage.prompt,
+        input_tokens_details: InputTokensDetails = InputTokensDetails { cached_tokens: usage.cached, tiers: usage.into() },
+        /// Tokens of the answer.
+        output_tokens: usize = usage.completion,
+        output_tokens_details: CompletionTokensDetails = usage.into(),
+        /// Sum of both.
+        total_tokens: usize = usage.prompt + usage.completion,
+    }
 }
 
 /// Details of the prompt's tokens.
@@ -146,13 +149,8 @@ pub struct DeletedResponse {
 /// # Errors
 /// A field that is not supported, by name.
 #[utoipa::path(
-    post, path = "/v1/responses", tag = "OpenAI",
-    request_body = ResponseRequest,
-    responses(
-        (status = 200, content((ResponseObject = "application/json"), (String = "text/event-stream"))),
-        (status = "4XX", body = ErrorBody<'static>),
-        (status = "5XX", body = ErrorBody<'static>),
-    ),
+    post, path = "/v1/responses", tag = "OpenAI", request_body = ResponseRequest,
+    responses((status = 200, content((ResponseObject = "application/json"), (String = "text/event-stream")))),
 )]
 pub async fn create(
     State(state): State<AppState>,
@@ -242,7 +240,7 @@ fn rename(error: ApiError) -> ApiError {
         ("stream" = Option<bool>, Query, description = "Must be false or absent: it has ended"),
         ("include" = Option<Vec<String>>, Query, description = "Has no effect: it is shown as it was answered"),
     ),
-    responses((status = 200, body = ResponseObject), (status = "4XX", body = ErrorBody<'static>)),
+    responses((status = 200, body = ResponseObject)),
 )]
 pub async fn get(
     State(state): State<AppState>,
@@ -277,7 +275,7 @@ fn refuse_query(query: &str) -> Result<(), ApiError> {
 #[utoipa::path(
     delete, path = "/v1/responses/{id}", tag = "OpenAI",
     params(("id" = String, Path, description = "The response's id")),
-    responses((status = 200, body = DeletedResponse), (status = "4XX", body = ErrorBody<'static>)),
+    responses((status = 200, body = DeletedResponse)),
 )]
 pub async fn delete(
     State(state): State<AppState>,
@@ -337,18 +335,6 @@ impl ResponseObject {
 /// Converts to the `f64` with the shortest decimal form: 0.8 instead of 0.800000011920929.
 fn shortest(number: f32) -> f64 {
     number.to_string().parse().unwrap_or_else(|_| number.into())
-}
-
-impl From<generate::Usage> for ResponseUsage {
-    fn from(usage: generate::Usage) -> Self {
-        Self {
-            input_tokens: usage.prompt,
-            input_tokens_details: InputTokensDetails { cached_tokens: usage.cached, tiers: usage.into() },
-            output_tokens: usage.completion,
-            output_tokens_details: usage.into(),
-            total_tokens: usage.prompt + usage.completion,
-        }
-    }
 }
 
 /// A response in progress.
