@@ -28,7 +28,7 @@ use paguro_cpu_kernels::{
     simd::LANES,
 };
 
-use crate::shared::{MatmulInput, Shared};
+use crate::buffers::{MatmulInput, Shared};
 
 /// Matrices of one matmul phase, at most.
 const MATRICES: usize = 4;
@@ -88,6 +88,29 @@ impl AdaptedRows {
             }
         }
         Self { chunks: chunks.into(), sequence }
+    }
+
+    /// Returns the rows of a step with the same adapters each. `sequences` has the sequence of each row.
+    pub fn of_step(step: &Step<'_>, sequences: &[usize]) -> Vec<Self> {
+        // A sequence of each, and its rows.
+        let mut found: Vec<(usize, Vec<usize>)> = Vec::new();
+        let (mut last, mut at) = (None, None);
+        let uses = |sequence: usize| {
+            step.adapters_of(sequence).iter().map(|used| (used.adapter, used.scale.to_bits()))
+        };
+        for (row, &sequence) in sequences.iter().enumerate() {
+            if last.replace(sequence) != Some(sequence) {
+                at = found.iter().position(|(other, _)| uses(*other).eq(uses(sequence)));
+                if at.is_none() && uses(sequence).next().is_some() {
+                    at = Some(found.len());
+                    found.push((sequence, Vec::new()));
+                }
+            }
+            if let Some(at) = at {
+                found[at].1.push(row);
+            }
+        }
+        found.into_iter().map(|(sequence, rows)| Self::new(rows.into_iter(), sequence)).collect()
     }
 
     /// Returns the same rows of a list of ascending rows, as indices of the list; `None` if it has none of them.

@@ -9,14 +9,11 @@ use paguro_cpu_kernels::{
 };
 
 use crate::{
-    bounds,
-    counters::Kernel,
-    gather,
-    model::{Kinds, Model},
-    pass::Pass,
+    bounds, gather,
+    pass::{Kernel, Pass},
     plan::{Attend, Heads, Tile},
     thread_pool::Chunking,
-    worker::{AllPending, Pending, Worker},
+    worker::{AllPending, Kinds, Model, Pending, Worker},
 };
 
 /// Attention. Returns its output, `[rows, hidden]`.

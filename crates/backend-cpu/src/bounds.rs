@@ -4,8 +4,11 @@
 use paguro_backend::{Attention, Bounds, Dense, Linear, Norm};
 
 use crate::{
-    counters::Kernel, model::Kinds, pass::Pass, plan::Heads, shared::Shared, thread_pool::Chunking,
-    worker::Pending,
+    buffers::Shared,
+    pass::{Kernel, Pass},
+    plan::Heads,
+    thread_pool::Chunking,
+    worker::{AllPending, Kinds, Pending},
 };
 
 /// Phases: the matmuls of queries, keys and values. The residual stream is complete.
@@ -19,9 +22,16 @@ pub fn bounded_qkv(pass: &mut Pass<'_>, op: &Attention) {
     }
 }
 
-/// Phases: a dense feed-forward network. The residual stream is complete.
-pub fn bounded_dense(pass: &mut Pass<'_>, op: &Dense, output: usize) -> Pending {
+/// Returns true if matrices of a dense feed-forward network have bounds.
+pub fn are_in(op: &Dense) -> bool {
+    [op.gate.unwrap_or(op.up), op.up, op.down].iter().any(|linear| linear.bounds.is_some())
+}
+
+/// Phases: a dense feed-forward network with bounds.
+pub fn dense(pass: &mut Pass<'_>, op: &Dense, pending: AllPending, output: usize) -> Pending {
     let (model, buffers, rows, width) = (pass.model, pass.buffers, pass.rows(), op.width);
+    // Completes the residual stream.
+    pass.add_norm(op.norm, pending, Kinds::of(model, &[op.up]));
     if let Some(gate) = op.gate {
         bounded(pass, op.norm, gate, &buffers.gate, width);
     }

@@ -31,14 +31,11 @@ use self::route::choose;
 use paguro_cpu_kernels::{matrix::Destination, ops, quantize::row_blocks};
 
 use crate::{
+    buffers::Shared,
     by_expert::RowsByExpert,
-    counters::Kernel,
-    dense::{self, ACTIVATE_SLICE},
-    model::Kinds,
-    pass::Pass,
-    shared::Shared,
+    pass::{self, ACTIVATE_SLICE, Kernel, Pass},
     thread_pool::Chunking,
-    worker::{AllPending, Pending, Worker},
+    worker::{AllPending, Kinds, Pending, Worker},
 };
 
 /// Computes a mixture of experts. Returns its output, `[rows, hidden]`.
@@ -46,7 +43,7 @@ pub fn experts(pass: &mut Pass<'_>, op: &Experts, mut pending: AllPending, outpu
     let (model, buffers, rows) = (pass.model, pass.buffers, pass.rows());
     if let Some(Beside { dense, sum_norm: _ }) = op.beside.as_deref() {
         // The branch output keeps its result until `combine`, which adds bias and norm.
-        dense::dense(pass, dense, pending, output);
+        pass::dense(pass, dense, pending, output);
         pending = AllPending::NONE;
     }
     let inputs = Kinds::of(model, &[op.gate.unwrap_or(op.up), op.up]);
@@ -79,7 +76,7 @@ pub fn experts(pass: &mut Pass<'_>, op: &Experts, mut pending: AllPending, outpu
         if let Some(gate) = shared.output_gate {
             pass.multiply(rows, [(gate.matrix, &buffers.experts.output_gate)]);
         }
-        dense::gated(pass, shared.gate, shared.up, shared.width, op.activation, shared.down, output);
+        pass::gated(pass, shared.gate, shared.up, shared.width, op.activation, shared.down, output);
     }
     let experts = &buffers.experts;
     let up = (op.up.matrix, &experts.up);

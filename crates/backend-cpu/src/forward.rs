@@ -24,21 +24,17 @@
 //! before the first layer and at the end of each.
 
 use paguro_backend::{
-    Branch, Exit, FeedForward, Head, Input, Layer, Mixer, OutputKind, OutputValue, Projection, Residual,
-    StepError, mean_of_rows, sampling,
+    Branch, Exit, FeedForward, Head, Input, Layer, Mixer, OutputKind, OutputValue, Residual, StepError,
+    sampling,
 };
 use paguro_cpu_kernels::ops;
 
 use crate::{
-    attend,
-    counters::Kernel,
-    dense, experts, joined, latent, layer_input,
-    model::Kinds,
-    pass::{Answers, Pass, put},
-    plan::StepPlan,
+    attend, bounds, ends, experts, joined, latent, layer_input,
+    pass::{self, Answers, Kernel, Pass, put},
     recurrent, row_ops, ssd,
     thread_pool::Chunking,
-    worker::{AllPending, Pending},
+    worker::{AllPending, Kinds, Pending},
 };
 
 /// All operations.
@@ -57,18 +53,18 @@ pub fn run(pass: &mut Pass<'_>, answers: &Answers) -> Result<(), StepError> {
             if tail.rows.is_empty() {
                 return Ok(());
             }
-            keep_output_rows(pass, tail, pending);
+            ends::keep_output_rows(pass, tail, pending);
             pass.plan = tail;
         }
         pending = run_layer(pass, layer, pending);
         if index + 1 < model.program.given_parts && !pass.step.given.is_empty() {
-            pending = add_given(pass, index + 1, pending);
+            pending = ends::add_given(pass, index + 1, pending);
         }
         pending = row_ops::taps(pass, index + 1, pending, answers);
     }
     match &model.program.exit {
         Exit::Logits(op) => head(pass, op, pending, answers),
-        Exit::Rows => end(pass, pending, answers),
+        Exit::Rows => ends::rows(pass, pending, answers),
         Exit::Merged(_) => {} // its taps are all
     }
     Ok(())
@@ -99,7 +95,8 @@ fn run_layer(pass: &mut Pass<'_>, layer: &Layer, before: AllPending) -> AllPendi
     };
     let fed = match &layer.ffn {
         FeedForward::None => return AllPending { scale: mixed.scale * layer.output_scale, ..mixed },
-        FeedForward::Dense(dense) => dense::dense(pass, dense, before, output),
+        FeedForward::Dense(dense) if bounds::are_in(dense) => bounds::dense(pass, dense, before, output),
+        FeedForward::Dense(dense) => pass::dense(pass, dense, before, output),
         FeedForward::Experts(experts) => experts::experts(pass, experts, before, output),
     };
     let branches = [left, Some(Pending { scale: layer.branch_scale, ..fed })];
@@ -119,24 +116,6 @@ fn mix(pass: &mut Pass<'_>, mixer: &Mixer, before: AllPending, output: usize) ->
         Mixer::DeltaRule(op) => recurrent::delta_rule(pass, op, before, output),
         Mixer::Ssd(op) => ssd::ssd(pass, op, before, output),
         Mixer::None | Mixer::Sum(_) => unreachable!("`run_layer` has handled it"),
-    }
-}
-
-/// Moves the rows that have outputs to the front.
-fn keep_output_rows(pass: &mut Pass<'_>, tail: &StepPlan, pending: AllPending) {
-    let (hidden, buffers) = (pass.model.program.hidden, pass.buffers);
-    let embeds = pass.model.program.layer_embeds().map_or(0, |embeds| embeds.count * embeds.width);
-    let pending = pending.branches.iter().flatten().map(|branch| &buffers.branch_outputs[branch.output]);
-    let moved = pending.chain([&buffers.x]).map(|buffer| (buffer, hidden));
-    for (buffer, width) in moved.chain([(&buffers.layer_embeds, embeds)]) {
-        // Rows are ascending, so that none is overwritten before it is moved.
-        for (to, &from) in tail.rows.iter().enumerate().filter(|(to, from)| to != *from) {
-            // SAFETY: no phase is open, and these are two rows.
-            let (from, to) = unsafe {
-                (buffer.get(from * width..(from + 1) * width), buffer.get_mut(to * width..(to + 1) * width))
-            };
-            to.copy_from_slice(from);
-        }
     }
 }
 
@@ -172,38 +151,6 @@ fn begin(pass: &mut Pass<'_>) {
                 let rope_row =
                     unsafe { worker.write(&buffers.rope_table, index * rows + row, model.rope_stride) };
                 ops::rope_row(rope, position, coordinates, &mut rope_row[..2 * rope.frequencies.len()]);
-            }
-        }
-    });
-}
-
-/// Phase: adds pending branches, and part `part` of given rows.
-fn add_given(pass: &mut Pass<'_>, part: usize, pending: AllPending) -> AllPending {
-    pass.phase(Kernel::AddNorm, pass.rows(), Chunking::Guided(4), |worker, range| {
-        let hidden = worker.model.program.hidden;
-        for row in range {
-            worker.add_pending(row, pending);
-            if let Some(given) = worker.given(row, part) {
-                // SAFETY: the phase is shared by row; see the table at the head of this file.
-                worker.model.rows.add(unsafe { worker.write(&worker.buffers.x, row, hidden) }, given);
-            }
-        }
-    });
-    AllPending::NONE
-}
-
-/// Phase: the rows of the residual stream that have outputs.
-fn end(pass: &mut Pass<'_>, pending: AllPending, answers: &Answers) {
-    let plan = pass.plan;
-    let rows = &plan.outputs.rows;
-    if rows.is_empty() {
-        return;
-    }
-    pass.phase(Kernel::AddNorm, rows.len(), Chunking::Guided(4), |worker, range| {
-        for at in range {
-            worker.add_pending(rows[at], pending);
-            for &output in plan.outputs.outputs_of(at) {
-                put(&answers[output], worker.residual(rows[at]));
             }
         }
     });
@@ -257,7 +204,7 @@ fn head(pass: &mut Pass<'_>, op: &Head, pending: AllPending, answers: &Answers) 
             }
         });
         if let Some(projection) = projection {
-            project(pass, projection, start, rows.len(), answers);
+            ends::project(pass, projection, start, rows.len(), answers);
         }
         if logit_rows == 0 {
             continue;
@@ -287,43 +234,7 @@ fn head(pass: &mut Pass<'_>, op: &Head, pending: AllPending, answers: &Answers) 
             }
         });
     }
-    means(pass, answers);
-}
-
-/// Phase: the means of rows, which have been normed in the residual stream.
-fn means(pass: &mut Pass<'_>, answers: &Answers) {
-    let plan = pass.plan;
-    if plan.outputs.means.is_empty() {
-        return;
+    if !plan.outputs.means.is_empty() {
+        ends::means(pass, answers);
     }
-    pass.phase(Kernel::AddNorm, plan.outputs.means.len(), Chunking::Guided(1), |worker, range| {
-        let hidden = worker.model.program.hidden;
-        for (output, rows) in &plan.outputs.means[range] {
-            // SAFETY: nobody writes the stream in this phase.
-            let row = |&row: &usize| unsafe { worker.read(&worker.buffers.x, row, hidden) };
-            let mean = mean_of_rows(plan.outputs.rows[rows.clone()].iter().map(row), hidden);
-            put(&answers[*output], OutputValue::Embedding(mean));
-        }
-    });
-}
-
-/// Phases: projects the next matmul's input, which has `rows` rows with outputs from number `first` on, and returns the results as
-/// embeddings.
-fn project(pass: &mut Pass<'_>, op: Projection, first: usize, rows: usize, answers: &Answers) {
-    let (model, buffers, plan) = (pass.model, pass.buffers, pass.plan);
-    pass.multiply_rows(&buffers.input, rows, &[], [(op.linear.matrix, &buffers.projected)]);
-    pass.phase(Kernel::AddNorm, rows, Chunking::Guided(1), |worker, range| {
-        for at in range {
-            // SAFETY: the phase is shared by row; see the table at the head of this file.
-            let row = unsafe { worker.write(&buffers.projected, at, op.width) };
-            if let Some(bias) = op.linear.bias {
-                model.rows.add(row, model.vector(bias));
-            }
-            for &output in plan.outputs.outputs_of(first + at) {
-                if matches!(worker.step.outputs[output].kind, OutputKind::Embedding) {
-                    put(&answers[output], OutputValue::Embedding(row.to_vec()));
-                }
-            }
-        }
-    });
 }

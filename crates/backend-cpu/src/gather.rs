@@ -8,10 +8,9 @@ use paguro_backend::{
 use paguro_cpu_kernels::pages::{Pages, Place};
 
 use crate::{
-    counters::Kernel,
-    pass::Pass,
+    buffers::Shared,
+    pass::{Kernel, Pass},
     plan::{Attend, Heads},
-    shared::Shared,
     thread_pool::Chunking,
 };
 

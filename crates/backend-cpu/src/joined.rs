@@ -10,7 +10,11 @@
 
 use paguro_backend::{Embed, Joined};
 
-use crate::{counters::Kernel, model::Kinds, pass::Pass, thread_pool::Chunking};
+use crate::{
+    pass::{Kernel, Pass},
+    thread_pool::Chunking,
+    worker::Kinds,
+};
 
 /// Writes the residual stream before the first layer. Returns false without writing if the embedding is joined with nothing.
 pub fn joined(pass: &mut Pass<'_>, embed: &Embed) -> bool {

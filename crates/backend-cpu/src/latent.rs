@@ -29,12 +29,10 @@ use paguro_cpu_kernels::{
 
 use crate::{
     attend,
-    counters::Kernel,
-    model::Kinds,
-    pass::Pass,
+    pass::{Kernel, Pass},
     plan::{Attend, Heads},
     thread_pool::Chunking,
-    worker::{AllPending, Pending, Worker},
+    worker::{AllPending, Kinds, Pending, Worker},
 };
 
 /// Latent attention. Returns its output, `[rows, hidden]`.

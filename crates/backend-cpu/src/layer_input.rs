@@ -17,11 +17,9 @@ use std::sync::{Mutex, PoisonError};
 use paguro_backend::{LayerEmbeds, LayerInput, StepError};
 
 use crate::{
-    counters::Kernel,
-    model::Kinds,
-    pass::Pass,
+    pass::{Kernel, Pass},
     thread_pool::Chunking,
-    worker::{AllPending, Pending, Worker, WorkerScratch},
+    worker::{AllPending, Kinds, Pending, Worker, WorkerScratch},
 };
 
 /// Computes the embeddings for all layers.

@@ -7,13 +7,12 @@
 //! | module | subject | decision |
 //! |-|-|-|
 //! | `forward` | a step from the first row to the outputs, layer by layer; the table of phases | |
-//! | `pass`, `worker` | what all layers share: phases of the pool, matmuls; one thread in a phase | |
+//! | `pass`, `worker` | what layers share: phases of the pool and their statistics, matmuls, dense networks; one thread in a phase, and the model | |
 //! | `thread_pool`, `plan` | phases by all threads; division of a step | |
-//! | `attend`, `dense` | phases of attention and of dense networks | |
-//! | `experts`, `latent`, `recurrent`, `ssd`, `layer_input`, `row_ops` | phases of layers and ends of other kinds | |
+//! | `attend` | phases of attention | |
+//! | `experts`, `latent`, `recurrent`, `ssd`, `layer_input`, `row_ops`, `ends` | phases of layers and ends of other kinds | |
 //! | `adapters` | low-rank changes beside the base | 20 |
 //! | `gather` | the reference path of attention, which copies pages together first | |
-//! | `counters` | kernel statistics: every launch is counted by name | |
 //!
 //! Every sum has one order, attention is split at fixed positions, and no result depends on the thread that computes it.
 //! So logits are equal bit for bit in any batch, for any chunks, with and without cached prefixes, after preemption, and
@@ -24,8 +23,7 @@ mod attend;
 mod bounds;
 mod buffers;
 mod by_expert;
-mod counters;
-mod dense;
+mod ends;
 mod experts;
 mod forward;
 mod gather;
@@ -33,7 +31,6 @@ mod joined;
 mod latent;
 mod layer_input;
 mod machine;
-mod model;
 mod page_format;
 mod pass;
 mod plan;
@@ -41,7 +38,6 @@ mod probe;
 mod recurrent;
 mod row_ops;
 mod runner;
-mod shared;
 mod ssd;
 mod states;
 mod support;
@@ -156,10 +152,7 @@ impl Backend for Cpu {
         weights: Weights,
         limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        let CpuOptions { threads: _, isa: _, memory: _, poison, squares } = &self.options;
-        let (isa, threads, squares) = (self.isa(), self.threads(), squares.clone());
-        let runner = CpuRunner::load(isa, threads, program, weights, limits, *poison, squares, None)?;
-        Ok(Box::new(runner))
+        Ok(Box::new(CpuRunner::load(self, program, weights, limits, None)?))
     }
 
     fn runs_tower(&self, _: &Program) -> bool {
@@ -172,11 +165,8 @@ impl Backend for Cpu {
         weights: Weights,
         limits: Limits,
     ) -> Result<PacedRunner, LoadError> {
-        let CpuOptions { threads: _, isa: _, memory: _, poison, squares } = &self.options;
-        let (isa, threads, squares) = (self.isa(), self.threads(), squares.clone());
         let pace = Arc::<Pace>::default();
-        let paced = Some(Arc::clone(&pace));
-        let runner = CpuRunner::load(isa, threads, program, weights, limits, *poison, squares, paced)?;
+        let runner = CpuRunner::load(self, program, weights, limits, Some(Arc::clone(&pace)))?;
         Ok(PacedRunner { runner: Box::new(runner), pace })
     }
 }

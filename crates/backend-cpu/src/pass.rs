@@ -1,33 +1,38 @@
-//! The leader's view of a step, and the phases that are common to layers of several kinds.
+//! The leader's view of a step, the phases that are common to layers of several kinds, and the statistics of all phases.
 
 use std::{
     ops::Range,
-    sync::{Mutex, PoisonError},
-    time::Instant,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
 
-use paguro_backend::{Linear, MatrixId, Norm, OutputValue, Step};
+use paguro_backend::{Activation, Dense, KernelCount, KvDtype, Linear, MatrixId, Norm, OutputValue, Step};
 use paguro_cpu_kernels::{
-    matrix::{Destination, RowKind},
+    isa::Isa,
+    matrix::{Destination, PackedMatrix, RowKind},
     ops,
     pages::Arena,
+    quantize::BLOCK,
 };
 
 use crate::{
     adapters::{AdaptedRows, Adapters, Changes},
-    buffers::Buffers,
+    buffers::{Buffers, MatmulInput, Shared},
     by_expert::RowsByExpert,
-    counters::{Counters, Kernel},
-    model::{Kinds, Model},
     plan::StepPlan,
-    shared::{MatmulInput, Shared},
     states::States,
     thread_pool::{Chunking, ThreadPool},
-    worker::{AllPending, Worker, WorkerScratch},
+    worker::{AllPending, Kinds, Model, Pending, Worker, WorkerScratch},
 };
 
 /// Rows that a runner multiplies between two pauses at most: a portion of 64 outputs takes some milliseconds.
 const PACED_ROWS: usize = 512;
+
+/// Outputs of a row that one worker activates at once: whole blocks of the quantized row.
+pub const ACTIVATE_SLICE: usize = 8 * BLOCK;
 
 /// One pass over a step, from the leader's view.
 pub struct Pass<'a> {
@@ -196,7 +201,178 @@ impl Pass<'_> {
     }
 }
 
+/// Computes a dense feed-forward network. Returns its output, `[rows, hidden]`.
+pub fn dense(pass: &mut Pass<'_>, op: &Dense, pending: AllPending, output: usize) -> Pending {
+    pass.add_norm(op.norm, pending, Kinds::of(pass.model, &[op.gate.unwrap_or(op.up), op.up]));
+    gated(pass, op.gate, op.up, op.width, op.activation, op.down, output);
+    Pending { output, bias: op.down.bias, post_norm: op.post_norm, scale: 1.0 }
+}
+
+/// Phases: the matmuls of gate and up, the activation, and the matmul of down.
+pub fn gated(
+    pass: &mut Pass<'_>,
+    gate: Option<Linear>,
+    up: Linear,
+    width: usize,
+    activation: Activation,
+    down: Linear,
+    output: usize,
+) {
+    let (model, buffers, rows) = (pass.model, pass.buffers, pass.rows());
+    match gate {
+        Some(gate) => pass.multiply(rows, [(gate.matrix, &buffers.gate), (up.matrix, &buffers.up)]),
+        None => pass.multiply(rows, [(up.matrix, &buffers.up)]),
+    }
+    let slices = width.div_ceil(ACTIVATE_SLICE);
+    let kinds = Kinds::of(model, &[down]);
+    pass.phase(Kernel::Activate, rows * slices, Chunking::Guided(slices.div_ceil(4)), |worker, range| {
+        for unit in range {
+            let (row, first) = (unit / slices, unit % slices * ACTIVATE_SLICE);
+            let end = width.min(first + ACTIVATE_SLICE);
+            let at = row * width + first..row * width + end;
+            // SAFETY: only this worker has this slice of this row in this phase.
+            let (gates, ups) = unsafe { (buffers.gate.get_mut(at.clone()), buffers.up.get_mut(at)) };
+            let bias = |linear: Linear| linear.bias.map(|bias| &model.vector(bias)[first..end]);
+            let gates = gate.map(|gate| (gates, bias(gate)));
+            let active = model.activate(gates, (ups, bias(up)), activation);
+            worker.set_input(&buffers.input, row, first, active, kinds, end == width);
+        }
+    });
+    pass.multiply(rows, [(down.matrix, &buffers.branch_outputs[output])]);
+}
+
 /// Sets an answer.
 pub fn put(answer: &Mutex<Option<OutputValue>>, outcome: OutputValue) {
     *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+}
+
+/// Declares the phases of the forward pass with their names in the statistics.
+macro_rules! kernels {
+    ($($kernel:ident = $name:literal,)*) => {
+        /// A phase of the forward pass.
+        #[derive(Clone, Copy, Debug)]
+        pub enum Kernel<'a> {
+            $($kernel,)*
+            /// Matmuls of these matrices, by the kernels of their formats.
+            Matmul(&'a [MatrixId]),
+        }
+
+        const NAMES: &[&str] = &[$($name),*];
+
+        /// Returns the index of a phase in [`NAMES`]; `None` for matmuls.
+        fn index(kernel: Kernel<'_>) -> Option<usize> {
+            enum Index { $($kernel),* }
+            match kernel {
+                $(Kernel::$kernel => Some(Index::$kernel as usize),)*
+                Kernel::Matmul(_) => None,
+            }
+        }
+    };
+}
+
+kernels! {
+    Embed = "embed",                           // Embedding lookup, and the rotations' angles.
+    AddNorm = "add_norm_quantize",             // Residual add, norm, quantization.
+    RopeStore = "rope_store",                  // Bias, head norm, rotation, store into the pages.
+    Attend = "attend",                         // Paged attention.
+    AttendMerge = "attend_merge",              // Sum of splits that workers shared.
+    AttendGather = "attend_gather",            // Attention the reference way.
+    Quantize = "quantize",                     // Quantization of attention's output.
+    Activate = "activate_quantize",            // Activation, gate times up, quantization.
+    QkNorm = "qk_norm",                        // Norms of whole rows of queries and keys.
+    Route = "route",                           // Choice of experts.
+    Sort = "sort_rows",                        // Rows in the order of their experts.
+    Combine = "combine",                       // Sum of a row's experts.
+    Sample = "sample",                         // Sampling and log-probabilities.
+    Convolve = "convolve",                     // Convolution, activation and norms.
+    Delta = "delta_rule",                      // The delta rule.
+    Scan = "scan",                             // The scan of Mamba-2.
+    ScanDots = "scan_dots",                    // Products of a scan's C and B.
+    NormGate = "norm_gate_quantize",           // Norm and gate of a delta rule's results, quantization.
+    Keep = "keep_state",                       // Copies of a step's last rows into the states.
+    CombineLatent = "combine_latent_quantize", // Sum of a row's experts of their own width, quantization.
+    Bias = "bias",                             // Bias of a convolution's inputs.
+    LayerEmbed = "layer_embed",                // Embeddings for layers, from their table and a projection.
+    LayerInput = "layer_input_quantize",       // Activation of an input of a layer, times its embedding; quantization.
+    LatentSplit = "latent_split_quantize",     // Heads of queries in the order of latent attention's matrices, quantization.
+    LatentStore = "latent_store",              // Rotation of absorbed queries and of the latent vector, store into the pages.
+    LatentValues = "latent_values_quantize",   // Heads of latent attention's results, quantization.
+    LatentJoin = "latent_join_quantize",       // Rows of these heads, quantization.
+    AdapterDown = "adapter_down",              // Products of rows with A of adapters, where they are not computed beside the matmul.
+    AdapterUp = "adapter_up",                  // Products with B of adapters, added to the outputs of a matmul.
+}
+
+#[derive(Default)]
+struct Count {
+    launches: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl Count {
+    fn add(&self, time: Duration) {
+        self.launches.fetch_add(1, Relaxed);
+        self.nanoseconds.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+}
+
+/// Counts since load.
+pub struct Counters {
+    isa: Isa,
+    kv_dtype: KvDtype,
+    fixed: [Count; NAMES.len()],
+    /// Counts by weight format.
+    matmuls: Vec<(String, Count)>,
+    /// Index into `matmuls` and bytes, by matrix.
+    matrices: Vec<(usize, u64)>,
+}
+
+impl Counters {
+    /// For these matrices and pages.
+    pub fn new(isa: Isa, kv_dtype: KvDtype, matrices: &[Arc<PackedMatrix>]) -> Self {
+        let mut matmuls: Vec<(String, Count)> = Vec::new();
+        let matrices = matrices.iter().map(|matrix| {
+            let name = matrix.kernel_name(isa);
+            let index = matmuls.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
+                matmuls.push((name, Count::default()));
+                matmuls.len() - 1
+            });
+            (index, matrix.bytes() as u64)
+        });
+        let matrices = matrices.collect();
+        Self { isa, kv_dtype, fixed: Default::default(), matmuls, matrices }
+    }
+
+    /// Records one launch. The time of several matmuls in one phase is divided by the bytes that they read.
+    pub fn launched(&self, kernel: Kernel<'_>, time: Duration) {
+        if let Some(index) = index(kernel) {
+            return self.fixed[index].add(time);
+        }
+        let Kernel::Matmul(ids) = kernel else { return };
+        let matrix = |id: &MatrixId| self.matrices[id.0 as usize];
+        let total: u64 = ids.iter().map(|id| matrix(id).1).sum();
+        for id in ids {
+            let (index, bytes) = matrix(id);
+            self.matmuls[index].1.add(time.mul_f64(bytes as f64 / total as f64));
+        }
+    }
+
+    /// Returns the kernels that ran.
+    pub fn snapshot(&self) -> Vec<KernelCount> {
+        let isa = self.isa;
+        let fixed = NAMES.iter().zip(&self.fixed).map(|(&name, count)| {
+            let kind = match (name, self.kv_dtype) {
+                ("rope_store" | "attend" | "attend_gather", KvDtype::Q8) => "_q8",
+                ("rope_store" | "attend" | "attend_gather", KvDtype::Q4) => "_q4",
+                _ => "",
+            };
+            (format!("{name}{kind}/{isa}"), count)
+        });
+        let matmuls = self.matmuls.iter().map(|(name, count)| (name.clone(), count));
+        let counts = matmuls.chain(fixed).map(|(name, count)| KernelCount {
+            name,
+            launches: count.launches.load(Relaxed),
+            nanoseconds: count.nanoseconds.load(Relaxed),
+        });
+        counts.filter(|count| count.launches > 0).collect()
+    }
 }

@@ -294,41 +294,16 @@ impl StepPlan {
         }
     }
 
-    /// Finds rows with the same adapters.
-    fn plan_adapted(&mut self, step: &Step<'_>) {
-        self.adapted.clear();
-        if step.adapters.is_empty() {
-            return;
-        }
-        // A sequence of each, and its rows.
-        let mut found: Vec<(usize, Vec<usize>)> = Vec::new();
-        let (mut last, mut at) = (None, None);
-        let uses = |sequence: usize| {
-            step.adapters_of(sequence).iter().map(|used| (used.adapter, used.scale.to_bits()))
-        };
-        for (row, &sequence) in self.sequences.iter().enumerate() {
-            if last.replace(sequence) != Some(sequence) {
-                at = found.iter().position(|(other, _)| uses(*other).eq(uses(sequence)));
-                if at.is_none() && uses(sequence).next().is_some() {
-                    at = Some(found.len());
-                    found.push((sequence, Vec::new()));
-                }
-            }
-            if let Some(at) = at {
-                found[at].1.push(row);
-            }
-        }
-        let rows = found.into_iter().map(|(sequence, rows)| AdaptedRows::new(rows.into_iter(), sequence));
-        self.adapted.extend(rows);
-    }
-
     /// Returns the adapters of a list of these rows in ascending order; rows of the result count through the list.
     pub fn adapted_of(&self, rows: &[usize]) -> Vec<AdaptedRows> {
         self.adapted.iter().filter_map(|adapted| adapted.within(rows)).collect()
     }
 
     fn plan_rows(&mut self, step: &Step<'_>) {
-        self.plan_adapted(step);
+        self.adapted.clear();
+        if !step.adapters.is_empty() {
+            self.adapted.extend(AdaptedRows::of_step(step, &self.sequences));
+        }
         self.runs.clear();
         for (row, (&position, &sequence)) in self.positions.iter().zip(&self.sequences).enumerate() {
             match self.runs.last_mut() {

@@ -29,12 +29,10 @@ use paguro_cpu_kernels::{
 };
 
 use crate::{
-    counters::Kernel,
-    model::Kinds,
-    pass::Pass,
+    pass::{Kernel, Pass},
     states::blocks,
     thread_pool::Chunking,
-    worker::{AllPending, Pending, Worker},
+    worker::{AllPending, Kinds, Pending, Worker},
 };
 
 /// A convolution's input in `mixed`.

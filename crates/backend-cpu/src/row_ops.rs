@@ -7,11 +7,9 @@ use paguro_backend::{Norm, OutputValue, Patches, RowOp};
 
 use crate::{
     buffers::BLOCK_ROWS,
-    counters::Kernel,
-    model::Kinds,
-    pass::{Answers, Pass},
+    pass::{Answers, Kernel, Pass},
     thread_pool::Chunking,
-    worker::{AllPending, Worker},
+    worker::{AllPending, Kinds, Worker},
 };
 
 /// Rows in one of the buffers.

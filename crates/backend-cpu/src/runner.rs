@@ -10,10 +10,18 @@ use paguro_backend::{
 };
 use paguro_cpu_kernels::{isa::Isa, pages::Arena};
 
+use self::load::LoadContext;
 pub use self::load::packed_bytes;
 use crate::{
-    adapters::Adapters, buffers::Buffers, by_expert::RowsByExpert, counters::Counters, forward, model::Model,
-    pass::Pass, plan::StepPlan, states::States, thread_pool::ThreadPool, worker::WorkerScratch,
+    adapters::Adapters,
+    buffers::Buffers,
+    by_expert::RowsByExpert,
+    forward,
+    pass::{Counters, Pass},
+    plan::StepPlan,
+    states::States,
+    thread_pool::ThreadPool,
+    worker::{Model, WorkerScratch},
 };
 
 /// A model, its pages, and the thread pool that runs it.
@@ -149,8 +157,10 @@ impl Runner for CpuRunner {
     ) -> Result<Box<dyn Runner>, LoadError> {
         let packed = shared.iter().map(|&(own, id)| (own, Arc::clone(&self.model.matrices[id.0 as usize])));
         let packed: Vec<_> = packed.collect();
-        let (pool, poison, arena) = (self.pool.clone(), self.poison, Some(&self.arena));
-        let head = Self::load_on(pool, self.isa, program, weights, limits, poison, None, &packed, arena)?;
+        let (pool, isa, poison) = (self.pool.clone(), self.isa, self.poison);
+        let context =
+            LoadContext { pool, isa, poison, squares: None, packed: &packed, pages: Some(&self.arena) };
+        let head = Self::load_on(context, program, weights, limits)?;
         Ok(Box::new(head))
     }
 

@@ -16,12 +16,10 @@
 use paguro_backend::{Activation, GatedNorm, GroupNorm, STATE_CHUNK, Ssd};
 
 use crate::{
-    counters::Kernel,
-    model::Kinds,
-    pass::Pass,
+    pass::{Kernel, Pass},
     recurrent::{self, Inputs, Rule, ValueHeads, state_of},
     thread_pool::Chunking,
-    worker::{AllPending, Pending, Worker},
+    worker::{AllPending, Kinds, Pending, Worker},
 };
 
 /// Computes the scan of Mamba-2. Returns its output, `[rows, hidden]`.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use paguro_backend::{DeltaShape, LoadError, STATE_CHUNK, StateId, StateLayout, StateShape};
 use paguro_cpu_kernels::simd::LANES;
 
-use crate::shared::Shared;
+use crate::buffers::Shared;
 
 /// Offsets of the parts of a layer's state, in floats from the beginning of the slot.
 #[derive(Clone, Copy, Debug)]

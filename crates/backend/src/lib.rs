@@ -8,6 +8,7 @@
 //! for backends.
 
 pub mod adapter;
+pub mod backend;
 mod check;
 mod copied;
 pub mod counters;
@@ -31,6 +32,7 @@ mod validate;
 pub mod weights;
 
 pub use adapter::{Adaptable, AdapterId, AdapterUse, LowRank};
+pub use backend::{AttentionMode, Backend, Capacity, DeviceLayout, Limits, LoadError, MemoryPlan};
 pub use counters::{ExpertCount, KernelCount};
 pub use excerpt::excerpt;
 pub use format::WeightFormat;
@@ -51,10 +53,7 @@ pub use recurrent::{
     Convolution, DROPPABLE_ROWS, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, STATE_CHUNK,
     ShortConv, Ssd, StateId, StateLayout, StateShape, StateUse,
 };
-pub use runner::{
-    AdapterWork, AttentionMode, Backend, Capacity, DeviceLayout, Limits, LoadError, MemoryPlan, PageMove,
-    Runner, StepError, Ticket,
-};
+pub use runner::{AdapterWork, PageMove, Runner, StepError, Ticket};
 pub use sampling::{InvalidParam, SamplingParams};
 pub use squares::{InputSquares, MatrixSquares};
 pub use stages::{Stage, legal_cuts, obstacle, split, stage_program};

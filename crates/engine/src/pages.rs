@@ -4,13 +4,14 @@
 //! Branches of a request share the pages of the prompt. A shared page is copied before it is written. Otherwise no K and V
 //! are copied on the device.
 
+mod inspect;
 mod units;
 
 use paguro_backend::PageId;
 
 use crate::{
     arena::{Arena, State},
-    events::{BlockSet, Events, Medium},
+    events::Events,
     options::PageOrder,
     prefix::{BlockKey, PrefixCache},
     tiers::{Part, Tiers},
@@ -74,11 +75,6 @@ impl Pages {
     /// Returns the numbers of pages by state.
     pub fn counts(&self) -> PageCounts {
         PageCounts { total: self.arena.usable(), free: self.arena.free(), cached: self.evictable() }
-    }
-
-    /// Returns the pages that only the prefix cache holds, in ascending order.
-    pub fn cached(&self) -> impl Iterator<Item = PageId> {
-        self.arena.kept()
     }
 
     /// Returns the number of pages that [`Pages::allocate`] can allocate, including evictions.
@@ -168,19 +164,6 @@ impl Pages {
         self.cache.as_mut().is_some_and(|cache| cache.publish(group, key, page))
     }
 
-    /// Sends events of the removal of all blocks, which end with the engine.
-    pub fn send_end(&mut self) {
-        let (Some(events), Some(cache)) = (&mut self.events, &self.cache) else { return };
-        cache.keys(events.group).for_each(|key| events.evicted(key));
-        send_host_end(self.tiers.as_ref(), events);
-        events.send();
-    }
-
-    /// Returns the blocks of a group in the cache.
-    pub fn blocks(&self, group: usize) -> BlockSet {
-        self.cache.as_ref().map_or_else(BlockSet::default, |cache| cache.blocks(group))
-    }
-
     /// Returns the page of a block in the cache.
     pub fn find(&self, group: usize, key: &BlockKey) -> Option<PageId> {
         self.cache.as_ref()?.find(group, key)
@@ -192,15 +175,6 @@ impl Pages {
         if counts.total - counts.free > self.high_water {
             while self.arena.usable() - self.arena.free() > self.low_water && self.evict() {}
         }
-    }
-
-    /// Evicts every cached block that no sequence uses, also those in memory of the host.
-    pub fn clear_cache(&mut self) {
-        while self.evict() {}
-        if let Some(events) = &mut self.events {
-            send_host_end(self.tiers.as_ref(), events);
-        }
-        self.tiers.iter_mut().for_each(Tiers::clear_host);
     }
 
     /// Evicts the least recently used block or checkpoint. Returns false if there is none.
@@ -218,25 +192,6 @@ impl Pages {
                 *evictions += 1;
             })
         })
-    }
-
-    /// Recounts everything against the block-table entries of all sequences, scratch entries left out.
-    pub fn check(&self, entries: impl Iterator<Item = PageId>) -> Result<(), String> {
-        if let Some(cache) = &self.cache {
-            cache.check()?;
-        }
-        if let Some(host) = self.tiers.as_ref().and_then(|tiers| tiers.host.as_ref()) {
-            host.check()?;
-        }
-        self.arena.check(entries, self.cache.iter().flat_map(PrefixCache::unused_pages))
-    }
-}
-
-/// Adds events of the removal of all blocks from memory of the host.
-fn send_host_end(tiers: Option<&Tiers>, events: &mut Events) {
-    let units = tiers.and_then(|tiers| tiers.host.as_ref()).into_iter().flat_map(|host| host.units());
-    for unit in units.filter(|unit| unit.part == Part::Kv(events.group)).copied().collect::<Vec<_>>() {
-        events.removed(&unit.key, Medium::Host);
     }
 }
 

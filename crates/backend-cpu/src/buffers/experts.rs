@@ -2,7 +2,7 @@
 
 use paguro_backend::{FeedForward, Program};
 
-use crate::shared::{MatmulInput, Shared};
+use crate::buffers::{MatmulInput, Shared};
 
 /// Buffers between the phases of a mixture of experts; `slots` is rows times experts per row.
 pub struct ExpertBuffers {

@@ -2,7 +2,7 @@
 
 use paguro_backend::{LatentQuery, Mixer, Program};
 
-use crate::shared::{MatmulInput, Shared};
+use crate::buffers::{MatmulInput, Shared};
 
 /// Buffers between the phases.
 pub struct LatentBuffers {

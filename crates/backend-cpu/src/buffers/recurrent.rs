@@ -2,7 +2,7 @@
 
 use paguro_backend::{LoadError, Mixer, Program, STATE_CHUNK};
 
-use crate::shared::Shared;
+use crate::buffers::Shared;
 
 /// Intermediate results of mixers with a state, from one phase to the next.
 pub struct RecurrentBuffers {

@@ -3,7 +3,7 @@
 use paguro_backend::{Exit, Input, LoadError, Patches, Program, RowOp};
 use paguro_cpu_kernels::quantize::row_blocks;
 
-use crate::shared::{MatmulInput, Shared};
+use crate::buffers::{MatmulInput, Shared};
 
 /// Rows of a result that are computed at once, which bounds the buffers.
 pub const BLOCK_ROWS: usize = 256;

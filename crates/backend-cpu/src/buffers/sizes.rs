@@ -9,8 +9,8 @@ use paguro_cpu_kernels::{
 
 use super::{Buffers, ExpertBuffers, ExpertSizes, LatentBuffers, LatentSizes, RecurrentSizes, RowOpSizes};
 use crate::{
+    buffers::{MatmulInput, Shared},
     plan::{Heads, StepPlan},
-    shared::{MatmulInput, Shared},
     support::heads,
 };
 

@@ -16,61 +16,65 @@ use paguro_cpu_kernels::{
 
 use super::{CpuRunner, lock};
 use crate::{
+    Cpu, CpuOptions,
     adapters::Adapters,
     buffers::BufferSizes,
     by_expert::RowsByExpert,
-    counters::Counters,
-    model::Model,
     page_format,
+    pass::Counters,
     plan::StepPlan,
     states::States,
     support,
     thread_pool::{Chunking, ThreadPool},
-    worker::WorkerScratch,
+    worker::{Model, WorkerScratch},
 };
 
+/// Surroundings of a load.
+pub(super) struct LoadContext<'a> {
+    pub pool: Arc<Mutex<ThreadPool>>,
+    pub isa: Isa,
+    pub poison: bool,
+    pub squares: Option<Arc<InputSquares>>,
+    /// Matrices that are packed already.
+    pub packed: &'a [(MatrixId, Arc<PackedMatrix>)],
+    /// Pages of a program that shares pages.
+    pub pages: Option<&'a Arc<Mutex<Arena>>>,
+}
+
 impl CpuRunner {
-    /// Starts a thread pool, and loads a model for it.
+    /// Starts a thread pool, which may pause, and loads a model for it.
     ///
     /// # Errors
     /// [`LoadError`]
-    #[allow(clippy::too_many_arguments)] // two callers
     pub fn load(
-        isa: Isa,
-        threads: usize,
+        cpu: &Cpu,
         program: &Program,
         weights: Weights,
         limits: Limits,
-        poison: bool,
-        squares: Option<Arc<InputSquares>>,
         pace: Option<Arc<Pace>>,
     ) -> Result<Self, LoadError> {
+        let (isa, threads) = (cpu.isa(), cpu.threads());
+        let CpuOptions { threads: _, isa: _, memory: _, poison, squares } = cpu.options.clone();
         let mut pool = ThreadPool::new(threads).map_err(|error| {
             LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
         })?;
         pool.pace = pace;
         let pool = Arc::new(Mutex::new(pool));
-        Self::load_on(pool, isa, program, weights, limits, poison, squares, &[], None)
+        let context = LoadContext { pool, isa, poison, squares, packed: &[], pages: None };
+        Self::load_on(context, program, weights, limits)
     }
 
-    /// Packs the weights on the thread pool and allocates all buffers for `limits`. Matrices in `packed` are packed already, and
-    /// `pages` are those of a program that shares pages.
+    /// Packs the weights on the thread pool and allocates all buffers for `limits`.
     ///
     /// # Errors
     /// [`LoadError`]
-    #[allow(clippy::too_many_arguments)] // two callers
     pub(super) fn load_on(
-        shared_pool: Arc<Mutex<ThreadPool>>,
-        isa: Isa,
+        context: LoadContext<'_>,
         program: &Program,
         weights: Weights,
         limits: Limits,
-        poison: bool,
-        squares: Option<Arc<InputSquares>>,
-        packed: &[(MatrixId, Arc<PackedMatrix>)],
-        pages: Option<&Arc<Mutex<Arena>>>,
     ) -> Result<Self, LoadError> {
-        let mut pool = lock(&shared_pool);
+        let mut pool = lock(&context.pool);
         let threads = pool.threads();
         program.check(&weights)?;
         support::check(program)?;
@@ -86,18 +90,9 @@ impl CpuRunner {
             });
         }
         let activations = activations_of(program, &weights);
-        let mut matrices = Vec::with_capacity(weights.matrices.len());
-        // One after the other, so that beside the packed weights, memory holds only the rows that threads are packing.
-        for (id, source) in weights.matrices.iter().enumerate() {
-            if let Some((_, packed)) = packed.iter().find(|(shared, _)| shared.0 as usize == id) {
-                matrices.push(packed.clone());
-                continue;
-            }
-            let packing = Packing::new(source, activations)?;
-            pool.run(threads, Chunking::Single, |_, _| packing.work());
-            matrices.push(Arc::new(packing.finish()?));
-        }
-        weights.check_unchanged()?;
+        let matrices = pack(&weights, activations, context.packed, &mut pool)?;
+        drop(pool);
+        let LoadContext { pool, isa, poison, squares, packed: _, pages } = context;
         if let Some(squares) = &squares {
             squares.begin(&weights);
         }
@@ -107,20 +102,7 @@ impl CpuRunner {
         if poison {
             states.poison();
         }
-        let arena = match pages.filter(|_| program.shares_pages) {
-            Some(arena) if lock(arena).has_shape(limits.pages, &shapes) => Arc::clone(arena),
-            Some(_) => return Err(LoadError::no_shared_pages("these have another shape")),
-            None if program.shares_pages => {
-                return Err(LoadError::no_shared_pages("no runner has loaded it"));
-            }
-            None => {
-                let mut arena = Arena::new(limits.pages, shapes)?;
-                if poison {
-                    arena.poison();
-                }
-                Arc::new(Mutex::new(arena))
-            }
-        };
+        let arena = arena(program, limits.pages, shapes, poison, pages)?;
 
         let page_format = page_format::of(isa, &limits, lock(&arena).page_bytes());
         let sizes = BufferSizes::new(program, &limits, threads);
@@ -129,7 +111,6 @@ impl CpuRunner {
         let needs_all = limits.attention != AttentionMode::Paged || squares.is_some();
         let tail = support::tail(program).filter(|_| !needs_all);
         let tail = tail.map(|first| (first, StepPlan::new(&groups, &limits, threads, sizes.partial_count)));
-        drop(pool);
         let scratch = (0..threads).map(|_| WorkerScratch {
             matmul: Scratch::default(),
             scores: Scores::new(limits.kv_dtype, sizes.head_dim),
@@ -165,7 +146,7 @@ impl CpuRunner {
                 adapted: false,
             },
             adapters,
-            pool: shared_pool.clone(),
+            pool,
             isa,
             poison,
             limits,
@@ -177,6 +158,50 @@ impl CpuRunner {
             outputs: 0,
             submitted: 0,
         })
+    }
+}
+
+/// Packs all matrices, except for those that are `packed` already.
+fn pack(
+    weights: &Weights,
+    activations: Activations,
+    packed: &[(MatrixId, Arc<PackedMatrix>)],
+    pool: &mut ThreadPool,
+) -> Result<Vec<Arc<PackedMatrix>>, LoadError> {
+    let mut matrices = Vec::with_capacity(weights.matrices.len());
+    // One after the other, so that beside the packed weights, memory holds only the rows that threads are packing.
+    for (id, source) in weights.matrices.iter().enumerate() {
+        if let Some((_, packed)) = packed.iter().find(|(shared, _)| shared.0 as usize == id) {
+            matrices.push(packed.clone());
+            continue;
+        }
+        let packing = Packing::new(source, activations)?;
+        pool.run(pool.threads(), Chunking::Single, |_, _| packing.work());
+        matrices.push(Arc::new(packing.finish()?));
+    }
+    weights.check_unchanged()?;
+    Ok(matrices)
+}
+
+/// Allocates the pages of a program, or returns those that it shares.
+fn arena(
+    program: &Program,
+    count: usize,
+    shapes: Vec<PageShape>,
+    poison: bool,
+    shared: Option<&Arc<Mutex<Arena>>>,
+) -> Result<Arc<Mutex<Arena>>, LoadError> {
+    match shared.filter(|_| program.shares_pages) {
+        Some(arena) if lock(arena).has_shape(count, &shapes) => Ok(Arc::clone(arena)),
+        Some(_) => Err(LoadError::no_shared_pages("these have another shape")),
+        None if program.shares_pages => Err(LoadError::no_shared_pages("no runner has loaded it")),
+        None => {
+            let mut arena = Arena::new(count, shapes)?;
+            if poison {
+                arena.poison();
+            }
+            Ok(Arc::new(Mutex::new(arena)))
+        }
     }
 }
 
