@@ -7,88 +7,78 @@ use paguro_backend::{
 use super::Definition;
 use crate::rope::RopeConfig;
 
-/// Parts of a model's layers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Block {
-    pub(crate) norms: NormKind,
-    /// Norms before attention and feed-forward network.
-    pub(crate) pre_norms: bool,
-    /// Norms of their outputs.
-    pub(crate) post_norms: bool,
-    /// The feed-forward network reads the norm of attention.
-    pub(crate) one_norm: bool,
-    pub(crate) qk_norm: Option<QkNormKind>,
-    /// Some of the models have no norms of queries and keys.
-    pub(crate) optional_qk_norm: bool,
-    pub(crate) activation: Activation,
-    /// Feed-forward networks have a gate.
-    pub(crate) gated: bool,
-    /// Gate and up are one matrix.
-    pub(crate) fused_gate_up: bool,
-    pub(crate) residual: Residual,
-    pub(crate) sinks: bool,
-    /// The output of attention has a gate; its rows and those of Q alternate, head by head.
-    pub(crate) attention_gate: bool,
-    /// Learned embeddings of positions.
-    pub(crate) positions: bool,
-    /// Layers differ in their K/V heads and in the width of their feed-forward networks.
-    pub(crate) varies: bool,
-    /// The definition reads RoPE from `config.json` itself.
-    pub(crate) own_ropes: bool,
-    /// Heads of V have a norm without weights.
-    pub(crate) v_norm: bool,
-    /// Layers may scale their output.
-    pub(crate) output_scale: bool,
-    /// True for latent attention, see [`LatentShape`].
-    pub(crate) latent: bool,
-    /// False if no layer attends.
-    pub(crate) attention: bool,
-    /// True if layers with a state also have attention, and add both outputs.
-    pub(crate) beside: bool,
-    /// Rows attend in both directions (encoders).
-    pub(crate) bidirectional: bool,
-    /// Norm of the sum of embeddings.
-    pub(crate) embed_norm: bool,
-    /// Embeddings of token types, where the file has some.
-    pub(crate) token_types: bool,
-    /// Norms of the residual stream after each branch; the last one is the model's output norm.
-    pub(crate) norms_after: bool,
-    /// Biases of scores by distance.
-    pub(crate) distances: Distances,
-    /// True if zero K/V heads and feed-forward widths in GGUF files represent layers without them.
-    pub(crate) zeros: bool,
+/// Declares a type with a constant, of which definitions change single fields.
+macro_rules! with_defaults {
+    (
+        $(#[$type_meta:meta])* pub(crate) struct $name:ident
+        $(#[$doc:meta])* $constant:ident { $($(#[$meta:meta])* pub(crate) $field:ident: $type:ty = $value:expr,)* }
+    ) => {
+        $(#[$type_meta])*
+        pub(crate) struct $name {
+            $($(#[$meta])* pub(crate) $field: $type,)*
+        }
+
+        impl $name {
+            $(#[$doc])*
+            pub(crate) const $constant: Self = Self { $($field: $value),* };
+        }
+    };
 }
 
-impl Block {
+with_defaults! {
+    /// Parts of a model's layers.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub(crate) struct Block
     /// Llama's.
-    pub(crate) const LLAMA: Self = Self {
-        norms: NormKind::Rms,
-        pre_norms: true,
-        post_norms: false,
-        one_norm: false,
-        qk_norm: None,
-        optional_qk_norm: false,
-        activation: Activation::Silu,
-        gated: true,
-        fused_gate_up: false,
-        residual: Residual::Sequential,
-        sinks: false,
-        attention_gate: false,
-        positions: false,
-        varies: false,
-        own_ropes: false,
-        v_norm: false,
-        output_scale: false,
-        latent: false,
-        attention: true,
-        beside: false,
-        bidirectional: false,
-        embed_norm: false,
-        token_types: false,
-        norms_after: false,
-        distances: Distances::None,
-        zeros: false,
-    };
+    LLAMA {
+        pub(crate) norms: NormKind = NormKind::Rms,
+        /// Norms before attention and feed-forward network.
+        pub(crate) pre_norms: bool = true,
+        /// Norms of their outputs.
+        pub(crate) post_norms: bool = false,
+        /// The feed-forward network reads the norm of attention.
+        pub(crate) one_norm: bool = false,
+        pub(crate) qk_norm: Option<QkNormKind> = None,
+        /// Some of the models have no norms of queries and keys.
+        pub(crate) optional_qk_norm: bool = false,
+        pub(crate) activation: Activation = Activation::Silu,
+        /// Feed-forward networks have a gate.
+        pub(crate) gated: bool = true,
+        /// Gate and up are one matrix.
+        pub(crate) fused_gate_up: bool = false,
+        pub(crate) residual: Residual = Residual::Sequential,
+        pub(crate) sinks: bool = false,
+        /// The output of attention has a gate; its rows and those of Q alternate, head by head.
+        pub(crate) attention_gate: bool = false,
+        /// Learned embeddings of positions.
+        pub(crate) positions: bool = false,
+        /// Layers differ in their K/V heads and in the width of their feed-forward networks.
+        pub(crate) varies: bool = false,
+        /// The definition reads RoPE from `config.json` itself.
+        pub(crate) own_ropes: bool = false,
+        /// Heads of V have a norm without weights.
+        pub(crate) v_norm: bool = false,
+        /// Layers may scale their output.
+        pub(crate) output_scale: bool = false,
+        /// True for latent attention, see [`LatentShape`].
+        pub(crate) latent: bool = false,
+        /// False if no layer attends.
+        pub(crate) attention: bool = true,
+        /// True if layers with a state also have attention, and add both outputs.
+        pub(crate) beside: bool = false,
+        /// Rows attend in both directions (encoders).
+        pub(crate) bidirectional: bool = false,
+        /// Norm of the sum of embeddings.
+        pub(crate) embed_norm: bool = false,
+        /// Embeddings of token types, where the file has some.
+        pub(crate) token_types: bool = false,
+        /// Norms of the residual stream after each branch; the last one is the model's output norm.
+        pub(crate) norms_after: bool = false,
+        /// Biases of scores by distance.
+        pub(crate) distances: Distances = Distances::None,
+        /// True if zero K/V heads and feed-forward widths in GGUF files represent layers without them.
+        pub(crate) zeros: bool = false,
+    }
 }
 
 /// Biases of scores by the distance of query and key.
@@ -101,60 +91,45 @@ pub(crate) enum Distances {
     Buckets,
 }
 
-/// A mixture of experts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct ExpertsConfig {
-    pub(crate) count: usize,
-    /// Groups of experts, of which a row uses some.
-    pub(crate) groups: Option<ExpertGroups>,
-    /// Experts of a row.
-    pub(crate) used: usize,
-    /// Width of an expert.
-    pub(crate) width: usize,
-    pub(crate) scores: Scores,
-    /// A bias for the choice.
-    pub(crate) selection_bias: bool,
-    pub(crate) renormalize: bool,
-    /// Multiplies weights.
-    pub(crate) factor: f32,
-    /// Width of a shared expert; zero without one.
-    pub(crate) shared: usize,
-    /// The shared expert has a gate on its output.
-    pub(crate) output_gate: bool,
-    /// Elements of the rows that experts read, where they are not the model's; zero elsewhere.
-    pub(crate) latent: usize,
-    /// Layers without experts, from the first one on.
-    pub(crate) dense_layers: usize,
-    /// True if layers have a dense network beside the experts, and a router with its own norm and scales (Gemma 4).
-    pub(crate) beside: bool,
-    /// True if fused gates and ups in Hugging Face's files are `[experts, hidden, 2 * width]` instead of `[experts, 2 *
-    /// width, hidden]`, for shapes that do not determine it.
-    pub(crate) transposed: bool,
-    /// Their columns alternate between gate and up.
-    pub(crate) alternating: bool,
+with_defaults! {
+    /// A mixture of experts.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub(crate) struct ExpertsConfig
+    /// Softmax over all experts, renormalized over the chosen ones: Mixtral, Qwen 3. The numbers of experts are in
+    /// files.
+    SOFTMAX {
+        pub(crate) count: usize = 0,
+        /// Groups of experts, of which a row uses some.
+        pub(crate) groups: Option<ExpertGroups> = None,
+        /// Experts of a row.
+        pub(crate) used: usize = 0,
+        /// Width of an expert.
+        pub(crate) width: usize = 0,
+        pub(crate) scores: Scores = Scores::Softmax,
+        /// A bias for the choice.
+        pub(crate) selection_bias: bool = false,
+        pub(crate) renormalize: bool = true,
+        /// Multiplies weights.
+        pub(crate) factor: f32 = 1.0,
+        /// Width of a shared expert; zero without one.
+        pub(crate) shared: usize = 0,
+        /// The shared expert has a gate on its output.
+        pub(crate) output_gate: bool = false,
+        /// Elements of the rows that experts read, where they are not the model's; zero elsewhere.
+        pub(crate) latent: usize = 0,
+        /// Layers without experts, from the first one on.
+        pub(crate) dense_layers: usize = 0,
+        /// True if layers have a dense network beside the experts, and a router with its own norm and scales (Gemma 4).
+        pub(crate) beside: bool = false,
+        /// True if fused gates and ups in Hugging Face's files are `[experts, hidden, 2 * width]` instead of `[experts, 2 *
+        /// width, hidden]`, for shapes that do not determine it.
+        pub(crate) transposed: bool = false,
+        /// Their columns alternate between gate and up.
+        pub(crate) alternating: bool = false,
+    }
 }
 
 impl ExpertsConfig {
-    /// Softmax over all experts, renormalized over the chosen ones: Mixtral, Qwen 3. The numbers of experts are in
-    /// files.
-    pub(crate) const SOFTMAX: Self = Self {
-        count: 0,
-        groups: None,
-        used: 0,
-        width: 0,
-        scores: Scores::Softmax,
-        selection_bias: false,
-        renormalize: true,
-        factor: 1.0,
-        shared: 0,
-        output_gate: false,
-        latent: 0,
-        dense_layers: 0,
-        beside: false,
-        transposed: false,
-        alternating: false,
-    };
-
     /// Sigmoids with a bias for the choice: DeepSeek V3's kind.
     pub(crate) const SIGMOID: Self = Self { scores: Scores::Sigmoid, selection_bias: true, ..Self::SOFTMAX };
 }

@@ -4,118 +4,141 @@ use std::{fmt, ops::Range};
 
 use super::{Definition, HfMatrices, INTERLEAVED, REORDERED};
 
-/// A tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+/// Declares the tensors of models with their names in GGUF files and in Hugging Face's.
+macro_rules! parts {
+    ($($(#[$doc:meta])* $part:ident, $gguf:literal, $hf:literal;)*) => {
+        /// A tensor.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Part {
+            $($(#[$doc])* $part,)*
+        }
+
+        fn gguf_part(part: Part) -> &'static str {
+            match part {
+                $(Part::$part => $gguf,)*
+            }
+        }
+
+        fn hf_part(part: Part) -> &'static str {
+            match part {
+                $(Part::$part => $hf,)*
+            }
+        }
+    };
+}
+
+parts! {
     // Of the model.
-    Embedding,
-    Positions,
-    TokenTypes,
-    EmbeddingNorm,
+    Embedding, "token_embd", "embed_tokens";
+    Positions, "position_embd", "wpe";
+    TokenTypes, "token_types", "embeddings.token_type_embeddings";
+    EmbeddingNorm, "token_embd_norm", "embeddings.LayerNorm";
     /// Biases of scores by bucket of distance, `[buckets, heads]`.
-    DistanceBuckets,
-    OutputNorm,
-    Head,
+    DistanceBuckets, "attn_rel_b", "encoder.relative_attention_bias";
+    OutputNorm, "output_norm", "norm";
+    Head, "output", "lm_head";
     /// Embeddings for all layers.
-    LayerEmbeds,
-    LayerProjection,
-    LayerProjectionNorm,
+    LayerEmbeds, "per_layer_token_embd", "embed_tokens_per_layer";
+    LayerProjection, "per_layer_model_proj", "per_layer_model_projection";
+    LayerProjectionNorm, "per_layer_proj_norm", "per_layer_projection_norm";
     // Of a layer.
-    AttentionNorm,
-    Q,
-    K,
-    V,
+    AttentionNorm, "attn_norm", "input_layernorm";
+    Q, "attn_q", "self_attn.q_proj";
+    K, "attn_k", "self_attn.k_proj";
+    V, "attn_v", "self_attn.v_proj";
     /// Q, K and V in one matrix, in this order.
-    Qkv,
-    QNorm,
-    KNorm,
-    Sinks,
-    AttentionOut,
+    Qkv, "attn_qkv", "self_attn.qkv_proj";
+    QNorm, "attn_q_norm", "self_attn.q_norm";
+    KNorm, "attn_k_norm", "self_attn.k_norm";
+    Sinks, "attn_sinks", "self_attn.sinks";
+    AttentionOut, "attn_output", "self_attn.o_proj";
     // Of latent attention.
-    QDown,
-    QDownNorm,
-    QUp,
-    LatentDown,
-    LatentNorm,
+    QDown, "attn_q_a", "self_attn.q_a_proj";
+    QDownNorm, "attn_q_a_norm", "self_attn.q_a_layernorm";
+    QUp, "attn_q_b", "self_attn.q_b_proj";
+    LatentDown, "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa";
+    LatentNorm, "attn_kv_a_norm", "self_attn.kv_a_layernorm";
+    // Only files of llama.cpp have these two.
     /// K's and V's parts of the matrix that expands the latent vector, head by head, K's transposed.
-    Absorb,
-    Value,
+    Absorb, "attn_k_b", "self_attn.k_b_proj";
+    Value, "attn_v_b", "self_attn.v_b_proj";
     /// The unchanged matrix.
-    LatentUp,
-    PostAttentionNorm,
-    FfnNorm,
-    Gate,
-    Up,
+    LatentUp, "attn_kv_b", "self_attn.kv_b_proj";
+    // With a norm after attention, definitions give the norm before the feed-forward network another name.
+    PostAttentionNorm, "post_attention_norm", "post_attention_layernorm";
+    FfnNorm, "ffn_norm", "post_attention_layernorm";
+    Gate, "ffn_gate", "mlp.gate_proj";
+    Up, "ffn_up", "mlp.up_proj";
     /// Gate and up in one matrix, in this order.
-    GateUp,
-    Down,
-    PostFfnNorm,
+    GateUp, "ffn_up", "mlp.gate_up_proj";
+    Down, "ffn_down", "mlp.down_proj";
+    PostFfnNorm, "post_ffw_norm", "post_feedforward_layernorm";
     /// Norms of the residual stream after each branch.
-    NormAfterMixer,
-    NormAfterFfn,
-    Router,
-    SelectionBias,
+    NormAfterMixer, "attn_output_norm", "attention.output.LayerNorm";
+    NormAfterFfn, "layer_output_norm", "output.LayerNorm";
+    Router, "ffn_gate_inp", "mlp.gate";
+    SelectionBias, "exp_probs_b", "mlp.gate.e_score_correction_bias";
     /// One tensor of all experts; in Hugging Face's files `{}` is the number of an expert with its own tensor.
-    ExpertGate,
-    ExpertUp,
-    ExpertDown,
+    ExpertGate, "ffn_gate_exps", "mlp.experts.{}.gate_proj";
+    ExpertUp, "ffn_up_exps", "mlp.experts.{}.up_proj";
+    ExpertDown, "ffn_down_exps", "mlp.experts.{}.down_proj";
     /// Gates and ups of all experts in one tensor.
-    ExpertGateUp,
+    ExpertGateUp, "ffn_gate_up_exps", "mlp.experts.gate_up_proj";
     /// Downs of all experts in one tensor, in files that also have [`Part::ExpertGateUp`].
-    ExpertDowns,
+    ExpertDowns, "ffn_down_exps", "mlp.experts.down_proj";
     /// Of experts with rows of their own width.
-    ExpertsIn,
-    ExpertsOut,
-    SharedGate,
-    SharedUp,
+    ExpertsIn, "ffn_latent_down", "mlp.fc1_latent_proj";
+    ExpertsOut, "ffn_latent_up", "mlp.fc2_latent_proj";
+    SharedGate, "ffn_gate_shexp", "mlp.shared_experts.gate_proj";
+    SharedUp, "ffn_up_shexp", "mlp.shared_experts.up_proj";
     /// Gate and up of the shared expert in one matrix.
-    SharedGateUp,
-    SharedDown,
-    OutputGate,
+    SharedGateUp, "ffn_up_shexp", "mlp.shared_experts.gate_up_proj";
+    SharedDown, "ffn_down_shexp", "mlp.shared_experts.down_proj";
+    OutputGate, "ffn_gate_inp_shexp", "mlp.shared_expert_gate";
     // Of a layer with a dense network beside its experts.
-    RouterScale,
-    ExpertScale,
-    ExpertsNorm,
-    PostDenseNorm,
-    PostExpertsNorm,
+    RouterScale, "ffn_gate_inp.scale", "router.scale";
+    ExpertScale, "ffn_down_exps.scale", "router.per_expert_scale";
+    ExpertsNorm, "pre_ffw_norm_2", "pre_feedforward_layernorm_2";
+    PostDenseNorm, "post_ffw_norm_1", "post_feedforward_layernorm_1";
+    PostExpertsNorm, "post_ffw_norm_2", "post_feedforward_layernorm_2";
     // Of a layer with an embedding.
-    InputGate,
-    InputOut,
-    PostInputNorm,
-    OutputScale,
+    InputGate, "inp_gate", "per_layer_input_gate";
+    InputOut, "proj", "per_layer_projection";
+    PostInputNorm, "post_norm", "post_per_layer_input_norm";
+    OutputScale, "layer_output_scale.weight", "layer_scalar";
     // Of a layer with a state.
-    ConvIn,
-    Conv,
-    ConvOut,
-    DeltaQkv,
-    DeltaGate,
+    ConvIn, "shortconv.in_proj", "conv.in_proj";
+    Conv, "ssm_conv1d", "linear_attn.conv1d";
+    ConvOut, "shortconv.out_proj", "conv.out_proj";
+    DeltaQkv, "attn_qkv", "linear_attn.in_proj_qkv";
+    DeltaGate, "attn_gate", "linear_attn.in_proj_z";
     /// Queries, keys, values and gates in one matrix, key head by key head.
-    DeltaQkvZ,
-    DeltaAlpha,
-    DeltaBeta,
+    DeltaQkvZ, "ssm_in", "linear_attn.in_proj_qkvz";
+    DeltaAlpha, "ssm_alpha", "linear_attn.in_proj_a";
+    DeltaBeta, "ssm_beta", "linear_attn.in_proj_b";
     /// Both in one matrix, key head by key head.
-    DeltaBetaAlpha,
-    DeltaDecay,
-    DeltaDt,
-    DeltaNorm,
-    DeltaOut,
+    DeltaBetaAlpha, "ssm_ba", "linear_attn.in_proj_ba";
+    DeltaDecay, "ssm_a", "linear_attn.A_log";
+    DeltaDt, "ssm_dt.bias", "linear_attn.dt_bias";
+    DeltaNorm, "ssm_norm", "linear_attn.norm";
+    DeltaOut, "ssm_out", "linear_attn.out_proj";
     // Of a head for multi-token prediction, which is the layer after the last one.
     /// Joins an embedding with a row of the model.
-    MtpJoin,
-    MtpTokenNorm,
-    MtpRowNorm,
-    MtpEmbedding,
-    MtpOutputNorm,
-    MtpOutput,
+    MtpJoin, "nextn.eh_proj", "eh_proj";
+    MtpTokenNorm, "nextn.enorm", "enorm";
+    MtpRowNorm, "nextn.hnorm", "hnorm";
+    MtpEmbedding, "nextn.embed_tokens", "embed_tokens";
+    MtpOutputNorm, "nextn.shared_head_norm", "shared_head.norm";
+    MtpOutput, "nextn.shared_head_head", "shared_head.head";
     // Of an assistant.
     /// Joins an embedding of the model with a row of it.
-    AssistantIn,
+    AssistantIn, "nextn.pre_projection", "pre_projection";
     /// Makes a row in place of the model's.
-    AssistantOut,
+    AssistantOut, "nextn.post_projection", "post_projection";
     // Of a scan.
     /// z, x, B, C and d in one matrix, in this order.
-    SsmIn,
-    SsmSkip,
+    SsmIn, "ssm_in", "mamba.in_proj";
+    SsmSkip, "ssm_d", "mamba.D";
 }
 
 /// Prefixes of a model's tensors in Hugging Face's files, and of the head.
@@ -335,176 +358,4 @@ fn mtp_part(part: Part) -> Option<&'static str> {
 pub(crate) fn hf_stacks(definition: &Definition) -> [&'static str; 3] {
     [Part::ExpertGate, Part::ExpertUp, Part::ExpertDown]
         .map(|part| part_of(definition.hf_names, part).unwrap_or(hf_part(part)))
-}
-
-fn gguf_part(part: Part) -> &'static str {
-    match part {
-        Part::Embedding => "token_embd",
-        Part::Positions => "position_embd",
-        Part::TokenTypes => "token_types",
-        Part::EmbeddingNorm => "token_embd_norm",
-        Part::DistanceBuckets => "attn_rel_b",
-        Part::NormAfterMixer => "attn_output_norm",
-        Part::NormAfterFfn => "layer_output_norm",
-        Part::OutputNorm => "output_norm",
-        Part::Head => "output",
-        Part::AttentionNorm => "attn_norm",
-        Part::Q => "attn_q",
-        Part::K => "attn_k",
-        Part::V => "attn_v",
-        Part::Qkv => "attn_qkv",
-        Part::QNorm => "attn_q_norm",
-        Part::KNorm => "attn_k_norm",
-        Part::Sinks => "attn_sinks",
-        Part::AttentionOut => "attn_output",
-        Part::QDown => "attn_q_a",
-        Part::QDownNorm => "attn_q_a_norm",
-        Part::QUp => "attn_q_b",
-        Part::LatentDown => "attn_kv_a_mqa",
-        Part::LatentNorm => "attn_kv_a_norm",
-        Part::Absorb => "attn_k_b",
-        Part::Value => "attn_v_b",
-        Part::LatentUp => "attn_kv_b",
-        Part::PostAttentionNorm => "post_attention_norm",
-        Part::FfnNorm => "ffn_norm",
-        Part::Gate => "ffn_gate",
-        Part::Up | Part::GateUp => "ffn_up",
-        Part::Down => "ffn_down",
-        Part::PostFfnNorm => "post_ffw_norm",
-        Part::Router => "ffn_gate_inp",
-        Part::SelectionBias => "exp_probs_b",
-        Part::ExpertGate => "ffn_gate_exps",
-        Part::ExpertUp => "ffn_up_exps",
-        Part::ExpertDown | Part::ExpertDowns => "ffn_down_exps",
-        Part::ExpertGateUp => "ffn_gate_up_exps",
-        Part::SharedGate => "ffn_gate_shexp",
-        Part::SharedUp | Part::SharedGateUp => "ffn_up_shexp",
-        Part::SharedDown => "ffn_down_shexp",
-        Part::OutputGate => "ffn_gate_inp_shexp",
-        Part::LayerEmbeds => "per_layer_token_embd",
-        Part::LayerProjection => "per_layer_model_proj",
-        Part::LayerProjectionNorm => "per_layer_proj_norm",
-        Part::RouterScale => "ffn_gate_inp.scale",
-        Part::ExpertScale => "ffn_down_exps.scale",
-        Part::ExpertsNorm => "pre_ffw_norm_2",
-        Part::PostDenseNorm => "post_ffw_norm_1",
-        Part::PostExpertsNorm => "post_ffw_norm_2",
-        Part::InputGate => "inp_gate",
-        Part::InputOut => "proj",
-        Part::PostInputNorm => "post_norm",
-        Part::OutputScale => "layer_output_scale.weight",
-        Part::ConvIn => "shortconv.in_proj",
-        Part::Conv => "ssm_conv1d",
-        Part::ConvOut => "shortconv.out_proj",
-        Part::DeltaQkv => "attn_qkv",
-        Part::DeltaGate => "attn_gate",
-        Part::DeltaQkvZ => "ssm_in",
-        Part::DeltaAlpha => "ssm_alpha",
-        Part::DeltaBeta => "ssm_beta",
-        Part::DeltaBetaAlpha => "ssm_ba",
-        Part::DeltaDecay => "ssm_a",
-        Part::DeltaDt => "ssm_dt.bias",
-        Part::DeltaNorm => "ssm_norm",
-        Part::DeltaOut => "ssm_out",
-        Part::MtpJoin => "nextn.eh_proj",
-        Part::MtpTokenNorm => "nextn.enorm",
-        Part::MtpRowNorm => "nextn.hnorm",
-        Part::MtpEmbedding => "nextn.embed_tokens",
-        Part::MtpOutputNorm => "nextn.shared_head_norm",
-        Part::MtpOutput => "nextn.shared_head_head",
-        Part::AssistantIn => "nextn.pre_projection",
-        Part::AssistantOut => "nextn.post_projection",
-        Part::SsmIn => "ssm_in",
-        Part::SsmSkip => "ssm_d",
-        Part::ExpertsIn => "ffn_latent_down",
-        Part::ExpertsOut => "ffn_latent_up",
-    }
-}
-
-fn hf_part(part: Part) -> &'static str {
-    match part {
-        Part::Embedding => "embed_tokens",
-        Part::Positions => "wpe",
-        Part::TokenTypes => "embeddings.token_type_embeddings",
-        Part::EmbeddingNorm => "embeddings.LayerNorm",
-        Part::DistanceBuckets => "encoder.relative_attention_bias",
-        Part::NormAfterMixer => "attention.output.LayerNorm",
-        Part::NormAfterFfn => "output.LayerNorm",
-        Part::OutputNorm => "norm",
-        Part::Head => "lm_head",
-        Part::AttentionNorm => "input_layernorm",
-        Part::Q => "self_attn.q_proj",
-        Part::K => "self_attn.k_proj",
-        Part::V => "self_attn.v_proj",
-        Part::Qkv => "self_attn.qkv_proj",
-        Part::QNorm => "self_attn.q_norm",
-        Part::KNorm => "self_attn.k_norm",
-        Part::Sinks => "self_attn.sinks",
-        Part::AttentionOut => "self_attn.o_proj",
-        Part::QDown => "self_attn.q_a_proj",
-        Part::QDownNorm => "self_attn.q_a_layernorm",
-        Part::QUp => "self_attn.q_b_proj",
-        Part::LatentDown => "self_attn.kv_a_proj_with_mqa",
-        Part::LatentNorm => "self_attn.kv_a_layernorm",
-        // Only files of llama.cpp have these two.
-        Part::Absorb => "self_attn.k_b_proj",
-        Part::Value => "self_attn.v_b_proj",
-        Part::LatentUp => "self_attn.kv_b_proj",
-        // With a norm after attention, definitions give the norm before the feed-forward network another name.
-        Part::PostAttentionNorm | Part::FfnNorm => "post_attention_layernorm",
-        Part::Gate => "mlp.gate_proj",
-        Part::Up => "mlp.up_proj",
-        Part::GateUp => "mlp.gate_up_proj",
-        Part::Down => "mlp.down_proj",
-        Part::PostFfnNorm => "post_feedforward_layernorm",
-        Part::Router => "mlp.gate",
-        Part::SelectionBias => "mlp.gate.e_score_correction_bias",
-        Part::ExpertGate => "mlp.experts.{}.gate_proj",
-        Part::ExpertUp => "mlp.experts.{}.up_proj",
-        Part::ExpertDown => "mlp.experts.{}.down_proj",
-        Part::ExpertGateUp => "mlp.experts.gate_up_proj",
-        Part::ExpertDowns => "mlp.experts.down_proj",
-        Part::SharedGate => "mlp.shared_experts.gate_proj",
-        Part::SharedUp => "mlp.shared_experts.up_proj",
-        Part::SharedGateUp => "mlp.shared_experts.gate_up_proj",
-        Part::SharedDown => "mlp.shared_experts.down_proj",
-        Part::OutputGate => "mlp.shared_expert_gate",
-        Part::LayerEmbeds => "embed_tokens_per_layer",
-        Part::LayerProjection => "per_layer_model_projection",
-        Part::LayerProjectionNorm => "per_layer_projection_norm",
-        Part::RouterScale => "router.scale",
-        Part::ExpertScale => "router.per_expert_scale",
-        Part::ExpertsNorm => "pre_feedforward_layernorm_2",
-        Part::PostDenseNorm => "post_feedforward_layernorm_1",
-        Part::PostExpertsNorm => "post_feedforward_layernorm_2",
-        Part::InputGate => "per_layer_input_gate",
-        Part::InputOut => "per_layer_projection",
-        Part::PostInputNorm => "post_per_layer_input_norm",
-        Part::OutputScale => "layer_scalar",
-        Part::ConvIn => "conv.in_proj",
-        Part::Conv => "linear_attn.conv1d",
-        Part::ConvOut => "conv.out_proj",
-        Part::DeltaQkv => "linear_attn.in_proj_qkv",
-        Part::DeltaGate => "linear_attn.in_proj_z",
-        Part::DeltaQkvZ => "linear_attn.in_proj_qkvz",
-        Part::DeltaAlpha => "linear_attn.in_proj_a",
-        Part::DeltaBeta => "linear_attn.in_proj_b",
-        Part::DeltaBetaAlpha => "linear_attn.in_proj_ba",
-        Part::DeltaDecay => "linear_attn.A_log",
-        Part::DeltaDt => "linear_attn.dt_bias",
-        Part::DeltaNorm => "linear_attn.norm",
-        Part::DeltaOut => "linear_attn.out_proj",
-        Part::MtpJoin => "eh_proj",
-        Part::MtpTokenNorm => "enorm",
-        Part::MtpRowNorm => "hnorm",
-        Part::MtpEmbedding => "embed_tokens",
-        Part::MtpOutputNorm => "shared_head.norm",
-        Part::MtpOutput => "shared_head.head",
-        Part::AssistantIn => "pre_projection",
-        Part::AssistantOut => "post_projection",
-        Part::SsmIn => "mamba.in_proj",
-        Part::SsmSkip => "mamba.D",
-        Part::ExpertsIn => "mlp.fc1_latent_proj",
-        Part::ExpertsOut => "mlp.fc2_latent_proj",
-    }
 }

@@ -49,6 +49,26 @@ pub enum Array {
     ByteStrings(Vec<Vec<u8>>),
 }
 
+/// Does the same for each type of numbers of a [`Value`] or an [`Array`].
+macro_rules! match_numbers {
+    ($kind:ident, $value:expr, $inner:ident => $for_numbers:expr, { $($others:tt)* }) => {
+        match $value {
+            $kind::U8($inner) => $for_numbers,
+            $kind::I8($inner) => $for_numbers,
+            $kind::U16($inner) => $for_numbers,
+            $kind::I16($inner) => $for_numbers,
+            $kind::U32($inner) => $for_numbers,
+            $kind::I32($inner) => $for_numbers,
+            $kind::U64($inner) => $for_numbers,
+            $kind::I64($inner) => $for_numbers,
+            $kind::F32($inner) => $for_numbers,
+            $kind::F64($inner) => $for_numbers,
+            $($others)*
+        }
+    };
+}
+pub(super) use match_numbers;
+
 /// Error of a value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
@@ -309,21 +329,11 @@ impl Value {
 impl Array {
     /// Returns the number of elements.
     pub fn len(&self) -> usize {
-        match self {
-            Array::U8(values) => values.len(),
-            Array::I8(values) => values.len(),
-            Array::U16(values) => values.len(),
-            Array::I16(values) => values.len(),
-            Array::U32(values) => values.len(),
-            Array::I32(values) => values.len(),
-            Array::U64(values) => values.len(),
-            Array::I64(values) => values.len(),
-            Array::F32(values) => values.len(),
-            Array::F64(values) => values.len(),
+        match_numbers!(Array, self, values => values.len(), {
             Array::Bool(values) => values.len(),
             Array::Strings(values) => values.len(),
             Array::ByteStrings(values) => values.len(),
-        }
+        })
     }
 
     /// Returns true if there are no elements.
@@ -353,22 +363,12 @@ impl Array {
 impl fmt::Display for Value {
     /// Scalars in full; strings as they are; of arrays the first elements and the length.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Value::U8(value) => value.fmt(f),
-            Value::I8(value) => value.fmt(f),
-            Value::U16(value) => value.fmt(f),
-            Value::I16(value) => value.fmt(f),
-            Value::U32(value) => value.fmt(f),
-            Value::I32(value) => value.fmt(f),
-            Value::U64(value) => value.fmt(f),
-            Value::I64(value) => value.fmt(f),
-            Value::F32(value) => value.fmt(f),
-            Value::F64(value) => value.fmt(f),
+        match_numbers!(Value, self, value => value.fmt(f), {
             Value::Bool(value) => value.fmt(f),
             Value::String(value) => f.write_str(value),
             Value::Bytes(value) => String::from_utf8_lossy(value).fmt(f),
             Value::Array(array) => array.fmt(f),
-        }
+        })
     }
 }
 
@@ -385,17 +385,7 @@ impl fmt::Display for Array {
                 len => write!(f, ", ...; {len}]"),
             }
         }
-        match self {
-            Array::U8(values) => list(f, values),
-            Array::I8(values) => list(f, values),
-            Array::U16(values) => list(f, values),
-            Array::I16(values) => list(f, values),
-            Array::U32(values) => list(f, values),
-            Array::I32(values) => list(f, values),
-            Array::U64(values) => list(f, values),
-            Array::I64(values) => list(f, values),
-            Array::F32(values) => list(f, values),
-            Array::F64(values) => list(f, values),
+        match_numbers!(Array, self, values => list(f, values), {
             Array::Bool(values) => list(f, values),
             Array::Strings(values) => list(f, values),
             Array::ByteStrings(values) => {
@@ -403,6 +393,6 @@ impl fmt::Display for Array {
                 list(f, &shown)?;
                 if values.len() > SHOWN { write!(f, " (first of {})", values.len()) } else { Ok(()) }
             }
-        }
+        })
     }
 }

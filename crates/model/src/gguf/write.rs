@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{Array, Contents, Metadata, Value, reader::DEFAULT_ALIGNMENT};
+use super::{Array, Contents, Metadata, Value, metadata::match_numbers, reader::DEFAULT_ALIGNMENT};
 use crate::tensor::Tensor;
 
 /// The version of the format that is written.
@@ -163,22 +163,12 @@ fn value_type(value: &Value) -> u32 {
 }
 
 fn write_value(out: &mut Vec<u8>, value: &Value) {
-    match value {
-        Value::U8(value) => out.extend(value.to_le_bytes()),
-        Value::I8(value) => out.extend(value.to_le_bytes()),
-        Value::U16(value) => out.extend(value.to_le_bytes()),
-        Value::I16(value) => out.extend(value.to_le_bytes()),
-        Value::U32(value) => out.extend(value.to_le_bytes()),
-        Value::I32(value) => out.extend(value.to_le_bytes()),
-        Value::U64(value) => out.extend(value.to_le_bytes()),
-        Value::I64(value) => out.extend(value.to_le_bytes()),
-        Value::F32(value) => out.extend(value.to_le_bytes()),
-        Value::F64(value) => out.extend(value.to_le_bytes()),
+    match_numbers!(Value, value, value => out.extend(value.to_le_bytes()), {
         Value::Bool(value) => out.push((*value).into()),
         Value::String(text) => string(out, text.as_bytes()),
         Value::Bytes(bytes) => string(out, bytes),
         Value::Array(array) => write_array(out, array),
-    }
+    })
 }
 
 fn write_array(out: &mut Vec<u8>, array: &Array) {

@@ -10,7 +10,6 @@ use crate::{error::ModelError, gguf::Metadata};
 pub(crate) struct Text<'a> {
     source: Source<'a>,
     pub(super) program: &'a mut Program,
-    tower: &'a Program,
 }
 
 enum Source<'a> {
@@ -28,17 +27,18 @@ pub(super) enum Sections {
 }
 
 impl<'a> Text<'a> {
-    pub(super) fn gguf(metadata: &'a Metadata, program: &'a mut Program, tower: &'a Program) -> Self {
-        Self { source: Source::Gguf(metadata), program, tower }
+    pub(super) fn gguf(metadata: &'a Metadata, program: &'a mut Program, tower: &Program) -> Self {
+        Self::new(Source::Gguf(metadata), program, tower)
     }
 
-    pub(super) fn hf(config: &'a Map<String, Value>, program: &'a mut Program, tower: &'a Program) -> Self {
-        Self { source: Source::Hf(config), program, tower }
+    pub(super) fn hf(config: &'a Map<String, Value>, program: &'a mut Program, tower: &Program) -> Self {
+        Self::new(Source::Hf(config), program, tower)
     }
 
     /// Rows of pictures replace embeddings, and their other parts are added after layers.
-    pub(super) fn given(&mut self) {
-        self.program.given_parts = self.tower.merged().map_or(1, |merged| merged.taps.len());
+    fn new(source: Source<'a>, program: &'a mut Program, tower: &Program) -> Self {
+        program.given_parts = tower.merged().map_or(1, |merged| merged.taps.len());
+        Self { source, program }
     }
 
     /// Rows of a picture see each other in groups with a window, or in all.

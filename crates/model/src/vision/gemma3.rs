@@ -5,7 +5,7 @@ use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::Value;
 
 use super::{
-    Arrangement, Lowered, Places, Resize, TowerFamily,
+    Lowered, Places, Resize, TowerFamily,
     files::TowerFile,
     lower::{Blocks, Extras, SIGLIP, single},
     qwen3vl::check_squares,
@@ -50,7 +50,6 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     interleaves: false,
     eps: 1e-6,
     adapt: |text| {
-        text.given();
         text.spans(false);
         Ok(())
     },
@@ -93,6 +92,32 @@ pub(super) fn siglip(file: &TowerFile<'_, '_>, hidden: usize, heads: usize) -> R
     Ok(blocks)
 }
 
+/// Returns the patches of SigLIP, to whose rows embeddings of places are added.
+pub(super) fn siglip_patches(
+    file: &mut TowerFile<'_, '_>,
+    hidden: usize,
+    patch: usize,
+) -> Result<Patches, ModelError> {
+    let linear = file.patches(file.name(["v.patch_embd", "v.embeddings.patch_embedding"]), hidden, patch)?;
+    let ops = vec![RowOp::Linear { linear, width: hidden, activation: None }, RowOp::Add];
+    Ok(Patches { width: 3 * patch * patch, ops })
+}
+
+/// Returns the embeddings of a square of places, and its side, which is that of the file if it is not given.
+pub(super) fn siglip_places(
+    file: &mut TowerFile<'_, '_>,
+    hidden: usize,
+    side: Option<usize>,
+) -> Result<(Vec<f32>, usize), ModelError> {
+    let places = file.name(["v.position_embd.weight", "v.embeddings.position_embedding.weight"]);
+    let count = side.map_or_else(|| file.tensors.rows(places).unwrap_or(0), |side| side * side);
+    let side = count.isqrt();
+    if side * side != count || count == 0 {
+        return Err(ModelError::Config(format!("{count} embeddings of places are not a square")));
+    }
+    Ok((file.tensors.values(places, &[count, hidden])?, side))
+}
+
 fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let blocks = siglip(file, 768, 12)?;
     let hidden = blocks.hidden;
@@ -112,15 +137,9 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
             "pictures of {image} pixels, patches of {patch} in squares of {merge}"
         )));
     }
-    let linear = file.patches(file.name(["v.patch_embd", "v.embeddings.patch_embedding"]), hidden, patch)?;
-    let patches = Patches {
-        width: 3 * patch * patch,
-        ops: vec![RowOp::Linear { linear, width: hidden, activation: None }, RowOp::Add],
-    };
-    let places = file.name(["v.position_embd.weight", "v.embeddings.position_embedding.weight"]);
-    let table = file.tensors.values(places, &[side * side, hidden])?;
-    let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, None));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let patches = siglip_patches(file, hidden, patch)?;
+    let (table, _) = siglip_places(file, hidden, Some(side))?;
+    let layers = blocks.all_layers(file, None)?;
     // The head of SigLIP's own training.
     file.ignore("v.head.");
 
@@ -160,14 +179,5 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         patch: patch as u32,
         merge: merge as u32,
     };
-    let values = Arrangement::values(mean, std);
-    let arrangement = Arrangement {
-        patch,
-        merge,
-        window: None,
-        class: None,
-        places: Places::Grid { table, side, resize: Resize::Fraction },
-        values,
-    };
-    Ok(Lowered { program, arrangement, processor })
+    Ok(Lowered::new(program, Places::Grid { table, side, resize: Resize::Fraction }, processor))
 }

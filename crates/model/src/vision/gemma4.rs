@@ -9,7 +9,7 @@ use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::{Map, Value};
 
 use super::{
-    Arrangement, Lowered, Places, TowerFamily,
+    Lowered, Places, TowerFamily,
     adapt::Text,
     files::{TowerFile, Values},
     lower::{BlockNames, Blocks, Extras, GGUF, rope_of_halves, single},
@@ -113,7 +113,6 @@ const EPS: f32 = 1e-6;
 
 /// Rows of a picture see each other in layers with a window, in the models that were trained so: all without embeddings for layers.
 fn adapt(text: &mut Text<'_>) -> Result<(), ModelError> {
-    text.given();
     let sees = match text.text_config("use_bidirectional_attention") {
         Some(value) => value.as_str() == Some("vision"),
         None => text.program.layer_embeds().is_none() && !text.is_hf(),
@@ -206,16 +205,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     debug_assert_eq!(rope.style, RopeStyle::HalfSplit);
     let program = blocks.program(&[false], layers, vec![rope], patches, merged);
     let processor = processor(file, patch, merge, ([0.5; 3], [0.5; 3]))?;
-    let values = Arrangement::values(processor.mean, processor.std);
-    let arrangement = Arrangement {
-        patch,
-        merge,
-        window: None,
-        class: None,
-        places: Places::Axes { table, count },
-        values,
-    };
-    Ok(Lowered { program, arrangement, processor })
+    Ok(Lowered::new(program, Places::Axes { table, count }, processor))
 }
 
 fn unified(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
@@ -296,16 +286,7 @@ fn unified(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let mut program = blocks.program(&[false], Vec::new(), Vec::new(), patches, single(1, text, 0, ops));
     program.kv = KvLayout { groups: vec![group] };
     let processor = processor(file, patch, 1, ([0.0; 3], [1.0; 3]))?;
-    let values = Arrangement::values(processor.mean, processor.std);
-    let arrangement = Arrangement {
-        patch,
-        merge: 1,
-        window: None,
-        class: None,
-        places: Places::Axes { table, count },
-        values,
-    };
-    Ok(Lowered { program, arrangement, processor })
+    Ok(Lowered::new(program, Places::Axes { table, count }, processor))
 }
 
 fn processor(

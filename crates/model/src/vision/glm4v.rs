@@ -6,7 +6,7 @@ use paguro_vision::{Family, SizeRule, SmallSides};
 use serde_json::Value;
 
 use super::{
-    Arrangement, Lowered, Places, Resize, TowerFamily,
+    Lowered, Places, Resize, TowerFamily,
     adapt::Sections,
     files::{TowerFile, Values},
     lower::{BlockNames, Blocks, Extras, GGUF, rope_of_halves, single},
@@ -60,10 +60,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     splits_qkv: false,
     interleaves: false,
     eps: EPS,
-    adapt: |text| {
-        text.given();
-        text.sections(Sections::Blocks, [8, 12, 12])
-    },
+    adapt: |text| text.sections(Sections::Blocks, [8, 12, 12]),
 };
 
 const NAMES: BlockNames = BlockNames {
@@ -112,8 +109,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         }
     };
     let patches = Patches { width: 3 * patch * patch, ops };
-    let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, Some(0)));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let layers = blocks.all_layers(file, Some(0))?;
 
     let text = file.text_hidden;
     let post = file.norm(file.name(["v.post_ln", "v.post_layernorm"]), hidden, NormKind::Rms, eps)?;
@@ -150,9 +146,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     if let SizeRule::Smart { min_pixels, max_pixels, small: _ } = &mut processor.rule {
         (*min_pixels, *max_pixels) = (*min_pixels / frames, *max_pixels / frames);
     }
-    let values = Arrangement::values(processor.mean, processor.std);
-    let arrangement = Arrangement { patch, merge, window: None, class: None, places, values };
-    Ok(Lowered { program, arrangement, processor })
+    Ok(Lowered::new(program, places, processor))
 }
 
 fn blocks(file: &mut TowerFile<'_, '_>) -> Result<Blocks, ModelError> {

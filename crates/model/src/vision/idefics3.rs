@@ -1,13 +1,13 @@
 //! Idefics3, SmolVLM, Granite-Docling: SigLIP over tiles, whose rows are squares of patches.
 
-use paguro_backend::{NormKind, Patches, RowOp};
+use paguro_backend::{NormKind, RowOp};
 use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::Value;
 
 use super::{
-    Arrangement, Lowered, Places, Resize, TowerFamily,
+    Lowered, Places, Resize, TowerFamily,
     files::{TowerFile, Values},
-    gemma3::siglip,
+    gemma3::{siglip, siglip_patches, siglip_places},
     lower::{SIGLIP, single},
     qwen3vl::check_squares,
 };
@@ -48,10 +48,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     splits_qkv: false,
     interleaves: false,
     eps: 1e-6,
-    adapt: |text| {
-        text.given();
-        Ok(())
-    },
+    adapt: |_| Ok(()),
 };
 
 fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
@@ -68,15 +65,9 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     if side == 0 || side > 1024 {
         return Err(ModelError::Config(format!("pictures of {image} pixels in patches of {patch}")));
     }
-    let linear = file.patches(file.name(["v.patch_embd", "v.embeddings.patch_embedding"]), hidden, patch)?;
-    let patches = Patches {
-        width: 3 * patch * patch,
-        ops: vec![RowOp::Linear { linear, width: hidden, activation: None }, RowOp::Add],
-    };
-    let places = file.name(["v.position_embd.weight", "v.embeddings.position_embedding.weight"]);
-    let table = file.tensors.values(places, &[side * side, hidden])?;
-    let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, None));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let patches = siglip_patches(file, hidden, patch)?;
+    let (table, _) = siglip_places(file, hidden, Some(side))?;
+    let layers = blocks.all_layers(file, None)?;
 
     let (text, joined) = (file.text_hidden, hidden * merge * merge);
     let projection = file.linear(file.name(["mm.model.fc", "mm.modality_projection.proj"]), text, joined)?;
@@ -105,16 +96,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         patch: patch as u32,
         merge: merge as u32,
     };
-    let values = Arrangement::values(mean, std);
-    let arrangement = Arrangement {
-        patch,
-        merge,
-        window: None,
-        class: None,
-        places: Places::Grid { table, side, resize: Resize::Fraction },
-        values,
-    };
-    Ok(Lowered { program, arrangement, processor })
+    Ok(Lowered::new(program, Places::Grid { table, side, resize: Resize::Fraction }, processor))
 }
 
 fn is_smolvlm(file: &TowerFile<'_, '_>) -> bool {

@@ -6,7 +6,7 @@ use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::Value;
 
 use super::{
-    Arrangement, Lowered, Places, Resize, TowerFamily,
+    Lowered, Places, Resize, TowerFamily,
     files::{TowerFile, Values},
     lower::{BlockNames, Blocks, Extras, GGUF, single},
     qwen3vl::check_squares,
@@ -53,10 +53,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     splits_qkv: false,
     interleaves: false,
     eps: 1e-6,
-    adapt: |text| {
-        text.given();
-        Ok(())
-    },
+    adapt: |_| Ok(()),
 };
 
 const NAMES: BlockNames = BlockNames {
@@ -120,8 +117,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let name = file.name(["v.class_embd", "v.embeddings.cls_token"]);
     let own = file.tensors.require_vector(name, hidden)?;
     class.iter_mut().zip(&own).for_each(|(place, own)| *place += own);
-    let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, None));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let layers = blocks.all_layers(file, None)?;
 
     let (text, square) = (file.text_hidden, merge * merge);
     let [norm, up, down] = match file.is_hf() {
@@ -152,10 +148,10 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     };
     let filter = file.filter(Filter::Bicubic)?;
     let processor = Processor { rule, filter, mean, std, patch: patch as u32, merge: merge as u32 };
-    let values = Arrangement::values(mean, std);
     let places = Places::Grid { table, side, resize: Resize::Fraction };
-    let arrangement = Arrangement { patch, merge, window: None, class: Some(class), places, values };
-    Ok(Lowered { program, arrangement, processor })
+    let mut lowered = Lowered::new(program, places, processor);
+    lowered.arrangement.class = Some(class);
+    Ok(lowered)
 }
 
 fn blocks(file: &mut TowerFile<'_, '_>) -> Result<Blocks, ModelError> {

@@ -5,7 +5,7 @@ use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::{Map, Value};
 
 use super::{
-    Arrangement, Lowered, Places, Resize, TowerFamily,
+    Lowered, Places, Resize, TowerFamily,
     files::{TowerFile, Values},
     lower::{BlockNames, Blocks, Extras, GGUF, single},
     qwen3vl::{MERGE, check_squares, projection},
@@ -30,10 +30,7 @@ pub(super) const VL: TowerFamily = TowerFamily {
     splits_qkv: true,
     interleaves: false,
     eps: EPS,
-    adapt: |text| {
-        text.given();
-        Ok(())
-    },
+    adapt: |_| Ok(()),
 };
 
 pub(super) const K25: TowerFamily = TowerFamily {
@@ -158,8 +155,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     // Embeddings of frames, of which a still picture has one that adds nothing.
     file.ignore("v.patch_embed.pos_emb.time_weight");
     let has_fused = !file.is_hf() && file.tensors.has("v.blk.0.attn_qkv.weight");
-    let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, Some(0)));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let layers = blocks.all_layers(file, Some(0))?;
 
     let (text, square) = (file.text_hidden, merge * merge);
     let names = match file.is_hf() {
@@ -194,10 +190,8 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         patch: patch as u32,
         merge: merge as u32,
     };
-    let values = Arrangement::values(mean, std);
     let places = Places::Grid { table, side, resize: Resize::Cubic };
-    let arrangement = Arrangement { patch, merge, window: None, class: None, places, values };
-    Ok(Lowered { program, arrangement, processor })
+    Ok(Lowered::new(program, places, processor))
 }
 
 /// Neighbours are pairs, which are rotated by column and row in turns. GGUF files of Kimi K2.5 have pairs of columns first.

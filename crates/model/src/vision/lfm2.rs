@@ -5,9 +5,9 @@ use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::Value;
 
 use super::{
-    Arrangement, Lowered, Places, Resize, TowerFamily,
+    Lowered, Places, Resize, TowerFamily,
     files::{TowerFile, Values},
-    gemma3::siglip,
+    gemma3::{siglip, siglip_places},
     gemma4::by_channel,
     lower::{SIGLIP, single},
     qwen3vl::check_squares,
@@ -48,10 +48,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     splits_qkv: false,
     interleaves: false,
     eps: 1e-6,
-    adapt: |text| {
-        text.given();
-        Ok(())
-    },
+    adapt: |_| Ok(()),
 };
 
 /// PyTorch's default for LayerNorm, which the projector has.
@@ -87,15 +84,8 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         width: 3 * patch * patch,
         ops: vec![RowOp::Linear { linear, width: hidden, activation: None }, RowOp::Add],
     };
-    let places = file.name(["v.position_embd.weight", "v.embeddings.position_embedding.weight"]);
-    let count = file.tensors.rows(places).unwrap_or(0);
-    let side = count.isqrt();
-    if side * side != count || count == 0 {
-        return Err(ModelError::Config(format!("{count} embeddings of places are not a square")));
-    }
-    let table = file.tensors.values(places, &[count, hidden])?;
-    let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, None));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let (table, side) = siglip_places(file, hidden, None)?;
+    let layers = blocks.all_layers(file, None)?;
     // The head of SigLIP's own training.
     file.ignore("v.head.");
 
@@ -124,10 +114,8 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         patch: patch as u32,
         merge: merge as u32,
     };
-    let values = Arrangement::values(mean, std);
     let places = Places::Grid { table, side, resize: Resize::Antialiased };
-    let arrangement = Arrangement { patch, merge, window: None, class: None, places, values };
-    Ok(Lowered { program, arrangement, processor })
+    Ok(Lowered::new(program, places, processor))
 }
 
 /// Returns the limits of the published models, or those of the file.

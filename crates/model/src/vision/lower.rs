@@ -112,6 +112,15 @@ impl Blocks {
         Ok(())
     }
 
+    /// Lowers all layers, with K and V in slots of the first group.
+    pub(super) fn all_layers(
+        &self,
+        file: &mut TowerFile<'_, '_>,
+        rope: Option<usize>,
+    ) -> Result<Vec<Layer>, ModelError> {
+        (0..self.layers).map(|layer| self.layer(file, layer, 0, rope)).collect()
+    }
+
     /// Lowers a layer whose K and V are in the only slot of group `group`.
     pub(super) fn layer(
         &self,

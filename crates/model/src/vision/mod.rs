@@ -121,6 +121,21 @@ pub(crate) struct Lowered {
     processor: Processor,
 }
 
+impl Lowered {
+    /// Returns a tower without windows, which has the patches and squares of its processor.
+    fn new(program: Program, places: Places, processor: Processor) -> Self {
+        let arrangement = Arrangement {
+            patch: processor.patch as usize,
+            merge: processor.merge as usize,
+            window: None,
+            class: None,
+            places,
+            values: Arrangement::values(processor.mean, processor.std),
+        };
+        Self { program, arrangement, processor }
+    }
+}
+
 /// Every family.
 const ALL: &[&TowerFamily] = &[
     &qwen3vl::QWEN3_VL,

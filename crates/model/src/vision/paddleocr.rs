@@ -1,13 +1,13 @@
 //! PaddleOCR-VL: SigLIP with positions by row and column, over pictures of any ratio; rows of squares of four patches.
 
-use paguro_backend::{NormKind, Patches, RowOp};
+use paguro_backend::{NormKind, RowOp};
 use paguro_vision::{Family, SmallSides};
 
 use super::{
-    Arrangement, Lowered, Places, Resize, TowerFamily,
+    Lowered, Places, Resize, TowerFamily,
     adapt::Sections,
     files::TowerFile,
-    gemma3::siglip,
+    gemma3::{siglip, siglip_patches, siglip_places},
     lower::{SIGLIP, rope_of_halves, single},
     qwen2vl::CLIP,
     qwen3vl::{MERGE, check_squares, processor, projection, squares},
@@ -44,10 +44,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     splits_qkv: false,
     interleaves: false,
     eps: 1e-6,
-    adapt: |text| {
-        text.given();
-        text.sections(Sections::Blocks, [16, 24, 24])
-    },
+    adapt: |text| text.sections(Sections::Blocks, [16, 24, 24]),
 };
 
 fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
@@ -56,20 +53,9 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let patch = file.size(["patch_size", "patch_size"], 14)?;
     let merge = file.optional(["spatial_merge_size", "spatial_merge_size"])?.unwrap_or(MERGE);
     check_squares(patch, merge)?;
-    let linear = file.patches(file.name(["v.patch_embd", "v.embeddings.patch_embedding"]), hidden, patch)?;
-    let patches = Patches {
-        width: 3 * patch * patch,
-        ops: vec![RowOp::Linear { linear, width: hidden, activation: None }, RowOp::Add],
-    };
-    let places = file.name(["v.position_embd.weight", "v.embeddings.position_embedding.weight"]);
-    let count = file.tensors.rows(places).unwrap_or(0);
-    let side = count.isqrt();
-    if side * side != count || count == 0 {
-        return Err(ModelError::Config(format!("{count} embeddings of places are not a square")));
-    }
-    let table = file.tensors.values(places, &[count, hidden])?;
-    let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, Some(0)));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let patches = siglip_patches(file, hidden, patch)?;
+    let (table, side) = siglip_places(file, hidden, None)?;
+    let layers = blocks.all_layers(file, Some(0))?;
     // Parts of SigLIP's own training.
     file.ignore("v.head.");
     file.ignore("v.embeddings.packing_position_embedding.");
@@ -88,8 +74,6 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let ropes = vec![rope_of_halves(blocks.head_dim, 10_000.0)];
     let program = blocks.program(&[false], layers, ropes, patches, merged);
     let processor = processor(file, patch, merge, [147_456, 2_359_296], CLIP, SmallSides::InTurn)?;
-    let values = Arrangement::values(processor.mean, processor.std);
     let places = Places::Grid { table, side, resize: Resize::Centers };
-    let arrangement = Arrangement { patch, merge, window: None, class: None, places, values };
-    Ok(Lowered { program, arrangement, processor })
+    Ok(Lowered::new(program, places, processor))
 }

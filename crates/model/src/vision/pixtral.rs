@@ -5,7 +5,7 @@ use paguro_vision::{Family, Filter, Processor, SizeRule};
 use serde_json::Value;
 
 use super::{
-    Arrangement, Lowered, Places, TowerFamily,
+    Lowered, Places, TowerFamily,
     files::{TowerFile, Values},
     lower::{BlockNames, Blocks, Extras, GGUF, single},
     object,
@@ -53,10 +53,7 @@ pub(super) const DEF: TowerFamily = TowerFamily {
     splits_qkv: false,
     interleaves: true,
     eps: EPS,
-    adapt: |text| {
-        text.given();
-        Ok(())
-    },
+    adapt: |_| Ok(()),
 };
 
 const NAMES: BlockNames = BlockNames {
@@ -127,8 +124,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         width: 3 * patch * patch,
         ops: vec![RowOp::Linear { linear, width: hidden, activation: None }, RowOp::Norm(norm)],
     };
-    let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, Some(0)));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let layers = blocks.all_layers(file, Some(0))?;
 
     let text = file.text_hidden;
     // A copy of a row of the text model's embeddings.
@@ -168,9 +164,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         patch: patch as u32,
         merge: merge as u32,
     };
-    let values = Arrangement::values(mean, std);
-    let arrangement = Arrangement { patch, merge, window: None, class: None, places: Places::None, values };
-    Ok(Lowered { program, arrangement, processor })
+    Ok(Lowered::new(program, Places::None, processor))
 }
 
 /// Returns what the projector's norm adds: as the norms of the text model.

@@ -5,7 +5,7 @@ use paguro_vision::{Family, SmallSides};
 use serde_json::Value;
 
 use super::{
-    Arrangement, Lowered, Places, TowerFamily,
+    Lowered, Places, TowerFamily,
     adapt::Sections,
     files::{TowerFile, Values},
     lower::{BlockNames, Blocks, Extras, rope_of_halves, single},
@@ -43,10 +43,7 @@ pub(super) const QWEN2_5_VL: TowerFamily = TowerFamily {
     splits_qkv: true,
     interleaves: false,
     eps: EPS,
-    adapt: |text| {
-        text.given();
-        text.sections(Sections::Blocks, [16, 24, 24])
-    },
+    adapt: |text| text.sections(Sections::Blocks, [16, 24, 24]),
 };
 
 const NAMES: BlockNames =
@@ -107,10 +104,9 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let ropes = vec![rope_of_halves(blocks.head_dim, 10_000.0)];
     let program = blocks.program(&[true, false], layers, ropes, patches, merged);
     let processor = processor(file, patch, merge, [3136, 12_845_056], CLIP, SmallSides::Rounded)?;
-    let values = Arrangement::values(processor.mean, processor.std);
-    let arrangement =
-        Arrangement { patch, merge, window: Some(side), class: None, places: Places::None, values };
-    Ok(Lowered { program, arrangement, processor })
+    let mut lowered = Lowered::new(program, Places::None, processor);
+    lowered.arrangement.window = Some(side);
+    Ok(lowered)
 }
 
 /// Returns for each layer whether its rows see all others.

@@ -6,7 +6,7 @@ use paguro_vision::{Family, Filter, Processor, SizeRule, SmallSides};
 use serde_json::{Map, Value};
 
 use super::{
-    Arrangement, Lowered, Places, Resize, TowerFamily,
+    Lowered, Places, Resize, TowerFamily,
     adapt::Sections,
     files::TowerFile,
     lower::{BlockNames, Blocks, Extras, GGUF, rope_of_halves},
@@ -59,7 +59,6 @@ pub(super) const QWEN3_VL: TowerFamily = TowerFamily {
     interleaves: false,
     eps: EPS,
     adapt: |text| {
-        text.given();
         let pairs = text.program.ropes.first().map_or(0, |rope| rope.frequencies.len());
         let default = if pairs == 32 { [11, 11, 10] } else { [24, 20, 20] };
         text.sections(Sections::Interleaved, default)
@@ -119,8 +118,7 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
         return Err(ModelError::Config(format!("{count} embeddings of places are not a square")));
     }
     let table = file.tensors.values(&places, &[count, hidden])?;
-    let layers = (0..blocks.layers).map(|layer| blocks.layer(file, layer, 0, Some(0)));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let layers = blocks.all_layers(file, Some(0))?;
 
     let text = file.text_hidden;
     let joined = hidden * merge * merge;
@@ -151,13 +149,8 @@ fn lower(file: &mut TowerFile<'_, '_>) -> Result<Lowered, ModelError> {
     let least = ((side * patch).pow(2) as u64 / 9).min(65_536);
     let processor =
         processor(file, patch, merge, [least, 16_777_216], ([0.5; 3], [0.5; 3]), SmallSides::Rounded)?;
-    let values = Arrangement::values(processor.mean, processor.std);
     let places = Places::Grid { table, side, resize: Resize::Corners };
-    Ok(Lowered {
-        program,
-        arrangement: Arrangement { patch, merge, window: None, class: None, places, values },
-        processor,
-    })
+    Ok(Lowered::new(program, places, processor))
 }
 
 /// Writes the squares and limits of pixels of Qwen's models.
