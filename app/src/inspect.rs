@@ -148,49 +148,44 @@ fn summary(
         }
         Err(problem) => row("runs", format!("no: {problem}"))?,
     }
-    if let Some(memory) = memory {
-        let Memory {
-            context,
-            device,
-            weights,
-            buffers,
-            converted,
-            pages,
-            page_bytes,
-            states,
-            checkpoint,
-            checkpoint_interval,
-            block_size,
-            kv_dtype,
-        } = &memory;
-        row("memory", format!("{} for a context of {context} tokens:", units::bytes(memory.total())))?;
-        row("", format!("{} weights", units::bytes(*weights)))?;
-        for ((from, to), count) in converted {
-            let tensors = units::plural(*count, "tensor");
-            row("", format!("{tensors} of {from} held as {to}: the {device} has no kernels for {from}"))?;
-        }
-        row(
-            "",
-            format!(
-                "{} KV cache in {}, {pages} pages of {} for {block_size} tokens",
-                units::bytes(memory.kv()),
-                kv_dtype.name(),
-                units::bytes(*page_bytes)
-            ),
-        )?;
-        if *states > 0 {
-            row("", format!("{} state of a sequence", units::bytes(*states)))?;
-            let copies = match checkpoint {
-                0 => format!("the {device} keeps no copies of states, so the prefix cache is off"),
-                bytes => format!(
-                    "{} of the KV cache for a copy of a state, one every {checkpoint_interval} tokens",
-                    units::bytes(*bytes)
-                ),
-            };
-            row("", copies)?;
-        }
-        row("", format!("{} buffers", units::bytes(*buffers)))?;
+    match memory {
+        Some(memory) => memory_rows(&memory, row),
+        None => Ok(()),
     }
+}
+
+fn memory_rows(memory: &Memory, mut row: impl FnMut(&str, String) -> Outcome<()>) -> Outcome<()> {
+    let device = &memory.device;
+    row("memory", format!("{} for a context of {} tokens:", units::bytes(memory.total()), memory.context))?;
+    row("", format!("{} weights", units::bytes(memory.weights)))?;
+    for ((from, to), count) in &memory.converted {
+        let tensors = units::plural(*count, "tensor");
+        row("", format!("{tensors} of {from} held as {to}: the {device} has no kernels for {from}"))?;
+    }
+    row(
+        "",
+        format!(
+            "{} KV cache in {}, {} pages of {} for {} tokens",
+            units::bytes(memory.kv()),
+            memory.kv_dtype.name(),
+            memory.pages,
+            units::bytes(memory.page_bytes),
+            memory.block_size
+        ),
+    )?;
+    if memory.states > 0 {
+        row("", format!("{} state of a sequence", units::bytes(memory.states)))?;
+        let copies = match memory.checkpoint {
+            0 => format!("the {device} keeps no copies of states, so the prefix cache is off"),
+            bytes => format!(
+                "{} of the KV cache for a copy of a state, one every {} tokens",
+                units::bytes(bytes),
+                memory.checkpoint_interval
+            ),
+        };
+        row("", copies)?;
+    }
+    row("", format!("{} buffers", units::bytes(memory.buffers)))?;
     Ok(())
 }
 

@@ -2,11 +2,31 @@
 
 use std::{fmt, str::FromStr};
 
-use clap::ValueEnum;
+use clap::{Arg, ValueEnum};
 use paguro_backend::AttentionMode;
 use serde::{Deserialize, Serialize};
 
 use super::Limit;
+
+/// Attributes that options have in common.
+pub trait Attributes {
+    /// Shows `values` instead of the possible values.
+    fn choice(self, values: &'static str) -> Self;
+
+    /// Accepts the option alone, and with `=true` or `=false`.
+    fn boolean(self, help_heading: &'static str) -> Self;
+}
+
+impl Attributes for Arg {
+    fn choice(self, values: &'static str) -> Self {
+        self.value_name(values).hide_possible_values(true)
+    }
+
+    fn boolean(self, help_heading: &'static str) -> Self {
+        let optional = self.num_args(0..=1).require_equals(true).default_missing_value("true");
+        optional.choice("BOOL").help_heading(help_heading)
+    }
+}
 
 /// A device by its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

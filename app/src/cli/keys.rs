@@ -3,7 +3,10 @@
 use clap::{Args, Subcommand, ValueEnum};
 use paguro_server::Scope;
 
-use super::{choices, serve::Given};
+use super::{
+    choices::{self, Attributes},
+    serve::Given,
+};
 
 /// A running server.
 #[derive(Args, Debug)]
@@ -97,8 +100,7 @@ pub enum KeysCommand {
             value_enum,
             value_delimiter = ',',
             default_value = "inference",
-            hide_possible_values = true,
-            value_name = "SCOPE,..."
+            choice = "SCOPE,..."
         )]
         scopes: Vec<KeyScope>,
     },

@@ -27,6 +27,7 @@ use crate::{failure::Outcome, models::Source, projector::Projector, settings::Li
 
 pub use bench::BenchArgs;
 pub use cache::{CacheArgs, CacheCommand};
+use choices::Attributes;
 pub use choices::{
     Attention, BenchDrafts, ColorChoice, Device, DeviceList, KvDtype, Numerics, Pages, ShapeFormat,
     ShapeName, Speculate, Split,
@@ -76,14 +77,7 @@ pub struct Cli {
     pub verbose: bool,
 
     /// Colors on a terminal; NO_COLOR is honoured
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        default_value = "auto",
-        hide_possible_values = true,
-        value_name = "auto|always|never"
-    )]
+    #[arg(long, global = true, value_enum, default_value = "auto", choice = "auto|always|never")]
     pub color: ColorChoice,
 }
 
@@ -185,7 +179,7 @@ pub struct RunOnArgs {
 
     /// Sums on a GPU: `fast` with its matrix units, or `exact` in one order for any batch [default: fast; the CPU is
     /// exact]
-    #[arg(long, value_enum, env = "PAGURO_NUMERICS", hide_possible_values = true, value_name = "exact|fast")]
+    #[arg(long, value_enum, env = "PAGURO_NUMERICS", choice = "exact|fast")]
     pub numerics: Option<Numerics>,
 
     /// Most memory of the device, or of each GPU, that the model may use [default: all that is free]
@@ -229,14 +223,7 @@ pub struct ThreadsArg {
 pub struct AttentionArg {
     /// `paged` reads pages through the block table; `gather` copies them together first, which is slow, to check and
     /// compare
-    #[arg(
-        long,
-        value_enum,
-        default_value = "paged",
-        env = "PAGURO_ATTENTION",
-        hide_possible_values = true,
-        value_name = "paged|gather"
-    )]
+    #[arg(long, value_enum, default_value = "paged", env = "PAGURO_ATTENTION", choice = "paged|gather")]
     pub attention: Attention,
 }
 
@@ -246,14 +233,7 @@ pub struct AttentionArg {
 pub struct KvDtypeArg {
     /// Encoding of the KV cache: `f16`, `q8` in about half the memory, or `q4` in about a quarter, with
     /// which answers get worse and some models, such as Qwen 2.5, become useless
-    #[arg(
-        long,
-        value_enum,
-        default_value = "f16",
-        env = "PAGURO_KV_DTYPE",
-        hide_possible_values = true,
-        value_name = "f16|q8|q4"
-    )]
+    #[arg(long, value_enum, default_value = "f16", env = "PAGURO_KV_DTYPE", choice = "f16|q8|q4")]
     pub kv_dtype: KvDtype,
 }
 
@@ -518,7 +498,7 @@ pub struct DevicesArgs {
     pub device: Option<DeviceList>,
 
     /// The numerics to show
-    #[arg(long, value_enum, env = "PAGURO_NUMERICS", hide_possible_values = true, value_name = "exact|fast")]
+    #[arg(long, value_enum, env = "PAGURO_NUMERICS", choice = "exact|fast")]
     pub numerics: Option<Numerics>,
 
     /// Print one JSON object per line

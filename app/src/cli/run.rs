@@ -6,7 +6,8 @@ use clap::Args;
 
 use super::{
     AttentionArg, BatchTokensArg, GrammarArgs, KvDtypeArg, ProjectorArgs, RunOnArgs, SamplingArgs,
-    SpeculateArg, ThreadsArg, choices,
+    SpeculateArg, ThreadsArg,
+    choices::{self, Attributes},
 };
 
 /// `paguro run`.
@@ -78,15 +79,7 @@ pub struct RunArgs {
     pub system: Option<String>,
 
     /// Let the model think before it answers, or not, if its chat template has such a switch [default: the template's]
-    #[arg(
-        long,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        hide_possible_values = true,
-        value_name = "BOOL",
-        conflicts_with = "raw"
-    )]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", choice = "BOOL", conflicts_with = "raw")]
     pub think: Option<bool>,
 
     /// Continue or begin the conversation of this name; its messages and cache are kept (`paguro sessions`)

@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
+use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
 use paguro_server::{Alias, HostPattern, KvEncoding};
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    choices::{self, DeviceList, KvDtype, Numerics, Speculate, Split},
+    choices::{self, Attributes, DeviceList, KvDtype, Numerics, Speculate, Split},
     quantities::{Bytes, ExpertSlots, KeepAlive, SizeOrOff, StepTime, Time},
 };
 use crate::{mcp::McpOptions, presets::Preset};
@@ -135,19 +135,6 @@ impl<T> Layer for Vec<T> {
 impl<K, V> Layer for BTreeMap<K, V> {
     fn or_weaker(self, weaker: Self) -> Self {
         if self.is_empty() { weaker } else { self }
-    }
-}
-
-/// Attributes that options have in common.
-trait Attributes {
-    /// Accepts the option alone, and with `=true` or `=false`.
-    fn boolean(self, help_heading: &'static str) -> Self;
-}
-
-impl Attributes for Arg {
-    fn boolean(self, help_heading: &'static str) -> Self {
-        let optional = self.num_args(0..=1).require_equals(true).default_missing_value("true");
-        optional.value_name("BOOL").hide_possible_values(true).help_heading(help_heading)
     }
 }
 
@@ -336,14 +323,7 @@ layered! {
         pub kv_memory: Option<Bytes>,
 
         /// Encoding of the KV cache: f16, q8 in about half the memory, or q4 in about a quarter [default: f16]
-        #[arg(
-            long,
-            value_enum,
-            env = "PAGURO_KV_DTYPE",
-            hide_possible_values = true,
-            value_name = "f16|q8|q4",
-            help_heading = "Models"
-        )]
+        #[arg(long, value_enum, env = "PAGURO_KV_DTYPE", choice = "f16|q8|q4", help_heading = "Models")]
         pub kv_dtype: Option<KvDtype>,
 
         /// Guess tokens of answers from the text before them and check several in a step, where that is faster: auto, or off. Answers are
@@ -392,14 +372,7 @@ layered! {
         pub kv_events_topic: Option<String>,
 
         /// Form of these events: map, as in vLLM since 0.24, or array, as before [default: map]
-        #[arg(
-            long,
-            value_enum,
-            env = "PAGURO_KV_EVENTS_ENCODING",
-            hide_possible_values = true,
-            value_name = "map|array",
-            help_heading = "Models"
-        )]
+        #[arg(long, value_enum, env = "PAGURO_KV_EVENTS_ENCODING", choice = "map|array", help_heading = "Models")]
         pub kv_events_encoding: Option<KvEventsEncoding>,
 
         /// Answer /metrics, /load, /server_info and /v1/models without a key, for routers and monitoring that have none
@@ -412,14 +385,7 @@ layered! {
 
         /// Requests that share computed prefixes: those of one key, or all; without keys there is no difference [default:
         /// keys]
-        #[arg(
-            long,
-            value_enum,
-            env = "PAGURO_SHARE_PREFIXES",
-            hide_possible_values = true,
-            value_name = "keys|all",
-            help_heading = "Models"
-        )]
+        #[arg(long, value_enum, env = "PAGURO_SHARE_PREFIXES", choice = "keys|all", help_heading = "Models")]
         pub share_prefixes: Option<SharePrefixes>,
 
         /// An adapter (LoRA): a folder of PEFT or mlx-lm, or a GGUF file. Requests name it as their model; repeatable. Its model
@@ -477,16 +443,7 @@ layered! {
         pub device: Option<DeviceList>,
 
         /// Run each model as a whole on each device of --device; a request goes to the one that has its prefix, or has less to do
-        #[arg(
-            long,
-            env = "PAGURO_REPLICAS",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = "true",
-            hide_possible_values = true,
-            value_name = "BOOL",
-            help_heading = "Running"
-        )]
+        #[arg(long, env = "PAGURO_REPLICAS", boolean = "Running")]
         pub replicas: Option<bool>,
 
         /// Layers on GPUs, the last ones of a model; the CPU runs those before them [default: as many as fit]
@@ -498,14 +455,7 @@ layered! {
         pub split: Option<Split>,
 
         /// Sums on a GPU: fast with its matrix units, or exact in one order for any batch [default: fast; the CPU is exact]
-        #[arg(
-            long,
-            value_enum,
-            env = "PAGURO_NUMERICS",
-            hide_possible_values = true,
-            value_name = "exact|fast",
-            help_heading = "Running"
-        )]
+        #[arg(long, value_enum, env = "PAGURO_NUMERICS", choice = "exact|fast", help_heading = "Running")]
         pub numerics: Option<Numerics>,
 
         /// Log filter, such as `info` or `info,paguro_server=debug` [default: info]
@@ -517,14 +467,7 @@ layered! {
         pub otlp_endpoint: Option<String>,
 
         /// Format of the log: text or json [default: text]
-        #[arg(
-            long,
-            value_enum,
-            env = "PAGURO_LOG_FORMAT",
-            hide_possible_values = true,
-            value_name = "FORMAT",
-            help_heading = "Logging"
-        )]
+        #[arg(long, value_enum, env = "PAGURO_LOG_FORMAT", choice = "FORMAT", help_heading = "Logging")]
         pub log_format: Option<LogFormat>,
     }
 }
