@@ -121,13 +121,10 @@ impl Simd for Avx2 {
     const NARROW: bool = true;
     const REGISTERS: usize = 8;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> Self::F32 {
-        v!([_mm256_set1_ps(x); 2])
-    }
-    #[inline(always)]
-    fn load(self, x: &[f32; LANES]) -> Self::F32 {
-        v!([_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x[8..].as_ptr())])
+    methods! {
+        splat(x: f32) -> Self::F32 = v!([_mm256_set1_ps(x); 2]);
+        load(x: &[f32; LANES]) -> Self::F32 =
+            v!([_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x[8..].as_ptr())]);
     }
     #[inline(always)]
     fn store(self, v: Self::F32, out: &mut [f32; LANES]) {
@@ -163,33 +160,14 @@ impl Simd for Avx2 {
         })
     }
 
-    #[inline(always)]
-    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        both!(_mm256_add_ps(a, b))
-    }
-    #[inline(always)]
-    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        both!(_mm256_sub_ps(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        both!(_mm256_mul_ps(a, b))
-    }
-    #[inline(always)]
-    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        both!(_mm256_div_ps(a, b))
-    }
-    #[inline(always)]
-    fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
-        both!(_mm256_fmadd_ps(a, b, c))
-    }
-    #[inline(always)]
-    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        both!(_mm256_max_ps(a, b))
-    }
-    #[inline(always)]
-    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        both!(_mm256_min_ps(a, b))
+    methods! {
+        add(a: Self::F32, b: Self::F32) -> Self::F32 = both!(_mm256_add_ps(a, b));
+        sub(a: Self::F32, b: Self::F32) -> Self::F32 = both!(_mm256_sub_ps(a, b));
+        mul(a: Self::F32, b: Self::F32) -> Self::F32 = both!(_mm256_mul_ps(a, b));
+        div(a: Self::F32, b: Self::F32) -> Self::F32 = both!(_mm256_div_ps(a, b));
+        fma(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 = both!(_mm256_fmadd_ps(a, b, c));
+        max(a: Self::F32, b: Self::F32) -> Self::F32 = both!(_mm256_max_ps(a, b));
+        min(a: Self::F32, b: Self::F32) -> Self::F32 = both!(_mm256_min_ps(a, b));
     }
     #[inline(always)]
     fn abs(self, a: Self::F32) -> Self::F32 {
@@ -299,17 +277,11 @@ impl Simd for Avx2 {
             _mm_storeu_si128(out.as_mut_ptr().cast(), _mm_unpacklo_epi64(part(v[0]), part(v[1])))
         })
     }
-    #[inline(always)]
-    fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
-        both!(_mm256_add_epi32(a, b))
-    }
-    #[inline(always)]
-    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
-        both!(_mm256_max_epi32(a, b))
-    }
-    #[inline(always)]
-    fn shl_i32(self, a: Self::I32, bits: u32) -> Self::I32 {
-        v!(a.map(|a| _mm256_sll_epi32(a, _mm_cvtsi32_si128(bits as i32))))
+    methods! {
+        add_i32(a: Self::I32, b: Self::I32) -> Self::I32 = both!(_mm256_add_epi32(a, b));
+        max_i32(a: Self::I32, b: Self::I32) -> Self::I32 = both!(_mm256_max_epi32(a, b));
+        shl_i32(a: Self::I32, bits: u32) -> Self::I32 =
+            v!(a.map(|a| _mm256_sll_epi32(a, _mm_cvtsi32_si128(bits as i32))));
     }
     #[inline(always)]
     fn bits_i32(self, a: Self::I32, shift: u32, mask: i32) -> Self::I32 {
@@ -327,26 +299,13 @@ impl Simd for Avx2 {
             _mm_cvtsi128_si32(v).wrapping_add(_mm_extract_epi32::<1>(v))
         })
     }
-    #[inline(always)]
-    fn to_i32(self, a: Self::F32) -> Self::I32 {
-        both!(_mm256_cvtps_epi32(a))
-    }
-    #[inline(always)]
-    fn to_f32(self, a: Self::I32) -> Self::F32 {
-        both!(_mm256_cvtepi32_ps(a))
-    }
-    #[inline(always)]
-    fn bits_to_f32(self, a: Self::I32) -> Self::F32 {
-        both!(_mm256_castsi256_ps(a))
-    }
-
-    #[inline(always)]
-    fn splat_u8(self, x: u8) -> Self::U8 {
-        v!([_mm256_set1_epi8(x as i8); 2])
-    }
-    #[inline(always)]
-    fn load_u8(self, x: &[u8; 64]) -> Self::U8 {
-        v!([_mm256_loadu_si256(x.as_ptr().cast()), _mm256_loadu_si256(x[32..].as_ptr().cast())])
+    methods! {
+        to_i32(a: Self::F32) -> Self::I32 = both!(_mm256_cvtps_epi32(a));
+        to_f32(a: Self::I32) -> Self::F32 = both!(_mm256_cvtepi32_ps(a));
+        bits_to_f32(a: Self::I32) -> Self::F32 = both!(_mm256_castsi256_ps(a));
+        splat_u8(x: u8) -> Self::U8 = v!([_mm256_set1_epi8(x as i8); 2]);
+        load_u8(x: &[u8; 64]) -> Self::U8 =
+            v!([_mm256_loadu_si256(x.as_ptr().cast()), _mm256_loadu_si256(x[32..].as_ptr().cast())]);
     }
     #[inline(always)]
     fn store_u8(self, v: Self::U8, out: &mut [u8; 64]) {

@@ -49,13 +49,9 @@ impl Simd for Avx512 {
 
     const REGISTERS: usize = 32;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        v!(_mm512_set1_ps(x))
-    }
-    #[inline(always)]
-    fn load(self, x: &[f32; LANES]) -> __m512 {
-        v!(_mm512_loadu_ps(x.as_ptr()))
+    methods! {
+        splat(x: f32) -> __m512 = v!(_mm512_set1_ps(x));
+        load(x: &[f32; LANES]) -> __m512 = v!(_mm512_loadu_ps(x.as_ptr()));
     }
     #[inline(always)]
     fn store(self, v: __m512, out: &mut [f32; LANES]) {
@@ -76,45 +72,18 @@ impl Simd for Avx512 {
         )))))
     }
 
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        v!(_mm512_add_ps(a, b))
-    }
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        v!(_mm512_sub_ps(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        v!(_mm512_mul_ps(a, b))
-    }
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        v!(_mm512_div_ps(a, b))
-    }
-    #[inline(always)]
-    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        v!(_mm512_fmadd_ps(a, b, c))
-    }
-    #[inline(always)]
-    fn max(self, a: __m512, b: __m512) -> __m512 {
-        v!(_mm512_max_ps(a, b))
-    }
-    #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        v!(_mm512_min_ps(a, b))
-    }
-    #[inline(always)]
-    fn abs(self, a: __m512) -> __m512 {
-        v!(_mm512_abs_ps(a))
-    }
-    #[inline(always)]
-    fn select_lt(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
-        v!(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x))
-    }
-    #[inline(always)]
-    fn mul_pow2(self, v: __m512, n: __m512) -> __m512 {
-        v!(_mm512_scalef_ps(v, n))
+    methods! {
+        add(a: __m512, b: __m512) -> __m512 = v!(_mm512_add_ps(a, b));
+        sub(a: __m512, b: __m512) -> __m512 = v!(_mm512_sub_ps(a, b));
+        mul(a: __m512, b: __m512) -> __m512 = v!(_mm512_mul_ps(a, b));
+        div(a: __m512, b: __m512) -> __m512 = v!(_mm512_div_ps(a, b));
+        fma(a: __m512, b: __m512, c: __m512) -> __m512 = v!(_mm512_fmadd_ps(a, b, c));
+        max(a: __m512, b: __m512) -> __m512 = v!(_mm512_max_ps(a, b));
+        min(a: __m512, b: __m512) -> __m512 = v!(_mm512_min_ps(a, b));
+        abs(a: __m512) -> __m512 = v!(_mm512_abs_ps(a));
+        select_lt(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 =
+            v!(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x));
+        mul_pow2(v: __m512, n: __m512) -> __m512 = v!(_mm512_scalef_ps(v, n));
     }
     #[inline(always)]
     fn mul_pow2_normal(self, v: __m512, n: __m512) -> __m512 {
@@ -151,58 +120,26 @@ impl Simd for Avx512 {
     fn store_i32(self, v: __m512i, out: &mut [i32; LANES]) {
         v!(_mm512_storeu_si512(out.as_mut_ptr().cast(), v))
     }
-    #[inline(always)]
-    fn from_u8(self, x: &[u8; LANES]) -> __m512i {
-        v!(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
-    }
-    #[inline(always)]
-    fn from_i8(self, x: &[i8; LANES]) -> __m512i {
-        v!(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
+    methods! {
+        from_u8(x: &[u8; LANES]) -> __m512i = v!(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast())));
+        from_i8(x: &[i8; LANES]) -> __m512i = v!(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())));
     }
     #[inline(always)]
     fn store_i8(self, v: __m512i, out: &mut [i8; LANES]) {
         v!(_mm_storeu_si128(out.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(v)))
     }
-    #[inline(always)]
-    fn add_i32(self, a: __m512i, b: __m512i) -> __m512i {
-        v!(_mm512_add_epi32(a, b))
-    }
-    #[inline(always)]
-    fn max_i32(self, a: __m512i, b: __m512i) -> __m512i {
-        v!(_mm512_max_epi32(a, b))
-    }
-    #[inline(always)]
-    fn shl_i32(self, a: __m512i, bits: u32) -> __m512i {
-        v!(_mm512_sll_epi32(a, _mm_cvtsi32_si128(bits as i32)))
-    }
-    #[inline(always)]
-    fn bits_i32(self, a: __m512i, shift: u32, mask: i32) -> __m512i {
-        v!(_mm512_and_si512(_mm512_srl_epi32(a, _mm_cvtsi32_si128(shift as i32)), _mm512_set1_epi32(mask)))
-    }
-    #[inline(always)]
-    fn reduce_sum_i32(self, v: __m512i) -> i32 {
-        v!(_mm512_reduce_add_epi32(v))
-    }
-    #[inline(always)]
-    fn to_i32(self, a: __m512) -> __m512i {
-        v!(_mm512_cvtps_epi32(a))
-    }
-    #[inline(always)]
-    fn to_f32(self, a: __m512i) -> __m512 {
-        v!(_mm512_cvtepi32_ps(a))
-    }
-    #[inline(always)]
-    fn bits_to_f32(self, a: __m512i) -> __m512 {
-        v!(_mm512_castsi512_ps(a))
-    }
-
-    #[inline(always)]
-    fn splat_u8(self, x: u8) -> __m512i {
-        v!(_mm512_set1_epi8(x as i8))
-    }
-    #[inline(always)]
-    fn load_u8(self, x: &[u8; 64]) -> __m512i {
-        v!(_mm512_loadu_si512(x.as_ptr().cast()))
+    methods! {
+        add_i32(a: __m512i, b: __m512i) -> __m512i = v!(_mm512_add_epi32(a, b));
+        max_i32(a: __m512i, b: __m512i) -> __m512i = v!(_mm512_max_epi32(a, b));
+        shl_i32(a: __m512i, bits: u32) -> __m512i = v!(_mm512_sll_epi32(a, _mm_cvtsi32_si128(bits as i32)));
+        bits_i32(a: __m512i, shift: u32, mask: i32) -> __m512i =
+            v!(_mm512_and_si512(_mm512_srl_epi32(a, _mm_cvtsi32_si128(shift as i32)), _mm512_set1_epi32(mask)));
+        reduce_sum_i32(v: __m512i) -> i32 = v!(_mm512_reduce_add_epi32(v));
+        to_i32(a: __m512) -> __m512i = v!(_mm512_cvtps_epi32(a));
+        to_f32(a: __m512i) -> __m512 = v!(_mm512_cvtepi32_ps(a));
+        bits_to_f32(a: __m512i) -> __m512 = v!(_mm512_castsi512_ps(a));
+        splat_u8(x: u8) -> __m512i = v!(_mm512_set1_epi8(x as i8));
+        load_u8(x: &[u8; 64]) -> __m512i = v!(_mm512_loadu_si512(x.as_ptr().cast()));
     }
     #[inline(always)]
     fn store_u8(self, v: __m512i, out: &mut [u8; 64]) {
@@ -221,21 +158,15 @@ impl Simd for Avx512 {
             _mm512_and_si512(v, _mm512_set1_epi8(mask as i8))
         })
     }
-    #[inline(always)]
-    fn lookup_u8(self, table: &[u8; 16], v: __m512i) -> __m512i {
-        v!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), v))
-    }
-    #[inline(always)]
-    fn dot4(self, acc: __m512i, w: __m512i, a: &[i8; 4]) -> __m512i {
-        v!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8)))))
-    }
-    #[inline(always)]
-    fn dot4_i8(self, acc: __m512i, v: __m512i, a: &[i8; 4]) -> __m512i {
-        v!(_mm512_dpbusd_epi32(acc, _mm512_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8))), v))
-    }
-    #[inline(always)]
-    fn dot4_offset_start(self, negative_sum: i32) -> __m512i {
-        v!(_mm512_slli_epi32::<7>(_mm512_set1_epi32(negative_sum)))
+    methods! {
+        lookup_u8(table: &[u8; 16], v: __m512i) -> __m512i =
+            v!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), v));
+        dot4(acc: __m512i, w: __m512i, a: &[i8; 4]) -> __m512i =
+            v!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8)))));
+        dot4_i8(acc: __m512i, v: __m512i, a: &[i8; 4]) -> __m512i =
+            v!(_mm512_dpbusd_epi32(acc, _mm512_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8))), v));
+        dot4_offset_start(negative_sum: i32) -> __m512i =
+            v!(_mm512_slli_epi32::<7>(_mm512_set1_epi32(negative_sum)));
     }
     #[inline(always)]
     fn dot4_offset(self, acc: __m512i, w: __m512i, a: &[i8; 4]) -> __m512i {

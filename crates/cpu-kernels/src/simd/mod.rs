@@ -35,6 +35,19 @@ macro_rules! nothing_narrow {
     };
 }
 
+/// Implements methods of [`Simd`] that are one expression without `self`, such as one instruction.
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $value:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[inline(always)]
+            fn $name(self, $($argument: $type),*) -> $result {
+                $value
+            }
+        )*
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -110,13 +110,9 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
     const REGISTERS: usize = 8;
     const PAIRS: bool = PRODUCTS == I8MM;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> Self::F32 {
-        v!([vdupq_n_f32(x); 4])
-    }
-    #[inline(always)]
-    fn load(self, x: &[f32; LANES]) -> Self::F32 {
-        v!(std::array::from_fn(|i| vld1q_f32(x.as_ptr().add(4 * i))))
+    methods! {
+        splat(x: f32) -> Self::F32 = v!([vdupq_n_f32(x); 4]);
+        load(x: &[f32; LANES]) -> Self::F32 = v!(std::array::from_fn(|i| vld1q_f32(x.as_ptr().add(4 * i))));
     }
     #[inline(always)]
     fn store(self, v: Self::F32, out: &mut [f32; LANES]) {
@@ -147,25 +143,12 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
         }))
     }
 
-    #[inline(always)]
-    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        each!(vaddq_f32(a, b))
-    }
-    #[inline(always)]
-    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        each!(vsubq_f32(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        each!(vmulq_f32(a, b))
-    }
-    #[inline(always)]
-    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        each!(vdivq_f32(a, b))
-    }
-    #[inline(always)]
-    fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
-        each!(vfmaq_f32(c, a, b))
+    methods! {
+        add(a: Self::F32, b: Self::F32) -> Self::F32 = each!(vaddq_f32(a, b));
+        sub(a: Self::F32, b: Self::F32) -> Self::F32 = each!(vsubq_f32(a, b));
+        mul(a: Self::F32, b: Self::F32) -> Self::F32 = each!(vmulq_f32(a, b));
+        div(a: Self::F32, b: Self::F32) -> Self::F32 = each!(vdivq_f32(a, b));
+        fma(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 = each!(vfmaq_f32(c, a, b));
     }
     #[inline(always)]
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
@@ -269,46 +252,19 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
             vst1q_s8(out.as_mut_ptr(), vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
         })
     }
-    #[inline(always)]
-    fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
-        each!(vaddq_s32(a, b))
-    }
-    #[inline(always)]
-    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
-        each!(vmaxq_s32(a, b))
-    }
-    #[inline(always)]
-    fn shl_i32(self, a: Self::I32, bits: u32) -> Self::I32 {
-        v!(a.map(|a| vshlq_s32(a, vdupq_n_s32(bits as i32))))
-    }
-    #[inline(always)]
-    fn bits_i32(self, a: Self::I32, shift: u32, mask: i32) -> Self::I32 {
-        v!(a.map(|a| vandq_s32(vshlq_s32(a, vdupq_n_s32(-(shift as i32))), vdupq_n_s32(mask))))
-    }
-    #[inline(always)]
-    fn reduce_sum_i32(self, v: Self::I32) -> i32 {
-        v!(vaddvq_s32(vaddq_s32(vaddq_s32(v[0], v[1]), vaddq_s32(v[2], v[3]))))
-    }
-    #[inline(always)]
-    fn to_i32(self, a: Self::F32) -> Self::I32 {
-        each!(vcvtnq_s32_f32(a))
-    }
-    #[inline(always)]
-    fn to_f32(self, a: Self::I32) -> Self::F32 {
-        each!(vcvtq_f32_s32(a))
-    }
-    #[inline(always)]
-    fn bits_to_f32(self, a: Self::I32) -> Self::F32 {
-        each!(vreinterpretq_f32_s32(a))
-    }
-
-    #[inline(always)]
-    fn splat_u8(self, x: u8) -> Self::U8 {
-        v!([vdupq_n_u8(x); 4])
-    }
-    #[inline(always)]
-    fn load_u8(self, x: &[u8; 64]) -> Self::U8 {
-        v!(std::array::from_fn(|i| vld1q_u8(x.as_ptr().add(16 * i))))
+    methods! {
+        add_i32(a: Self::I32, b: Self::I32) -> Self::I32 = each!(vaddq_s32(a, b));
+        max_i32(a: Self::I32, b: Self::I32) -> Self::I32 = each!(vmaxq_s32(a, b));
+        shl_i32(a: Self::I32, bits: u32) -> Self::I32 = v!(a.map(|a| vshlq_s32(a, vdupq_n_s32(bits as i32))));
+        bits_i32(a: Self::I32, shift: u32, mask: i32) -> Self::I32 =
+            v!(a.map(|a| vandq_s32(vshlq_s32(a, vdupq_n_s32(-(shift as i32))), vdupq_n_s32(mask))));
+        reduce_sum_i32(v: Self::I32) -> i32 =
+            v!(vaddvq_s32(vaddq_s32(vaddq_s32(v[0], v[1]), vaddq_s32(v[2], v[3]))));
+        to_i32(a: Self::F32) -> Self::I32 = each!(vcvtnq_s32_f32(a));
+        to_f32(a: Self::I32) -> Self::F32 = each!(vcvtq_f32_s32(a));
+        bits_to_f32(a: Self::I32) -> Self::F32 = each!(vreinterpretq_f32_s32(a));
+        splat_u8(x: u8) -> Self::U8 = v!([vdupq_n_u8(x); 4]);
+        load_u8(x: &[u8; 64]) -> Self::U8 = v!(std::array::from_fn(|i| vld1q_u8(x.as_ptr().add(16 * i))));
     }
     #[inline(always)]
     fn store_u8(self, v: Self::U8, out: &mut [u8; 64]) {
@@ -318,13 +274,10 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
             }
         })
     }
-    #[inline(always)]
-    fn or_u8(self, a: Self::U8, b: Self::U8) -> Self::U8 {
-        each!(vorrq_u8(a, b))
-    }
-    #[inline(always)]
-    fn bits_u8(self, v: Self::U8, shift: i32, mask: u8) -> Self::U8 {
-        v!(v.map(|v| vandq_u8(vshlq_u8(v, vdupq_n_s8(-shift as i8)), vdupq_n_u8(mask))))
+    methods! {
+        or_u8(a: Self::U8, b: Self::U8) -> Self::U8 = each!(vorrq_u8(a, b));
+        bits_u8(v: Self::U8, shift: i32, mask: u8) -> Self::U8 =
+            v!(v.map(|v| vandq_u8(vshlq_u8(v, vdupq_n_s8(-shift as i8)), vdupq_n_u8(mask))));
     }
     #[inline(always)]
     fn lookup_u8(self, table: &[u8; 16], v: Self::U8) -> Self::U8 {

@@ -45,13 +45,9 @@ impl Simd for Scalar {
     // Loops over arrays live in memory: larger tiles would only be more code.
     const REGISTERS: usize = 4;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> Self::F32 {
-        [x; LANES]
-    }
-    #[inline(always)]
-    fn load(self, x: &[f32; LANES]) -> Self::F32 {
-        *x
+    methods! {
+        splat(x: f32) -> Self::F32 = [x; LANES];
+        load(x: &[f32; LANES]) -> Self::F32 = *x;
     }
     #[inline(always)]
     fn store(self, v: Self::F32, out: &mut [f32; LANES]) {
@@ -65,46 +61,18 @@ impl Simd for Scalar {
     fn to_f16(self, v: Self::F32, out: &mut [f16; LANES]) {
         *out = map(v, f16::from_f32);
     }
-    #[inline(always)]
-    fn from_bf16(self, x: &[bf16; LANES]) -> Self::F32 {
-        map(*x, |x| f32::from_bits(u32::from(x.to_bits()) << 16))
-    }
-
-    #[inline(always)]
-    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        lanes(|i| a[i] + b[i])
-    }
-    #[inline(always)]
-    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        lanes(|i| a[i] - b[i])
-    }
-    #[inline(always)]
-    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        lanes(|i| a[i] * b[i])
-    }
-    #[inline(always)]
-    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        lanes(|i| a[i] / b[i])
-    }
-    #[inline(always)]
-    fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
-        lanes(|i| a[i].mul_add(b[i], c[i]))
-    }
-    #[inline(always)]
-    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        lanes(|i| if a[i] > b[i] { a[i] } else { b[i] })
-    }
-    #[inline(always)]
-    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        lanes(|i| if a[i] < b[i] { a[i] } else { b[i] })
-    }
-    #[inline(always)]
-    fn abs(self, a: Self::F32) -> Self::F32 {
-        map(a, f32::abs)
-    }
-    #[inline(always)]
-    fn select_lt(self, a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32 {
-        lanes(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    methods! {
+        from_bf16(x: &[bf16; LANES]) -> Self::F32 = map(*x, |x| f32::from_bits(u32::from(x.to_bits()) << 16));
+        add(a: Self::F32, b: Self::F32) -> Self::F32 = lanes(|i| a[i] + b[i]);
+        sub(a: Self::F32, b: Self::F32) -> Self::F32 = lanes(|i| a[i] - b[i]);
+        mul(a: Self::F32, b: Self::F32) -> Self::F32 = lanes(|i| a[i] * b[i]);
+        div(a: Self::F32, b: Self::F32) -> Self::F32 = lanes(|i| a[i] / b[i]);
+        fma(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 = lanes(|i| a[i].mul_add(b[i], c[i]));
+        max(a: Self::F32, b: Self::F32) -> Self::F32 = lanes(|i| if a[i] > b[i] { a[i] } else { b[i] });
+        min(a: Self::F32, b: Self::F32) -> Self::F32 = lanes(|i| if a[i] < b[i] { a[i] } else { b[i] });
+        abs(a: Self::F32) -> Self::F32 = map(a, f32::abs);
+        select_lt(a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32 =
+            lanes(|i| if a[i] < b[i] { x[i] } else { y[i] });
     }
     #[inline(always)]
     fn mul_pow2(self, v: Self::F32, n: Self::F32) -> Self::F32 {
@@ -116,99 +84,47 @@ impl Simd for Scalar {
                 * f32::from_bits(((n - half + 127) << 23) as u32)
         })
     }
-    #[inline(always)]
-    fn mul_pow2_normal(self, v: Self::F32, n: Self::F32) -> Self::F32 {
-        lanes(|i| f32::from_bits(v[i].to_bits().wrapping_add_signed((n[i] as i32).wrapping_shl(23))))
-    }
-    #[inline(always)]
-    fn round(self, a: Self::F32) -> Self::F32 {
-        map(a, f32::round_ties_even)
-    }
-    #[inline(always)]
-    fn reduce_sum(self, v: Self::F32) -> f32 {
-        reduce(v, |a, b| a + b)
-    }
-    #[inline(always)]
-    fn reduce_max(self, v: Self::F32) -> f32 {
-        reduce(v, |a, b| if a > b { a } else { b })
-    }
-
-    #[inline(always)]
-    fn splat_i32(self, x: i32) -> Self::I32 {
-        [x; LANES]
+    methods! {
+        mul_pow2_normal(v: Self::F32, n: Self::F32) -> Self::F32 =
+            lanes(|i| f32::from_bits(v[i].to_bits().wrapping_add_signed((n[i] as i32).wrapping_shl(23))));
+        round(a: Self::F32) -> Self::F32 = map(a, f32::round_ties_even);
+        reduce_sum(v: Self::F32) -> f32 = reduce(v, |a, b| a + b);
+        reduce_max(v: Self::F32) -> f32 = reduce(v, |a, b| if a > b { a } else { b });
+        splat_i32(x: i32) -> Self::I32 = [x; LANES];
     }
     #[inline(always)]
     fn store_i32(self, v: Self::I32, out: &mut [i32; LANES]) {
         *out = v;
     }
-    #[inline(always)]
-    fn from_u8(self, x: &[u8; LANES]) -> Self::I32 {
-        map(*x, i32::from)
-    }
-    #[inline(always)]
-    fn from_i8(self, x: &[i8; LANES]) -> Self::I32 {
-        map(*x, i32::from)
+    methods! {
+        from_u8(x: &[u8; LANES]) -> Self::I32 = map(*x, i32::from);
+        from_i8(x: &[i8; LANES]) -> Self::I32 = map(*x, i32::from);
     }
     #[inline(always)]
     fn store_i8(self, v: Self::I32, out: &mut [i8; LANES]) {
         *out = map(v, |x| x as i8);
     }
-    #[inline(always)]
-    fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
-        lanes(|i| a[i].wrapping_add(b[i]))
-    }
-    #[inline(always)]
-    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
-        lanes(|i| a[i].max(b[i]))
-    }
-    #[inline(always)]
-    fn shl_i32(self, a: Self::I32, bits: u32) -> Self::I32 {
-        map(a, |x| x << bits)
-    }
-    #[inline(always)]
-    fn bits_i32(self, a: Self::I32, shift: u32, mask: i32) -> Self::I32 {
-        map(a, |x| (x >> shift) & mask)
-    }
-    #[inline(always)]
-    fn reduce_sum_i32(self, v: Self::I32) -> i32 {
-        reduce(v, i32::wrapping_add)
-    }
-    #[inline(always)]
-    fn to_i32(self, a: Self::F32) -> Self::I32 {
-        map(a, |x| x.round_ties_even() as i32)
-    }
-    #[inline(always)]
-    fn to_f32(self, a: Self::I32) -> Self::F32 {
-        map(a, |x| x as f32)
-    }
-    #[inline(always)]
-    fn bits_to_f32(self, a: Self::I32) -> Self::F32 {
-        map(a, |x| f32::from_bits(x as u32))
-    }
-
-    #[inline(always)]
-    fn splat_u8(self, x: u8) -> Self::U8 {
-        [x; 64]
-    }
-    #[inline(always)]
-    fn load_u8(self, x: &[u8; 64]) -> Self::U8 {
-        *x
+    methods! {
+        add_i32(a: Self::I32, b: Self::I32) -> Self::I32 = lanes(|i| a[i].wrapping_add(b[i]));
+        max_i32(a: Self::I32, b: Self::I32) -> Self::I32 = lanes(|i| a[i].max(b[i]));
+        shl_i32(a: Self::I32, bits: u32) -> Self::I32 = map(a, |x| x << bits);
+        bits_i32(a: Self::I32, shift: u32, mask: i32) -> Self::I32 = map(a, |x| (x >> shift) & mask);
+        reduce_sum_i32(v: Self::I32) -> i32 = reduce(v, i32::wrapping_add);
+        to_i32(a: Self::F32) -> Self::I32 = map(a, |x| x.round_ties_even() as i32);
+        to_f32(a: Self::I32) -> Self::F32 = map(a, |x| x as f32);
+        bits_to_f32(a: Self::I32) -> Self::F32 = map(a, |x| f32::from_bits(x as u32));
+        splat_u8(x: u8) -> Self::U8 = [x; 64];
+        load_u8(x: &[u8; 64]) -> Self::U8 = *x;
     }
     #[inline(always)]
     fn store_u8(self, v: Self::U8, out: &mut [u8; 64]) {
         *out = v;
     }
-    #[inline(always)]
-    fn or_u8(self, a: Self::U8, b: Self::U8) -> Self::U8 {
-        lanes(|i| a[i] | b[i])
-    }
-    #[inline(always)]
-    fn bits_u8(self, v: Self::U8, shift: i32, mask: u8) -> Self::U8 {
-        map(v, |b| if shift >= 0 { (b >> shift) & mask } else { (b << -shift) & mask })
-    }
-    #[inline(always)]
-    fn lookup_u8(self, table: &[u8; 16], v: Self::U8) -> Self::U8 {
-        map(v, |b| table[usize::from(b & 15)])
+    methods! {
+        or_u8(a: Self::U8, b: Self::U8) -> Self::U8 = lanes(|i| a[i] | b[i]);
+        bits_u8(v: Self::U8, shift: i32, mask: u8) -> Self::U8 =
+            map(v, |b| if shift >= 0 { (b >> shift) & mask } else { (b << -shift) & mask });
+        lookup_u8(table: &[u8; 16], v: Self::U8) -> Self::U8 = map(v, |b| table[usize::from(b & 15)]);
     }
     #[inline(always)]
     fn dot4(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32 {
