@@ -69,251 +69,161 @@ const DEFAULTS: &str =
 const CACHE: &str = "the prefix cache is always on, and bounded by --kv-memory";
 const GPUS: &str = "--device gpu:N selects a GPU, and --device gpu:0,gpu:1 divides the layers among several";
 
-/// Flags of llama.cpp, Ollama and vLLM, and their translations.
-const FLAGS: &[(On, &[&str], Becomes)] = &[
+/// Flags of llama.cpp, Ollama and vLLM, separated by spaces, and their translations.
+const FLAGS: &[(On, &str, Becomes)] = &[
     // Sampling.
-    (Run, &["--temp"], Ours("--temperature")),
-    (Run, &["--n-predict", "--predict", "--num-predict", "--max-new-tokens"], Ours("--max-tokens")),
-    (Run, &["--repeat-last-n"], Ours("--penalty-window")),
-    (Run, &["--repetition-penalty"], Ours("--repeat-penalty")),
-    (Run, &["-s"], Ours("--seed")),
-    (Run, &["-r", "--reverse-prompt"], Ours("--stop")),
+    (Run, "--temp", Ours("--temperature")),
+    (Run, "--n-predict --predict --num-predict --max-new-tokens", Ours("--max-tokens")),
+    (Run, "--repeat-last-n", Ours("--penalty-window")),
+    (Run, "--repetition-penalty", Ours("--repeat-penalty")),
+    (Run, "-s", Ours("--seed")),
+    (Run, "-r --reverse-prompt", Ours("--stop")),
+    (Run, "--mirostat --mirostat-lr --mirostat-ent --mirostat-tau --mirostat-eta", Refused(MIROSTAT)),
     (
         Run,
-        &["--mirostat", "--mirostat-lr", "--mirostat-ent", "--mirostat-tau", "--mirostat-eta"],
+        "--typical --typical-p --tfs --tfs-z --dynatemp-range --dynatemp-exp --adaptive-target",
         Refused(MIROSTAT),
     ),
-    (
-        Run,
-        &[
-            "--typical",
-            "--typical-p",
-            "--tfs",
-            "--tfs-z",
-            "--dynatemp-range",
-            "--dynatemp-exp",
-            "--adaptive-target",
-        ],
-        Refused(MIROSTAT),
-    ),
-    (Run, &["--samplers", "--sampling-seq", "--sampler-seq"], Refused(SAMPLERS)),
-    (Run, &["-l"], Ours("--logit-bias")),
+    (Run, "--samplers --sampling-seq --sampler-seq", Refused(SAMPLERS)),
+    (Run, "-l", Ours("--logit-bias")),
     (
         Serve,
-        &[
-            "--temp",
-            "--temperature",
-            "--top-k",
-            "--top-p",
-            "--min-p",
-            "--top-n-sigma",
-            "--xtc-probability",
-            "--xtc-threshold",
-            "--typical",
-            "--repeat-penalty",
-            "--repeat-last-n",
-            "--presence-penalty",
-            "--frequency-penalty",
-            "--dry-multiplier",
-            "--dry-base",
-            "--dry-allowed-length",
-            "--dry-penalty-last-n",
-            "--dry-sequence-breaker",
-            "--mirostat",
-            "--samplers",
-            "--seed",
-            "-n",
-            "--n-predict",
-            "--predict",
-        ],
+        "--temp --temperature --top-k --top-p --min-p --top-n-sigma --xtc-probability --xtc-threshold --typical \
+         --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base \
+         --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --mirostat --samplers --seed -n \
+         --n-predict --predict",
         Refused(DEFAULTS),
     ),
     // The prompt and the answer.
-    (Run, &["-sys", "--system-prompt"], Ours("--system")),
-    (Run, &["-j"], Ours("--json-schema")),
-    (Run, &["-jf", "--json-schema-file"], Ours("--json-schema")),
-    (Run, &["--grammar-file"], Ours("--grammar")),
-    (Run, &["--format"], Format),
-    (Run, &["-no-cnv", "--no-conversation"], Ours("--raw")),
-    (Run, &["-cnv", "--conversation", "-st", "--single-turn", "-i", "--interactive", "-if"], Nothing),
+    (Run, "-sys --system-prompt", Ours("--system")),
+    (Run, "-j", Ours("--json-schema")),
+    (Run, "-jf --json-schema-file", Ours("--json-schema")),
+    (Run, "--grammar-file", Ours("--grammar")),
+    (Run, "--format", Format),
+    (Run, "-no-cnv --no-conversation", Ours("--raw")),
+    (Run, "-cnv --conversation -st --single-turn -i --interactive -if", Nothing),
+    (Run, "--interactive-first --simple-io --no-display-prompt -e --escape --no-escape", Nothing),
+    (Run, "--prompt-cache --prompt-cache-all --prompt-cache-ro", Refused(CACHE)),
+    (Run, "-co --no-perf --nowordwrap --multiline-input -mli", Nothing),
+    (Run, "--keepalive --ttl", NothingWithValue),
+    (Run, "--insecure -y --yes", Nothing),
     (
         Run,
-        &["--interactive-first", "--simple-io", "--no-display-prompt", "-e", "--escape", "--no-escape"],
-        Nothing,
-    ),
-    (Run, &["--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro"], Refused(CACHE)),
-    (Run, &["-co", "--no-perf", "--nowordwrap", "--multiline-input", "-mli"], Nothing),
-    (Run, &["--keepalive", "--ttl"], NothingWithValue),
-    (Run, &["--insecure", "-y", "--yes"], Nothing),
-    (
-        Run,
-        &["--hidethinking"],
+        "--hidethinking",
         Refused(
             "`run` shows all that the model writes; --think=false lets many models answer without thinking",
         ),
     ),
-    (Both, &["-mm"], Ours("--mmproj")),
-    (Both, &["--mmproj-url", "-mmu"], Refused(PROJECTOR)),
+    (Both, "-mm", Ours("--mmproj")),
+    (Both, "--mmproj-url -mmu", Refused(PROJECTOR)),
     // The model.
-    (Both, &["-hf", "-hfr", "--hf-repo"], Ours("--model")),
+    (Both, "-hf -hfr --hf-repo", Ours("--model")),
     (
         Both,
-        &["-mu", "--model-url", "-hff", "--hf-file"],
+        "-mu --model-url -hff --hf-file",
         Refused("`paguro pull` gets models: hf:OWNER/REPOSITORY, or an address on huggingface.co"),
     ),
-    (Both, &["--lora-scaled"], Ours("--lora")),
-    (Serve, &["--lora-modules"], Ours("--lora")),
-    (Serve, &["--enable-lora", "--lora-init-without-apply"], Nothing),
-    (Both, &["--control-vector"], Refused(ADAPTERS)),
-    (Both, &["-md", "--model-draft", "--spec-draft-model", "-hfd"], Ours("--draft")),
-    (
-        Both,
-        &["--draft-n", "--draft-max", "--draft-min", "--draft-n-min", "--draft-p-min", "--spec-type"],
-        Refused(SPECULATION),
-    ),
-    (Both, &["--speculative-config"], Refused(SPECULATION)),
-    (
-        Both,
-        &["--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-ext-factor"],
-        Refused(ROPE),
-    ),
-    (Both, &["--chat-template", "--chat-template-file"], Refused(TEMPLATE)),
-    (Both, &["--jinja", "--no-jinja"], Nothing),
+    (Both, "--lora-scaled", Ours("--lora")),
+    (Serve, "--lora-modules", Ours("--lora")),
+    (Serve, "--enable-lora --lora-init-without-apply", Nothing),
+    (Both, "--control-vector", Refused(ADAPTERS)),
+    (Both, "-md --model-draft --spec-draft-model -hfd", Ours("--draft")),
+    (Both, "--draft-n --draft-max --draft-min --draft-n-min --draft-p-min --spec-type", Refused(SPECULATION)),
+    (Both, "--speculative-config", Refused(SPECULATION)),
+    (Both, "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-ext-factor", Refused(ROPE)),
+    (Both, "--chat-template --chat-template-file", Refused(TEMPLATE)),
+    (Both, "--jinja --no-jinja", Nothing),
     // Memory and devices.
-    (Both, &["--ctx-size", "--num-ctx", "--n-ctx", "--max-model-len", "--context-length"], Ours("--ctx")),
-    (Both, &["-b", "--batch-size", "--num-batch"], Ours("--batch-tokens")),
-    (Both, &["-ub", "--ubatch-size", "-tb", "--threads-batch", "--threads-http"], NothingWithValue),
-    (Both, &["-ngl", "--n-gpu-layers", "--num-gpu"], GpuLayers),
-    (Both, &["-dev"], Ours("--device")),
-    (Both, &["-ts", "--tensor-split"], Ours("--split")),
-    (Both, &["-sm", "--split-mode"], WholeTensors(&["layer", "none"])),
-    (Both, &["-tp", "--tensor-parallel-size"], WholeTensors(&["1"])),
-    (Serve, &["-dp", "--data-parallel-size"], DataParallel),
-    (Both, &["-mg", "--main-gpu"], Refused(GPUS)),
-    (Both, &["-ot", "--override-tensor"], Tensors),
-    (Both, &["-ncmoe", "--n-cpu-moe"], ExpertLayers),
-    (Both, &["-cmoe", "--cpu-moe"], AllExperts),
-    (Both, &["--pipeline-parallel-size"], Refused(GPUS)),
-    (Both, &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"], CacheType),
-    (Both, &["-fa", "--flash-attn"], NothingWithSwitch),
-    (
-        Both,
-        &["--mlock", "--no-mmap", "--mmap", "-nkvo", "--no-kv-offload", "--no-warmup", "--warmup"],
-        Nothing,
-    ),
-    (
-        Both,
-        &[
-            "-cb",
-            "--cont-batching",
-            "-nocb",
-            "--no-cont-batching",
-            "--no-context-shift",
-            "--swa-full",
-            "-kvu",
-        ],
-        Nothing,
-    ),
-    (Both, &["--check-tensors", "--offline"], Nothing),
-    (Both, &["--keep", "--prio", "--poll", "--cpu-mask", "-C", "--cpu-strict"], NothingWithValue),
-    (Both, &["--numa", "-lv", "--log-verbosity", "--verbosity"], NothingWithValue),
-    (Both, &["--log-disable", "--log-colors", "--log-prefix", "--log-timestamps"], Nothing),
+    (Both, "--ctx-size --num-ctx --n-ctx --max-model-len --context-length", Ours("--ctx")),
+    (Both, "-b --batch-size --num-batch", Ours("--batch-tokens")),
+    (Both, "-ub --ubatch-size -tb --threads-batch --threads-http", NothingWithValue),
+    (Both, "-ngl --n-gpu-layers --num-gpu", GpuLayers),
+    (Both, "-dev", Ours("--device")),
+    (Both, "-ts --tensor-split", Ours("--split")),
+    (Both, "-sm --split-mode", WholeTensors(&["layer", "none"])),
+    (Both, "-tp --tensor-parallel-size", WholeTensors(&["1"])),
+    (Serve, "-dp --data-parallel-size", DataParallel),
+    (Both, "-mg --main-gpu", Refused(GPUS)),
+    (Both, "-ot --override-tensor", Tensors),
+    (Both, "-ncmoe --n-cpu-moe", ExpertLayers),
+    (Both, "-cmoe --cpu-moe", AllExperts),
+    (Both, "--pipeline-parallel-size", Refused(GPUS)),
+    (Both, "-ctk -ctv --cache-type-k --cache-type-v", CacheType),
+    (Both, "-fa --flash-attn", NothingWithSwitch),
+    (Both, "--mlock --no-mmap --mmap -nkvo --no-kv-offload --no-warmup --warmup", Nothing),
+    (Both, "-cb --cont-batching -nocb --no-cont-batching --no-context-shift --swa-full -kvu", Nothing),
+    (Both, "--check-tensors --offline", Nothing),
+    (Both, "--keep --prio --poll --cpu-mask -C --cpu-strict", NothingWithValue),
+    (Both, "--numa -lv --log-verbosity --verbosity", NothingWithValue),
+    (Both, "--log-disable --log-colors --log-prefix --log-timestamps", Nothing),
     // The server.
-    (Serve, &["-a", "--served-model-name", "--identifier"], Ours("--alias")),
+    (Serve, "-a --served-model-name --identifier", Ours("--alias")),
     // LM Studio's `lms server start`.
-    (Serve, &["-p"], Ours("--port")),
+    (Serve, "-p", Ours("--port")),
     (
         Serve,
-        &["--cors"],
+        "--cors",
         Refused("--cors-origin ORIGIN names a page that may use the server, and `*` stands for all"),
     ),
-    (Serve, &["--ttl"], Ours("--keep-alive")),
-    (Both, &["--gpu"], Refused("--device selects the device: cpu, gpu or gpu:N")),
-    (Serve, &["-np", "--max-num-seqs"], Ours("--parallel")),
+    (Serve, "--ttl", Ours("--keep-alive")),
+    (Both, "--gpu", Refused("--device selects the device: cpu, gpu or gpu:N")),
+    (Serve, "-np --max-num-seqs", Ours("--parallel")),
     (
         Serve,
-        &["--api-key-file"],
+        "--api-key-file",
         Refused(
             "`paguro keys add NAME` makes keys that every server here knows; --api-key KEY adds one by hand",
         ),
     ),
-    (Serve, &["--gpu-memory-utilization"], Refused("--memory BYTES limits the memory of all loaded models")),
-    (Serve, &["-to", "--timeout"], Refused("--request-timeout bounds answers, --read-timeout requests")),
-    (Serve, &["--ssl-key-file", "--ssl-cert-file", "--ssl-keyfile", "--ssl-certfile"], Refused(TLS)),
-    (Serve, &["--slot-save-path", "--cache-ram", "-cram", "--ctx-checkpoints"], Refused(CACHE)),
-    (Serve, &["--pooling"], Refused("pooling of embeddings comes from the model's files")),
+    (Serve, "--gpu-memory-utilization", Refused("--memory BYTES limits the memory of all loaded models")),
+    (Serve, "-to --timeout", Refused("--request-timeout bounds answers, --read-timeout requests")),
+    (Serve, "--ssl-key-file --ssl-cert-file --ssl-keyfile --ssl-certfile", Refused(TLS)),
+    (Serve, "--slot-save-path --cache-ram -cram --ctx-checkpoints", Refused(CACHE)),
+    (Serve, "--pooling", Refused("pooling of embeddings comes from the model's files")),
     (
         Serve,
-        &["--reasoning-budget", "--chat-template-kwargs", "--no-prefill-assistant"],
+        "--reasoning-budget --chat-template-kwargs --no-prefill-assistant",
         Refused("it is a field of requests: reasoning_budget, chat_template_kwargs, continue_final_message"),
     ),
-    (Both, &["--override-kv"], Refused("metadata comes from the model's file; `paguro inspect` shows it")),
+    (Both, "--override-kv", Refused("metadata comes from the model's file; `paguro inspect` shows it")),
     (
         Serve,
-        &[
-            "--embedding",
-            "--embeddings",
-            "--rerank",
-            "--reranking",
-            "--metrics",
-            "--slots",
-            "--props",
-            "--webui",
-            "--no-webui",
-        ],
+        "--embedding --embeddings --rerank --reranking --metrics --slots --props --webui --no-webui",
         Nothing,
     ),
+    (Serve, "--enable-auto-tool-choice --no-slots --enable-prefix-caching --trust-remote-code", Nothing),
     (
         Serve,
-        &["--enable-auto-tool-choice", "--no-slots", "--enable-prefix-caching", "--trust-remote-code"],
-        Nothing,
-    ),
-    (
-        Serve,
-        &[
-            "--tool-call-parser",
-            "--reasoning-parser",
-            "--reasoning-format",
-            "--cache-reuse",
-            "--dtype",
-            "-sps",
-            "--slot-prompt-similarity",
-        ],
+        "--tool-call-parser --reasoning-parser --reasoning-format --cache-reuse --dtype -sps --slot-prompt-similarity",
         NothingWithValue,
     ),
 ];
 
 /// Commands of other programs, and their equivalents.
-const COMMANDS: &[(&[&str], &str)] = &[
+const COMMANDS: &[(&str, &str)] = &[
     (
-        &["create"],
+        "create",
         "`paguro import FILE --name NAME` takes a model file in; a running server makes models with other defaults by /api/create",
     ),
-    (&["mv", "rename"], "`paguro cp OLD NEW`, then `paguro rm OLD`: the files are shared, nothing is copied"),
+    ("mv rename", "`paguro cp OLD NEW`, then `paguro rm OLD`: the files are shared, nothing is copied"),
     (
-        &["push", "signin", "signout", "login", "logout", "whoami"],
+        "push signin signout login logout whoami",
         "`paguro pull` only reads from Hugging Face; HF_TOKEN, or what `hf auth login` has stored, opens private models",
     ),
-    (&["load"], "a server loads a model at its first request; `paguro run MODEL` runs one without a server"),
+    ("load", "a server loads a model at its first request; `paguro run MODEL` runs one without a server"),
+    ("log logs", "the log of `paguro serve` is its standard error; docs/service.md has that of a service"),
     (
-        &["log", "logs"],
-        "the log of `paguro serve` is its standard error; docs/service.md has that of a service",
-    ),
-    (
-        &["ollama", "lms"],
+        "ollama lms",
         "`paguro list --found` shows the models of Ollama and LM Studio, `paguro import` takes them over",
     ),
-    (&["launch"], "start `paguro serve` and point the program at http://127.0.0.1:11434/v1"),
-    (&["update", "upgrade"], "`paguro pull NAME` updates a model; update the program as you installed it"),
-    (&["perplexity", "ppl"], "`paguro eval -m MODEL -f TEXT` measures perplexity"),
-    (&["server", "api"], "`paguro serve` starts the server"),
+    ("launch", "start `paguro serve` and point the program at http://127.0.0.1:11434/v1"),
+    ("update upgrade", "`paguro pull NAME` updates a model; update the program as you installed it"),
+    ("perplexity ppl", "`paguro eval -m MODEL -f TEXT` measures perplexity"),
+    ("server api", "`paguro serve` starts the server"),
+    ("models tags", "`paguro list` shows the installed models, `paguro search` those that can be pulled"),
+    ("status health", "`paguro ps` lists the models that a running server has loaded"),
     (
-        &["models", "tags"],
-        "`paguro list` shows the installed models, `paguro search` those that can be pulled",
-    ),
-    (&["status", "health"], "`paguro ps` lists the models that a running server has loaded"),
-    (
-        &["config", "settings"],
+        "config settings",
         "`paguro serve --help` lists the settings, which are flags, keys of serve.toml and environment variables",
     ),
 ];
@@ -492,7 +402,7 @@ fn find(command: On, flag: &str) -> Option<&'static Becomes> {
             }
             _ => *on == Both || *on == command,
         };
-        belongs && flags.contains(&flag)
+        belongs && has(flags, flag)
     };
     FLAGS.iter().find(row).map(|(.., becomes)| becomes)
 }
@@ -505,9 +415,14 @@ pub fn sampling_name(name: &str) -> Option<&'static str> {
     }
 }
 
+/// Returns true if a list of names has this one.
+fn has(names: &str, name: &str) -> bool {
+    names.split(' ').any(|known| known == name)
+}
+
 /// Returns the equivalent of a command of other programs.
 pub fn command(name: &str) -> Option<&'static str> {
-    COMMANDS.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)
+    COMMANDS.iter().find(|(names, _)| has(names, name)).map(|(_, hint)| *hint)
 }
 
 #[cfg(test)]
@@ -596,8 +511,8 @@ mod tests {
         let commands = [(Run, flags("run")), (Serve, flags("serve"))];
         for (on, foreign, becomes) in FLAGS {
             for (_, ours) in commands.iter().filter(|(command, _)| *on == Both || on == command) {
-                for flag in *foreign {
-                    assert!(!ours.contains(*flag), "{flag} is ours");
+                for flag in foreign.split(' ') {
+                    assert!(!ours.contains(flag), "{flag} is ours");
                 }
                 if let Ours(flag) = becomes {
                     assert!(ours.contains(*flag), "there is no {flag}");
@@ -605,7 +520,7 @@ mod tests {
             }
         }
         for (names, _) in COMMANDS {
-            for name in *names {
+            for name in names.split(' ') {
                 assert!(cli.find_subcommand(name).is_none(), "`{name}` is a command of ours");
             }
         }
