@@ -112,6 +112,31 @@ pub fn measure(target: &Target, case: &Case, prefixes: &Prefixes, random: &mut R
     })
 }
 
+/// Returns the seconds of a token that an engine decodes alone: the median of a few rounds; and the bytes of experts that each token
+/// copied.
+///
+/// # Errors
+/// As [`measure`].
+pub fn token_seconds(handle: Handle, vocab: usize, tokens: usize) -> Outcome<(f64, f64)> {
+    const ROUNDS: usize = 3;
+    let target = Target { handle, adapters: Vec::new(), temperature: 0.0 };
+    let case = Case { test: Test::Decode, tokens, depth: 0, batch: 1, drafts: BenchDrafts::Off };
+    let mut random = Random::new(super::SEED, vocab);
+    let prefixes = Prefixes::compute(&target, &case, &mut random)?;
+    // The first round is a warm-up.
+    measure(&target, &case, &prefixes, &mut random)?;
+    let copied = || -> Outcome<u64> {
+        let counts = target.handle.expert_counts().map_err(|error| Failure::from_error(&error))?;
+        Ok(counts.iter().map(|count| count.misses * count.bytes).sum::<u64>())
+    };
+    let before = copied()?;
+    let rounds = (0..ROUNDS).map(|_| Ok(measure(&target, &case, &prefixes, &mut random)?.tokens_per_second));
+    let mut rates = rounds.collect::<Outcome<Vec<_>>>()?;
+    rates.sort_by(f64::total_cmp);
+    let copied = (copied()? - before) as f64 / (ROUNDS * (tokens + case.slack())) as f64;
+    Ok((1.0 / rates[ROUNDS / 2], copied))
+}
+
 /// Runs the case once. Returns `None` if a sequence ended before the others had begun.
 fn run(target: &Target, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Option<Measured>> {
     let handle = &target.handle;

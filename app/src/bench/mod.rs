@@ -8,6 +8,7 @@ mod memory;
 mod report;
 mod shape;
 
+pub use measure::token_seconds;
 pub use report::kernel_table;
 
 use std::{cmp::Reverse, path::PathBuf, sync::Arc, time::Duration};
