@@ -24,12 +24,13 @@ impl Random {
         Self { state: seed, vocab: vocab as u32 }
     }
 
-    fn tokens(&mut self, count: usize) -> Vec<u32> {
+    /// Returns random tokens.
+    pub fn tokens(&mut self, count: usize) -> Vec<u32> {
         (0..count).map(|_| self.next() % self.vocab).collect()
     }
 
     /// SplitMix64 (Steele, Lea, Flood 2014); returns the upper half.
-    fn next(&mut self) -> u32 {
+    pub fn next(&mut self) -> u32 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -248,14 +249,19 @@ fn submit(
 
 /// Times of a request's tokens.
 #[derive(Debug, Default)]
-struct Timeline {
+pub struct Timeline {
     cached: usize,
-    tokens: Vec<Instant>,
+    /// Time of each token.
+    pub tokens: Vec<Instant>,
     answer: Vec<u32>,
 }
 
 impl Timeline {
-    fn of(mut generation: Generation) -> Outcome<Self> {
+    /// Reads a request to its end.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub fn of(mut generation: Generation) -> Outcome<Self> {
         let mut line = Self::default();
         while let Some(event) = generation.next_blocking() {
             match event {
