@@ -9,7 +9,9 @@
 // - FINISHES: results stay in the workgroup, and its threads `finish` them.
 // - CHOOSES: every workgroup chooses the experts of its row itself.
 //
-// With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`).
+// With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`). With WARMS, all that follows
+// the wait for activations runs once before it, without effect. Few workgroups run such a kernel, so their processors do not have its
+// instructions, and a matmul waits for the results.
 //% needs accumulate add_squares begin_item change_of_tile choose clear_next factor_of finish load_acts load_block look_ahead make_acts peek_low place_of_expert prefetch stage_change store take_acts wait_for_some
 //% if EXPERTS
 //% if CHOOSES
@@ -119,6 +121,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let ahead = look_ahead(tid, first);
 //% end
 //% end
+//% if WARMS
+  // The compiler must not know the number of rounds, or each would have instructions of its own. A step has one row.
+  for (var round = args.rows; round < 3u; round++) {
+  is_warming = round < 2u;
+//% for o in 0..OUTS
+  acc_${o}_0 = 0.0;
+//% end
+//% end
 //% if AWAITED
   wait_for_some(wid.y, tid);
 //% if OWN_ACTS
@@ -221,6 +231,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       store(at, output + n / BATCH, total, factor_of(at));
     }
 //% end
+  }
+//% end
+//% if WARMS
   }
 //% end
 }
