@@ -3,7 +3,9 @@
 
 use std::ops::Range;
 
-use paguro_backend::{Backend, MemoryPlan, Program, Weights, legal_cuts, obstacle, split};
+use paguro_backend::{
+    Backend, MemoryPlan, Program, Role, Weights, legal_cuts, obstacle, split, stage_program,
+};
 use paguro_backend_stages::Stages;
 use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{Model, Vision};
@@ -46,6 +48,29 @@ pub struct Placing<'a> {
 pub struct Placement {
     /// Devices and their layers.
     pub stages: Vec<(Device, Range<usize>)>,
+}
+
+/// Bytes of weights that a token reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Reads {
+    /// Those of layers that all tokens read.
+    pub always: u64,
+    /// Those of the chosen experts.
+    pub experts: u64,
+    /// Those of the head.
+    pub head: u64,
+}
+
+impl Reads {
+    /// Returns the bytes of layers.
+    pub fn layers(&self) -> u64 {
+        self.always + self.experts
+    }
+
+    /// Returns all bytes.
+    pub fn total(&self) -> u64 {
+        self.layers() + self.head
+    }
 }
 
 /// The devices of a placement as one.
@@ -132,6 +157,22 @@ impl<'a> Placing<'a> {
             Some(memory) if opened.device != Device::Cpu => memory.min(free),
             _ => free,
         }
+    }
+
+    /// Returns the bytes that a token reads of these layers on a device.
+    pub fn reads(&self, device: Device, layers: &Range<usize>) -> Reads {
+        let backend = &self.devices.find(device).unwrap_or(self.devices.main()).backend;
+        let mut reads = Reads { always: 0, experts: 0, head: 0 };
+        for (id, role) in stage_program(self.program, layers.clone()).matrices() {
+            let bytes = backend.device_layout(self.weights.matrix(id)).bytes as u64;
+            match role {
+                Role::Lookup => {}
+                Role::Layer => reads.always += bytes,
+                Role::Head => reads.head += bytes,
+                Role::Experts { used, count } => reads.experts += bytes / count as u64 * used as u64,
+            }
+        }
+        reads
     }
 
     /// Returns the whole model on the main device.

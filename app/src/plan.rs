@@ -1,8 +1,10 @@
-//! `paguro devices --plan MODEL`: places of a model's weights, and the least time of a token, without loading it.
+//! `paguro devices --plan MODEL`: places of a model's weights, and the time of a token, without loading all of it.
+
+mod trial;
 
 use std::ops::Range;
 
-use paguro_backend::{Capacity, MemoryPlan, Role, stage_program};
+use paguro_backend::{Capacity, MemoryPlan};
 use paguro_engine::{EngineOptions, EnginePlan, PageBudget};
 use paguro_model::ModelFile;
 use serde_json::json;
@@ -15,7 +17,7 @@ use crate::{
     load,
     models::Source,
     output::Output,
-    placement::Placing,
+    placement::{Placing, Reads},
     settings::{LibrarySettings, Terminal},
     units,
 };
@@ -75,10 +77,21 @@ pub fn plan(
         rows.push(Row::new(&placing, device, layers, part, (devices, &on))?);
     }
     let hits: &[f64] = if rows.iter().any(|row| row.link.is_some()) { &HITS } else { &[1.0] };
-    let time = |hit: f64| rows.iter().map(|row| row.time(hit)).sum::<f64>();
+    let link = rows.iter().find_map(|row| row.link);
+    let reading: f64 = rows.iter().map(Row::reading).sum();
+    let copying = |hit: f64| rows.iter().map(|row| row.copying(hit)).sum::<f64>();
+    let trial = match problem.is_none() && !args.no_trial {
+        true => {
+            let _spinner = terminal.spinner_with(|| "running a part of the model".to_owned());
+            trial::trial(&placing, &placement, &options, link)?
+        }
+        false => None,
+    };
     let mut out = Output::new();
     if args.json {
-        let times: Vec<_> = hits.iter().map(|&hit| json!({"hit": hit, "seconds": time(hit)})).collect();
+        let times = |seconds: f64| -> Vec<_> {
+            hits.iter().map(|&hit| json!({"hit": hit, "seconds": seconds + copying(hit)})).collect()
+        };
         out.json(&json!({
             "model": model.name,
             "fits": problem.is_none(),
@@ -86,7 +99,8 @@ pub fn plan(
             "expert_slots": options.expert_slots,
             "context": plan.max_context,
             "stages": rows.iter().map(Row::json).collect::<Vec<_>>(),
-            "least_seconds_per_token": times,
+            "least_seconds_per_token": times(reading),
+            "seconds_per_token": trial.map(|trial| times(trial.seconds)),
         }))?;
     } else {
         let with = file.assistant().map(|assistant| format!(", with its assistant {}", assistant.name()));
@@ -94,16 +108,28 @@ pub fn plan(
         for row in &rows {
             row.print(&mut out, (plan.max_context, options.expert_slots), terminal)?;
         }
-        let link = rows.iter().find_map(|row| row.link);
         for &hit in hits {
-            let ms = 1e3 * time(hit);
             let found = match link {
                 Some(link) => {
                     format!(", {:.0} % of experts in slots, {:.1} GB/s over the bus", 100.0 * hit, link / 1e9)
                 }
                 None => String::new(),
             };
-            out.line(format_args!("     a token takes at least {ms:.2} ms ({:.0} tok/s){found}", 1e3 / ms))?;
+            let rate = |seconds: f64| format!("{:.2} ms ({:.0} tok/s)", 1e3 * seconds, 1.0 / seconds);
+            let least = rate(reading + copying(hit));
+            let line = match &trial {
+                Some(trial) => {
+                    format!("a token takes about {}, at least {least}", rate(trial.seconds + copying(hit)))
+                }
+                None => format!("a token takes at least {least}"),
+            };
+            out.line(format_args!("     {line}{found}"))?;
+        }
+        if let Some(trial) = trial {
+            let all = placing.program.layers.len();
+            let line =
+                format!("measured with at most {} of {all} layers, without earlier tokens", trial.layers);
+            out.line(format_args!("     {}", terminal.dim(&line)))?;
         }
     }
     problem.map_or(Ok(()), Err)
@@ -115,8 +141,8 @@ struct Row {
     capacity: Capacity,
     layers: Range<usize>,
     memory: MemoryPlan,
-    /// Bytes that a token reads on the device, and those of its experts.
-    reads: [u64; 2],
+    /// Bytes that a token reads on the device.
+    reads: Reads,
     bandwidth: f64,
     /// Bandwidth of copies of experts from the host's memory, if they have slots.
     link: Option<f64>,
@@ -131,33 +157,26 @@ impl Row {
         plan: &EnginePlan,
         (devices, on): (&Devices, &RunOnArgs),
     ) -> Outcome<Self> {
-        let stage = stage_program(placing.program, layers.clone());
-        let (mut always, mut experts) = (0, 0);
-        for (id, role) in stage.matrices() {
-            let bytes = opened.backend.device_layout(placing.weights.matrix(id)).bytes as u64;
-            match role {
-                Role::Lookup => {}
-                Role::Layer | Role::Head => always += bytes,
-                Role::Experts { used, count } => experts += bytes / count as u64 * used as u64,
-            }
-        }
         let device = opened.device;
         Ok(Self {
             device,
             capacity: opened.backend.capacity(),
             layers: layers.clone(),
             memory: plan.memory,
-            reads: [always, experts],
+            reads: placing.reads(device, layers),
             bandwidth: devices.read_bandwidth(on, &[(device, 1)], None)?,
             link: plan.expert_slots.map_or(Ok(None), |_| devices.link(device))?,
         })
     }
 
-    /// Returns the least time of a token with this share of chosen experts in slots, in seconds.
-    fn time(&self, hit: f64) -> f64 {
-        let [always, experts] = self.reads;
-        let copied = self.link.map_or(0.0, |link| (1.0 - hit) * experts as f64 / link);
-        (always + experts) as f64 / self.bandwidth + copied
+    /// Returns the time in which a token's weights are read, in seconds.
+    fn reading(&self) -> f64 {
+        self.reads.total() as f64 / self.bandwidth
+    }
+
+    /// Returns the time of copies with this share of chosen experts in slots, in seconds.
+    fn copying(&self, hit: f64) -> f64 {
+        self.link.map_or(0.0, |link| (1.0 - hit) * self.reads.experts as f64 / link)
     }
 
     fn json(&self) -> serde_json::Value {
@@ -173,7 +192,7 @@ impl Row {
             "kv": kv,
             "states": states,
             "buffers": buffers,
-            "bytes_per_token": self.reads.iter().sum::<u64>(),
+            "bytes_per_token": self.reads.total(),
             "read_bandwidth": self.bandwidth.round(),
             "link": self.link.map(f64::round),
         })
@@ -202,7 +221,6 @@ impl Row {
         line("states and buffers", states.saturating_add(buffers), "")?;
         let total = self.memory.total();
         line("sum", total, if total <= *bytes_free { "fits" } else { "exceeds the free memory" })?;
-        let reads = self.reads.iter().sum();
-        line("reads of a token", reads, &format!("at {:.1} GB/s", self.bandwidth / 1e9))
+        line("reads of a token", self.reads.total(), &format!("at {:.1} GB/s", self.bandwidth / 1e9))
     }
 }

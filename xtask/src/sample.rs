@@ -98,6 +98,8 @@ const VARIANTS: [Variants; 18] = [
             "long_context",
             "bidirectional",
             "towers",
+            "adapters",
+            "exact_adapters",
         ],
         one_in: 10,
     },

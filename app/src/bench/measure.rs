@@ -24,12 +24,13 @@ impl Random {
         Self { state: seed, vocab: vocab as u32 }
     }
 
-    fn tokens(&mut self, count: usize) -> Vec<u32> {
+    /// Returns random tokens.
+    pub fn tokens(&mut self, count: usize) -> Vec<u32> {
         (0..count).map(|_| self.next() % self.vocab).collect()
     }
 
     /// SplitMix64 (Steele, Lea, Flood 2014); returns the upper half.
-    fn next(&mut self) -> u32 {
+    pub fn next(&mut self) -> u32 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -110,6 +111,31 @@ pub fn measure(target: &Target, case: &Case, prefixes: &Prefixes, random: &mut R
     rate.ok_or_else(|| {
         Failure::new("a measured sequence ended before the others had begun: is the machine busy?")
     })
+}
+
+/// Returns the seconds of a token that an engine decodes alone: the median of a few rounds; and the bytes of experts that each token
+/// copied.
+///
+/// # Errors
+/// As [`measure`].
+pub fn token_seconds(handle: Handle, vocab: usize, tokens: usize) -> Outcome<(f64, f64)> {
+    const ROUNDS: usize = 3;
+    let target = Target { handle, adapters: Vec::new(), temperature: 0.0 };
+    let case = Case { test: Test::Decode, tokens, depth: 0, batch: 1, drafts: BenchDrafts::Off };
+    let mut random = Random::new(super::SEED, vocab);
+    let prefixes = Prefixes::compute(&target, &case, &mut random)?;
+    // The first round is a warm-up.
+    measure(&target, &case, &prefixes, &mut random)?;
+    let copied = || -> Outcome<u64> {
+        let counts = target.handle.expert_counts().map_err(|error| Failure::from_error(&error))?;
+        Ok(counts.iter().map(|count| count.misses * count.bytes).sum::<u64>())
+    };
+    let before = copied()?;
+    let rounds = (0..ROUNDS).map(|_| Ok(measure(&target, &case, &prefixes, &mut random)?.tokens_per_second));
+    let mut rates = rounds.collect::<Outcome<Vec<_>>>()?;
+    rates.sort_by(f64::total_cmp);
+    let copied = (copied()? - before) as f64 / (ROUNDS * (tokens + case.slack())) as f64;
+    Ok((1.0 / rates[ROUNDS / 2], copied))
 }
 
 /// Runs the case once. Returns `None` if a sequence ended before the others had begun.
@@ -223,14 +249,19 @@ fn submit(
 
 /// Times of a request's tokens.
 #[derive(Debug, Default)]
-struct Timeline {
+pub struct Timeline {
     cached: usize,
-    tokens: Vec<Instant>,
+    /// Time of each token.
+    pub tokens: Vec<Instant>,
     answer: Vec<u32>,
 }
 
 impl Timeline {
-    fn of(mut generation: Generation) -> Outcome<Self> {
+    /// Reads a request to its end.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub fn of(mut generation: Generation) -> Outcome<Self> {
         let mut line = Self::default();
         while let Some(event) = generation.next_blocking() {
             match event {

@@ -3,11 +3,14 @@
 //! The benchmark submits requests through the engine's handle, as all other clients do.
 
 mod cost;
+mod images;
 mod measure;
 mod memory;
 mod report;
 mod shape;
 
+pub use images::ImageSize;
+pub use measure::token_seconds;
 pub use report::kernel_table;
 
 use std::{cmp::Reverse, path::PathBuf, sync::Arc, time::Duration};
@@ -26,9 +29,10 @@ use crate::{
     settings::{LibrarySettings, Terminal},
 };
 use cost::Cost;
+use images::{ImageCase, ImageRow};
 use measure::{Prefixes, Random, Target, measure};
 use memory::PeakMemory;
-use report::{Row, Sample, Table};
+use report::{Row, Sample, Subject, Table};
 
 /// Seed of the prompts and of the scattered pages, so that all runs measure the same work.
 const SEED: u64 = 0x5eed;
@@ -71,10 +75,12 @@ struct Setup {
 /// An engine under test.
 struct Bench {
     setup: Setup,
+    subject: Subject,
     target: Target,
     loaded: Loaded,
     random: Random,
     rows: Vec<Row>,
+    images: Vec<ImageRow>,
     /// Kernel counts after the warm-up.
     before: Vec<KernelCount>,
     /// Use of slots by experts after the warm-up.
@@ -92,21 +98,31 @@ pub fn bench(
     terminal: Terminal,
 ) -> Outcome<()> {
     let cases = cases(args)?;
-    let context = cases.iter().map(Case::context).max().unwrap_or(1);
+    let longest = cases.iter().map(Case::context).max().unwrap_or(1);
     let model = match args.shape {
         Some(name) => {
-            let like = load::file(&Source::Embedded)?.load(&LoadOptions { max_context: Some(context) });
+            let like = load::file(&Source::Embedded)?.load(&LoadOptions { max_context: Some(longest) });
             let like = like.map_err(|error| Failure::from_error(&error))?;
-            Arc::new(shape::model(name, args.format, like, context))
+            Arc::new(shape::model(name, args.format, like, longest))
         }
         None => {
             let source = Source::find(args.model.name.as_deref(), library)?;
-            let (mut file, draft) = (load::file(&source)?, args.draft.source(library)?);
+            let note = |line: &str| terminal.note(line);
+            // A tower takes memory, which measurements of text do not need.
+            let file = match args.image.is_empty() {
+                true => load::file(&source)?.text_only(),
+                false => args.projector.choice().open(&source, note)?,
+            };
+            let (mut file, draft) = (file, args.draft.source(library)?);
             let assistants = || assistant::of_settings(library);
-            assistant::add(&mut file, &source, draft.as_ref(), assistants, |line| terminal.note(line))?;
-            load::writer_of(&file, &source, load::Context::Tokens(context))?
+            assistant::add(&mut file, &source, draft.as_ref(), assistants, note)?;
+            // The tokens of an image are known once the model is.
+            let least = if args.image.is_empty() { 1 } else { load::default_context(&file) };
+            load::writer_of(&file, &source, load::Context::Tokens(longest.max(least)))?
         }
     };
+    let images = ImageCase::all(&args.image, &model)?;
+    let context = images.iter().map(ImageCase::context).fold(longest, usize::max);
     if context > model.context_length {
         let trained = model.context_length;
         terminal.note(&format!("the model was trained for {trained} tokens; speed does not depend on that"));
@@ -116,11 +132,14 @@ pub fn bench(
     let draft = load::draft(args.draft.draft.as_deref(), &model, library)?;
     let mut benches = setups(args)
         .into_iter()
-        .map(|setup| Bench::start(args, setup, (&model, &loras, draft.clone()), &cases, (devices, terminal)))
+        .map(|setup| {
+            let (model, cases) = ((&model, &loras[..], draft.clone()), (&cases[..], &images[..]));
+            Bench::start(args, setup, model, cases, (devices, terminal))
+        })
         .collect::<Outcome<Vec<_>>>()?;
 
     let mut memory = PeakMemory::new();
-    let bar = terminal.bar(args.rounds * benches.len() * cases.len(), "measuring");
+    let bar = terminal.bar(args.rounds * benches.len() * (cases.len() + images.len()), "measuring");
     for (index, case) in cases.iter().enumerate() {
         // Prefixes are computed once for all rounds. Each round measures every setup, so that changes of the clock speed
         // affect all of them.
@@ -136,13 +155,24 @@ pub fn bench(
             }
         }
     }
+    for (index, case) in images.iter().enumerate() {
+        for _ in 0..args.rounds {
+            for bench in &mut benches {
+                let times = images::measure(&bench.target.handle, case, &mut bench.random)?;
+                bench.images[index].samples.push(times);
+                memory.look();
+                bar.inc(1);
+            }
+        }
+    }
     bar.finish_and_clear();
 
     let mut tables = Vec::new();
     for bench in benches {
         let kernels = if args.kernels { Some(bench.kernels()?) } else { None };
         let experts = if args.experts { Some(bench.experts()?) } else { None };
-        tables.push(Table { rows: bench.rows, kernels, experts });
+        let Bench { subject, rows, images, .. } = bench;
+        tables.push(Table { subject, rows, images, kernels, experts });
     }
     if args.json { report::json(&tables, memory) } else { report::table(&tables, memory, terminal) }
 }
@@ -163,7 +193,7 @@ fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
             }
         }
     }
-    if cases.is_empty() {
+    if cases.is_empty() && args.image.is_empty() {
         return Err(Failure::usage("there is nothing to measure: -p and -n are both 0"));
     }
     Ok(cases)
@@ -193,10 +223,10 @@ impl Bench {
         args: &BenchArgs,
         setup: Setup,
         (model, loras, draft): (&Arc<Model>, &[PathBuf], Option<Arc<DraftModel>>),
-        cases: &[Case],
+        (cases, images): (&[Case], &[ImageCase]),
         (devices, terminal): (&Devices, Terminal),
     ) -> Outcome<Self> {
-        let options = EngineOptions { draft, ..options(args, setup, cases) };
+        let options = EngineOptions { draft, ..options(args, setup, cases, images) };
         let chunk = options.max_batch_tokens;
         let on = RunOnArgs { timed: args.kernels, ..args.on.clone() };
         let loaded = load::start(model.clone(), options, false, setup.threads, (devices, &on), terminal)?;
@@ -205,28 +235,38 @@ impl Bench {
         let adapters = used.iter().map(adapter).collect::<Outcome<Vec<_>>>()?;
         let target = Target { handle: loaded.handle.clone(), adapters, temperature: args.temperature };
         let cost = Cost::new(&model.program, &model.weights, setup.kv_dtype.into());
-        let rows = cases
-            .iter()
-            .map(|case| Row {
-                model: model.name.clone(),
-                format: model.description.quantization.clone(),
-                device: loaded.device.clone(),
-                threads: loaded.threads,
-                kv_dtype: setup.kv_dtype,
-                attention: setup.attention,
-                pages: setup.pages,
-                adapters: used.len(),
-                case: *case,
-                bytes_per_token: cost.per_token(case, chunk),
-                samples: Vec::new(),
-            })
-            .collect();
+        let subject = Subject {
+            model: model.name.clone(),
+            format: model.description.quantization.clone(),
+            device: loaded.device.clone(),
+            threads: loaded.threads,
+            kv_dtype: setup.kv_dtype,
+            attention: setup.attention,
+            pages: setup.pages,
+            adapters: used.len(),
+        };
+        let row = |case: &Case| Row {
+            subject: subject.clone(),
+            case: *case,
+            bytes_per_token: cost.per_token(case, chunk),
+            samples: Vec::new(),
+        };
+        let rows = cases.iter().map(row).collect();
+        let image_row = |case: &ImageCase| ImageRow {
+            subject: subject.clone(),
+            size: case.size,
+            tokens: case.tokens(),
+            samples: Vec::new(),
+        };
+        let image_rows = images.iter().map(image_row).collect();
         let mut bench = Self {
             setup,
             target,
             loaded,
             random: Random::new(SEED, model.program.vocab),
             rows,
+            images: image_rows,
+            subject,
             before: Vec::new(),
             experts_before: Vec::new(),
         };
@@ -238,6 +278,9 @@ impl Bench {
                 let prefixes = bench.prefixes(&case)?;
                 measure(&bench.target, &case, &prefixes, &mut bench.random)?;
             }
+        }
+        for case in images {
+            images::measure(&bench.target.handle, case, &mut bench.random)?;
         }
         bench.before = bench.kernel_counts()?;
         bench.experts_before = bench.expert_counts()?;
@@ -286,7 +329,7 @@ impl Bench {
 }
 
 /// Returns engine options with exactly as many pages as the largest case needs.
-fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
+fn options(args: &BenchArgs, setup: Setup, cases: &[Case], images: &[ImageCase]) -> EngineOptions {
     let defaults = EngineOptions::default();
     let block_size = args.page_size.unwrap_or(defaults.block_size);
     let pages = |case: &Case| case.batch * case.context().next_multiple_of(block_size);
@@ -296,10 +339,13 @@ fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
         _ => 0,
     });
     let longest = longest.max().unwrap_or(0);
+    let of_images = images.iter().map(|case| case.context().next_multiple_of(block_size));
+    let contexts = images.iter().map(ImageCase::context);
     EngineOptions {
         block_size,
-        pages: PageBudget::Tokens(cases.iter().map(pages).max().unwrap_or(block_size)),
-        max_context: cases.iter().map(Case::context).max(),
+        pages: PageBudget::Tokens(cases.iter().map(pages).chain(of_images).max().unwrap_or(block_size)),
+        max_context: cases.iter().map(Case::context).chain(contexts).max(),
+        max_image_tokens: images.iter().map(ImageCase::largest_part).max(),
         max_sequences: batch,
         max_batch_tokens: args.step.or_default(batch * (1 + longest)),
         // Each drafted row has an output.

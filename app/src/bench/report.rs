@@ -3,7 +3,7 @@
 use paguro_backend::{ExpertCount, KernelCount};
 use serde_json::{Value, json};
 
-use super::{Case, Test, measure::Measured, memory::PeakMemory};
+use super::{Case, Test, images::ImageRow, measure::Measured, memory::PeakMemory};
 use crate::{
     cli::{Attention, BenchDrafts, KvDtype, Pages},
     failure::Outcome,
@@ -12,9 +12,9 @@ use crate::{
     units,
 };
 
-/// The samples of one case on one engine.
+/// An engine whose speed is measured.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct Subject {
     /// The model's name.
     pub model: String,
     /// Encoding of its weights.
@@ -31,6 +31,29 @@ pub struct Row {
     pub pages: Pages,
     /// Number of adapters of the requests.
     pub adapters: usize,
+}
+
+impl Subject {
+    /// Returns the fields of `--json`.
+    pub fn json(&self) -> Value {
+        json!({
+            "model": self.model,
+            "format": self.format,
+            "device": self.device,
+            "threads": self.threads,
+            "kv_dtype": kv_dtype(self.kv_dtype),
+            "attention": attention(self.attention),
+            "pages": pages(self.pages),
+            "adapters": self.adapters,
+        })
+    }
+}
+
+/// The samples of one case on one engine.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The measured engine.
+    pub subject: Subject,
     /// The measured case.
     pub case: Case,
     /// Bytes read per token.
@@ -92,15 +115,8 @@ impl Row {
     fn json(&self, memory: PeakMemory) -> Value {
         let Case { test, tokens, depth, batch, drafts } = self.case;
         let (drafted, accepted) = self.drafted();
-        json!({
-            "model": self.model,
-            "format": self.format,
-            "device": self.device,
-            "threads": self.threads,
-            "kv_dtype": kv_dtype(self.kv_dtype),
-            "attention": attention(self.attention),
-            "pages": pages(self.pages),
-            "adapters": self.adapters,
+        let mut object = self.subject.json();
+        let measured = json!({
             "test": name(test),
             "tokens": tokens,
             "depth": depth,
@@ -114,15 +130,23 @@ impl Row {
             "read_bandwidth": self.samples.iter().map(|sample| sample.bandwidth.round()).collect::<Vec<_>>(),
             "ceiling_fraction": self.ceiling_fraction(),
             "peak_resident_bytes": memory.bytes(),
-        })
+        });
+        if let (Some(object), Value::Object(measured)) = (object.as_object_mut(), measured) {
+            object.extend(measured);
+        }
+        object
     }
 }
 
 /// Results of one engine.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// At least one row.
+    /// The engine.
+    pub subject: Subject,
+    /// Rows of text; none if only images are measured.
     pub rows: Vec<Row>,
+    /// Rows of images.
+    pub images: Vec<ImageRow>,
     /// Kernels that ran, over all rows, if requested.
     pub kernels: Option<Vec<KernelCount>>,
     /// Use of slots by experts, over all rows, if requested.
@@ -135,9 +159,9 @@ pub struct Table {
 /// The error of standard output.
 pub fn json(tables: &[Table], memory: PeakMemory) -> Outcome<()> {
     let mut out = Output::new();
-    for Table { rows, kernels, experts } in tables {
-        for row in rows {
-            let mut object = row.json(memory);
+    for Table { subject: _, rows, images, kernels, experts } in tables {
+        let objects = rows.iter().map(|row| row.json(memory)).chain(images.iter().map(ImageRow::json));
+        for mut object in objects {
             if let Some(kernels) = kernels {
                 object["kernels"] = kernels
                     .iter()
@@ -160,8 +184,7 @@ pub fn json(tables: &[Table], memory: PeakMemory) -> Outcome<()> {
 pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcome<()> {
     let mut out = Output::new();
     let several = tables.len() > 1;
-    for Table { rows, kernels, experts } in tables {
-        let first = &rows[0];
+    for Table { subject: first, rows, images, kernels, experts } in tables {
         let head = format!(
             "{} {}, {}, {}",
             first.model,
@@ -179,42 +202,15 @@ pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcom
             0 => setup,
             count => format!("{setup}, {}", units::plural(count, "adapter")),
         };
-        let has_drafts = rows.iter().any(|row| row.case.drafts != BenchDrafts::Off);
         out.line(terminal.bold(&if several { head + &setup } else { head }))?;
-        out.line(terminal.dim(&format!(
-            "{:8} {:>6} {:>6} {:>5}  {:>9}  {:>15}  {:>9}  {:>7}{}",
-            "test",
-            "tokens",
-            "depth",
-            "batch",
-            "tok/s",
-            "(min .. max)",
-            "reads",
-            "ceiling",
-            if has_drafts { "  drafts accepted" } else { "" }
-        )))?;
-        for row in rows {
-            let Case { test, tokens, depth, batch, .. } = row.case;
-            let speeds = row.speeds();
-            let middle = median(speeds.clone());
-            let (low, high) =
-                (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
-            out.line(format_args!(
-                "{:8} {tokens:>6} {depth:>6} {batch:>5}  {:>9}  {:>15}  {:>9}  {:>6.1}%{}",
-                name(test),
-                units::rate(middle),
-                format!("{} .. {}", units::rate(low), units::rate(high)),
-                format!("{:.1} GB/s", middle * row.bytes_per_token / 1e9),
-                100.0 * row.ceiling_fraction(),
-                if has_drafts { format!("  {}", row.drafts()) } else { String::new() },
-            ))?;
+        if !rows.is_empty() {
+            text_rows(&mut out, rows, terminal)?;
         }
-        let probe = median(rows.iter().flat_map(|row| &row.samples).map(|sample| sample.bandwidth).collect());
-        out.line(terminal.dim(&format!(
-            "the ceiling is reading: {:.1} GB/s with {}, probed in this run; prefill is bound by arithmetic instead",
-            probe / 1e9,
-            units::plural(first.threads, "thread")
-        )))?;
+        if !images.is_empty() {
+            out.line(terminal.dim(&ImageRow::head()))?;
+            images.iter().try_for_each(|row| out.line(row.line()))?;
+            out.line(terminal.dim("milliseconds, medians; the prompt is everything but the image"))?;
+        }
         if let Some(kernels) = kernels {
             kernel_table(&mut out, kernels, terminal)?;
         }
@@ -226,6 +222,46 @@ pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcom
     if let Some(peak) = memory.bytes() {
         out.line(terminal.dim(&format!("peak resident memory {}", units::bytes(peak))))?;
     }
+    Ok(())
+}
+
+/// Prints the rows of text.
+fn text_rows(out: &mut Output, rows: &[Row], terminal: Terminal) -> Outcome<()> {
+    let has_drafts = rows.iter().any(|row| row.case.drafts != BenchDrafts::Off);
+    out.line(terminal.dim(&format!(
+        "{:8} {:>6} {:>6} {:>5}  {:>9}  {:>15}  {:>9}  {:>7}{}",
+        "test",
+        "tokens",
+        "depth",
+        "batch",
+        "tok/s",
+        "(min .. max)",
+        "reads",
+        "ceiling",
+        if has_drafts { "  drafts accepted" } else { "" }
+    )))?;
+    for row in rows {
+        let Case { test, tokens, depth, batch, .. } = row.case;
+        let speeds = row.speeds();
+        let middle = median(speeds.clone());
+        let (low, high) =
+            (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
+        out.line(format_args!(
+            "{:8} {tokens:>6} {depth:>6} {batch:>5}  {:>9}  {:>15}  {:>9}  {:>6.1}%{}",
+            name(test),
+            units::rate(middle),
+            format!("{} .. {}", units::rate(low), units::rate(high)),
+            format!("{:.1} GB/s", middle * row.bytes_per_token / 1e9),
+            100.0 * row.ceiling_fraction(),
+            if has_drafts { format!("  {}", row.drafts()) } else { String::new() },
+        ))?;
+    }
+    let probe = median(rows.iter().flat_map(|row| &row.samples).map(|sample| sample.bandwidth).collect());
+    out.line(terminal.dim(&format!(
+        "the ceiling is reading: {:.1} GB/s with {}, probed in this run; prefill is bound by arithmetic instead",
+        probe / 1e9,
+        units::plural(rows[0].subject.threads, "thread")
+    )))?;
     Ok(())
 }
 
@@ -309,7 +345,7 @@ fn pages(pages: Pages) -> &'static str {
 }
 
 /// Returns the median: the middle value, or the mean of the two middle values.
-fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
@@ -329,14 +365,16 @@ mod tests {
     fn each_sample_is_held_against_its_own_round() {
         let measured = |tokens_per_second| Measured { tokens_per_second, ..Measured::default() };
         let row = Row {
-            model: "m".into(),
-            format: "Q8_0".into(),
-            device: "cpu".into(),
-            threads: 2,
-            kv_dtype: KvDtype::F16,
-            attention: Attention::Paged,
-            pages: Pages::Ordered,
-            adapters: 0,
+            subject: Subject {
+                model: "m".into(),
+                format: "Q8_0".into(),
+                device: "cpu".into(),
+                threads: 2,
+                kv_dtype: KvDtype::F16,
+                attention: Attention::Paged,
+                pages: Pages::Ordered,
+                adapters: 0,
+            },
             case: Case { test: Test::Decode, tokens: 4, depth: 0, batch: 1, drafts: BenchDrafts::Off },
             bytes_per_token: 100.0,
             // The machine was half as fast in the second round: the share of the ceiling is the same.

@@ -1,11 +1,12 @@
 //! `paguro bench`.
 
-use clap::Args;
+use clap::{Args, builder::ArgPredicate};
 
 use super::{
-    Attention, BatchTokensArg, BenchDrafts, DraftArg, KvDtype, ModelArg, Pages, RunOnArgs, ShapeFormat,
-    ShapeName, choices,
+    Attention, BatchTokensArg, BenchDrafts, DraftArg, KvDtype, ModelArg, Pages, ProjectorArgs, RunOnArgs,
+    ShapeFormat, ShapeName, choices,
 };
+use crate::bench::ImageSize;
 
 /// `paguro bench`.
 #[derive(Args, Debug)]
@@ -28,6 +29,7 @@ Examples:
   paguro bench MODEL.gguf -p 0 -n 64 -d 0,2048,8192 -b 1,8 --kernels
   paguro bench MODEL.gguf -p 0 -n 256 --speculate off,0.7x2,0.7x4,0.7x8,0.7
   paguro bench MODEL.gguf -p 0 -d 4096 --attention paged,gather -r 5
+  paguro bench MODEL.gguf --image 1024x1024,1920x1080 --kernels
   paguro bench MODEL.gguf -b 1,16 --lora ADAPTER.gguf")]
 pub struct BenchArgs {
     /// See [`ModelArg`].
@@ -49,12 +51,21 @@ pub struct BenchArgs {
     )]
     pub format: ShapeFormat,
 
+    /// See [`ProjectorArgs`].
+    #[command(flatten)]
+    pub projector: ProjectorArgs,
+
+    /// Measure images of these sizes in pixels, such as 1024x768: their time in the vision tower, and until the first token. Without -p
+    /// and -n, nothing else is measured
+    #[arg(long, value_name = "WxH,...", value_delimiter = ',', conflicts_with = "shape")]
+    pub image: Vec<ImageSize>,
+
     /// Tokens to prefill; 0 leaves the test out
-    #[arg(short, long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "512", value_parser = choices::whole)]
+    #[arg(short, long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "512", default_value_if("image", ArgPredicate::IsPresent, "0"), value_parser = choices::whole)]
     pub prefill: Vec<usize>,
 
     /// Tokens to decode; 0 leaves the test out
-    #[arg(short = 'n', long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "64", value_parser = choices::whole)]
+    #[arg(short = 'n', long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "64", default_value_if("image", ArgPredicate::IsPresent, "0"), value_parser = choices::whole)]
     pub decode: Vec<usize>,
 
     /// Tokens of each sequence before the measured ones

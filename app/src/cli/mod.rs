@@ -469,7 +469,7 @@ pub struct DevicesArgs {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', requires = "test")]
     pub case: Vec<String>,
 
-    /// Show the places of a model's weights on a device, their memory, and the least time of a token, without loading it
+    /// Show the places of a model's weights on a device, their memory, and the time of a token, for which a part of it is run
     #[arg(long, value_name = "MODEL", conflicts_with = "test")]
     pub plan: Option<String>,
 
@@ -480,6 +480,10 @@ pub struct DevicesArgs {
     /// With --plan: most memory of the device that the model may use
     #[arg(long, value_name = "BYTES", requires = "plan")]
     pub memory: Option<Bytes>,
+
+    /// With --plan: run no part of the model; the time is the least one then, of reading alone
+    #[arg(long, requires = "plan")]
+    pub no_trial: bool,
 
     /// With --plan: slots for experts, as of `paguro run`
     #[arg(long, value_name = "N|BYTES|...", requires = "plan")]

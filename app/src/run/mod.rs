@@ -5,7 +5,7 @@ mod chat;
 mod commands;
 mod editor;
 mod grammar;
-mod images;
+pub mod images;
 mod once;
 mod preset;
 mod progress;

@@ -127,13 +127,14 @@ pub(super) fn adapters(subject: &Subject) -> Verdict {
             for format in formats {
                 let shape = ModelShape { format, hidden: 96, ffn: 160, ..shape.clone() };
                 let model = shape.build(1);
-                for sparse in [false, true] {
-                    let options = DriveOptions { sparse, ..subject.options() };
+                // Some outputs only, once more with the kernels of many rows.
+                for (sparse, least_rows) in [(false, 0), (true, subject.exact_rows)] {
+                    let options = DriveOptions { sparse, least_rows, ..subject.options() };
                     let schedule = Schedule::mixed(options.block_size, shape.vocab);
                     let (mut driver, ids) = adapted(&*(subject.backend)(2), &model, &options)?;
                     let ours = run(&mut driver, &schedule, 0, &ids)?;
                     let reference = Reference { kv: subject.kv, poison: Some(3) };
-                    let whole = DriveOptions { scatter: None, sparse: false, ..options };
+                    let whole = DriveOptions { scatter: None, sparse: false, least_rows: 0, ..options };
                     let mut theirs = alone(&reference, &model, &whole, &schedule)?;
                     for (ours, theirs) in ours.iter().flatten().zip(theirs.iter_mut().flatten()) {
                         if ours.is_empty() {

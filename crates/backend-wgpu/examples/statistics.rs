@@ -6,7 +6,8 @@
 //! cargo run --release -p paguro-backend-wgpu --example statistics -- [part of a kernel's name]...
 //! ```
 //!
-//! Kernels are those of an 8B and of a 1B Llama; with `PAGURO_NUMERICS=exact` without those with cooperative matrices.
+//! Kernels are those of an 8B and of a 1B Llama, without and with adapters; with `PAGURO_NUMERICS=exact` without those with cooperative
+//! matrices.
 
 use std::{env, process::ExitCode};
 
@@ -16,8 +17,8 @@ use naga::{
     proc::{BoundsCheckPolicies, BoundsCheckPolicy},
     valid::{Capabilities, ValidationFlags, Validator},
 };
-use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, WeightFormat};
-use paguro_backend_conformance::ModelShape;
+use paguro_backend::{AdapterId, AttentionMode, Backend, KvDtype, Limits, LoadError, WeightFormat};
+use paguro_backend_conformance::{ModelShape, random_adapter};
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 fn main() -> ExitCode {
@@ -71,7 +72,14 @@ fn kernels() -> Result<Vec<(String, String)>, String> {
             attention: AttentionMode::Paged,
             expert_slots: None,
         };
-        gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())?;
+        let failed = |error: LoadError| error.to_string();
+        let mut runner = gpu.load(&model.program, model.weights.clone(), limits).map_err(failed)?;
+        // An adapter changes most matrices.
+        for id in 0..3 {
+            let pairs = random_adapter(&model.program, &model.weights, id.into());
+            runner.load_adapter(AdapterId(id), &pairs).map_err(failed)?;
+        }
+        runner.prepare_adapters().map_or(Ok(()), |work| work().map_err(failed))?;
     }
     let mut kernels = gpu.kernels();
     kernels.sort();

@@ -19,7 +19,7 @@
 //! | items × 12 | work of a workgroup without cooperative matrices: the words of its use, its first row, 0, 0, 0 |
 //! | items × 12 | the same with cooperative matrices |
 //! | uses × 8 | a use of a range by a run of rows: first row, end of rows, first unit, ranks, sum of the ranks of all earlier rows of uses, sum of the tiles of earlier uses, scale, 1 for half precision |
-//! | tiles × 2 | for each 16 rows the first use and the end of uses |
+//! | tiles × 2 | for each 16 rows the first use and the end of uses, also if there are none |
 //!
 //! A read that depends on another one takes most of a microsecond on a large GPU. So rows and items repeat words of uses, at places
 //! that depend on the launch alone. Rows of a run follow each other and have the same adapters. A use has `ranks / 16` tiles for each 16 rows of the step that have
@@ -346,6 +346,8 @@ impl Adapters {
         }
         let rows = runs.last().map_or(0, |(_, rows)| rows.end);
         let mut table = Table { words: vec![0; ROWS_AT], tiles: 1, ..Table::default() };
+        // Workgroups of a matmul have several tiles, and read the first use of the first one and the end of the last one. So those
+        // without uses have an empty range between the uses of their neighbours.
         let mut tiles = vec![[u32::MAX, 0]; rows.div_ceil(LOW_RANK_TILE)];
         let (mut uses, mut items) = (Vec::new(), [Vec::new(), Vec::new()]);
         for (sequence, rows) in runs {
@@ -385,9 +387,7 @@ impl Adapters {
             table.words.extend(rows.clone().flat_map(words_of));
             table.ranks = table.ranks.max(sum);
             for tile in &mut tiles[rows.start / LOW_RANK_TILE..rows.end.div_ceil(LOW_RANK_TILE)] {
-                if count > 0 {
-                    *tile = [tile[0].min(first_use), uses.len() as u32];
-                }
+                *tile = [tile[0].min(first_use), uses.len() as u32];
             }
         }
         table.words.extend_from_slice(items[0].as_flattened());

@@ -56,7 +56,7 @@ pub use recurrent::{
 pub use runner::{AdapterWork, PageMove, Runner, StepError, Ticket};
 pub use sampling::{InvalidParam, SamplingParams};
 pub use squares::{InputSquares, MatrixSquares};
-pub use stages::{Stage, legal_cuts, obstacle, split, stage_program};
+pub use stages::{Stage, first_layers, legal_cuts, obstacle, split, stage_program};
 pub use step::{
     AXES, Carried, Coordinates, GivenRows, Output, OutputKind, OutputValue, PageId, SampleRequest, Sampled,
     Score, Step, StepOutput, StepSequence, TokenMask, mean_of_rows,

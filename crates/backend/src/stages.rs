@@ -67,14 +67,24 @@ pub fn split(program: &Program, weights: &Weights, cuts: &[usize]) -> Vec<Stage>
     assert!(cuts.iter().all(|cut| legal.contains(cut)), "cuts {cuts:?}, of which {legal:?} are legal");
     let starts = [0].into_iter().chain(cuts.iter().copied());
     let ends = cuts.iter().copied().chain([program.layers.len()]);
-    let stage = |(start, end): (usize, usize)| {
-        let mut program = stage_program(program, start..end);
-        let mut copied = Copied::new(weights);
-        program.visit(&mut copied);
-        let Copied { some, matrices, .. } = copied;
-        Stage { layers: start..end, program, weights: some, matrices }
-    };
+    let stage = |(start, end)| of_program(stage_program(program, start..end), weights, start..end);
     starts.zip(ends).map(stage).collect()
+}
+
+/// Returns the first layers of a program that writes tokens, with its head: a smaller model whose layers take the time that they take
+/// in the whole one.
+pub fn first_layers(whole: &Program, weights: &Weights, count: usize) -> Stage {
+    let mut program = stage_program(whole, 0..count);
+    (program.exit, program.vocab, program.given_parts) = (whole.exit.clone(), whole.vocab, 1);
+    of_program(program, weights, 0..count)
+}
+
+/// Returns a stage with only the weights of its program.
+fn of_program(mut program: Program, weights: &Weights, layers: Range<usize>) -> Stage {
+    let mut copied = Copied::new(weights);
+    program.visit(&mut copied);
+    let Copied { some, matrices, .. } = copied;
+    Stage { layers, program, weights: some, matrices }
 }
 
 /// Returns the stage of these layers, which refers to the weights of the whole program.

@@ -10,7 +10,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
@@ -19,13 +19,13 @@ use std::{
 };
 
 use paguro_backend::{
-    AttentionMode, Backend, GivenRows, KvDtype, Limits, MemoryPlan, Output, OutputKind, OutputValue, Pace,
-    PacedRunner, PageId, Runner, Step, StepOutput, StepSequence,
+    AttentionMode, Backend, GivenRows, KernelCount, KvDtype, Limits, MemoryPlan, Output, OutputKind,
+    OutputValue, Pace, PacedRunner, PageId, Runner, Step, StepOutput, StepSequence,
 };
 use paguro_model::{Tower, Vision};
 use paguro_vision::{Pixels, SizeRule};
 
-use crate::{EngineError, pictures::PixelSource};
+use crate::{EncoderTimes, EngineError, pictures::PixelSource};
 
 /// Tokens in a page of the tower.
 const BLOCK_SIZE: usize = 32;
@@ -141,6 +141,7 @@ pub(crate) struct Job {
 pub(crate) struct Done {
     pub key: [u8; 32],
     pub result: Result<Arc<Encoded>, String>,
+    pub times: EncoderTimes,
 }
 
 /// The encoder's thread, from the engine's side.
@@ -149,6 +150,8 @@ pub(crate) struct Encoder {
     done: Receiver<Done>,
     pace: Arc<Pace>,
     is_abandoned: Arc<AtomicBool>,
+    /// Kernel statistics of the tower after the last picture.
+    kernels: Arc<Mutex<Vec<KernelCount>>>,
     thread: Option<JoinHandle<()>>,
     /// Key of the picture that is encoded.
     busy: Option<[u8; 32]>,
@@ -176,18 +179,28 @@ impl Encoder {
         let (jobs, received) = channel();
         let (sender, done) = channel();
         let is_abandoned = Arc::<AtomicBool>::default();
+        let kernels = Arc::<Mutex<Vec<KernelCount>>>::default();
         let worker = EncoderThread {
             vision: Arc::clone(vision),
             runner,
             limits,
             is_abandoned: Arc::clone(&is_abandoned),
+            kernels: Arc::clone(&kernels),
+            times: EncoderTimes::default(),
             answer: StepOutput::default(),
         };
         let thread = thread::Builder::new().name("paguro-encoder".into());
         let thread = thread.spawn(move || worker.run(&received, &sender))?;
         let (jobs, thread) = (Some(jobs), Some(thread));
         let (busy, since, computed) = (None, None, Duration::ZERO);
-        Ok(Self { jobs, done, pace, is_abandoned, thread, busy, since, computed })
+        Ok(Self { jobs, done, pace, is_abandoned, kernels, thread, busy, since, computed })
+    }
+
+    /// Returns the kernel statistics of the tower, up to the picture that was encoded last. Their names say that they are the tower's.
+    pub fn kernel_counts(&self) -> Vec<KernelCount> {
+        let of_tower =
+            |count: &KernelCount| KernelCount { name: format!("tower {}", count.name), ..count.clone() };
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner).iter().map(of_tower).collect()
     }
 
     /// Returns the key of the picture that is encoded.
@@ -218,7 +231,8 @@ impl Encoder {
             Ok(done) => done,
             Err(RecvTimeoutError::Timeout) => return None,
             Err(RecvTimeoutError::Disconnected) => {
-                Done { key, result: Err("the encoder has ended by a defect".into()) }
+                let result = Err("the encoder has ended by a defect".into());
+                Done { key, result, times: EncoderTimes::default() }
             }
         };
         self.busy = None;
@@ -321,14 +335,19 @@ struct EncoderThread {
     runner: Box<dyn Runner>,
     limits: Limits,
     is_abandoned: Arc<AtomicBool>,
+    kernels: Arc<Mutex<Vec<KernelCount>>>,
+    /// Times of the picture that is encoded.
+    times: EncoderTimes,
     answer: StepOutput,
 }
 
 impl EncoderThread {
     fn run(mut self, jobs: &Receiver<Job>, done: &Sender<Done>) {
         while let Ok(Job { key, rows, pixels }) = jobs.recv() {
+            self.times = EncoderTimes::default();
             let result = self.encode(pixels.as_ref(), rows).map(Arc::new);
-            if done.send(Done { key, result }).is_err() {
+            *self.kernels.lock().unwrap_or_else(PoisonError::into_inner) = self.runner.kernel_counts();
+            if done.send(Done { key, result, times: self.times }).is_err() {
                 return;
             }
         }
@@ -336,7 +355,8 @@ impl EncoderThread {
 
     fn encode(&mut self, pixels: &dyn PixelSource, rows: usize) -> Result<Encoded, String> {
         let pixels: Arc<Pixels> = pixels.pixels()?;
-        let tower = &self.vision.tower;
+        let vision = Arc::clone(&self.vision);
+        let tower = &vision.tower;
         let width = tower.row_width();
         let found: usize = pixels.parts.iter().map(paguro_vision::Part::tokens).sum();
         if found != rows {
@@ -349,63 +369,69 @@ impl EncoderThread {
             if self.is_abandoned.load(Ordering::SeqCst) {
                 return Err("the picture is not wanted any more".into());
             }
-            let values = &mut encoded.values;
-            run_tower(tower, self.runner.as_mut(), &self.limits, (part, bytes), &mut self.answer, values)?;
+            self.encode_part(tower, part, bytes, &mut encoded.values)?;
         }
         Ok(encoded)
     }
-}
 
-/// Runs a tower on a part of a picture, and adds its rows to `values` in order.
-fn run_tower(
-    tower: &Tower,
-    runner: &mut dyn Runner,
-    limits: &Limits,
-    (part, rgb): (&paguro_vision::Part, &[u8]),
-    answer: &mut StepOutput,
-    values: &mut Vec<f32>,
-) -> Result<(), String> {
-    let input = tower.input(part, rgb)?;
-    let (patches, square) = (tower.step_rows(input.order.len()), tower.patches_of_row());
-    if patches > limits.max_rows {
-        let (rows, most) = (input.order.len(), limits.max_outputs);
-        return Err(format!("the picture has {rows} rows, more than the {most} that memory was planned for"));
-    }
-    let groups = tower.program.kv.groups.len();
-    let blocks = patches.div_ceil(limits.block_size);
-    let pages: Vec<PageId> = (1..=(blocks * groups) as u32).map(PageId).collect();
-    let sequences = [StepSequence { rows: 0..patches, start: 0, tables: 0..pages.len(), state: None }];
-    let output = |row| Output { row: row * square, kind: OutputKind::Residual };
-    let outputs: Vec<_> = (0..input.order.len()).map(output).collect();
-    let step = Step {
-        tokens: &vec![0; patches],
-        given: &[GivenRows { rows: 0..patches, values: &input.given }],
-        coordinates: &input.coordinates,
-        spans: &input.spans,
-        sequences: &sequences,
-        pages: &pages,
-        outputs: &outputs,
-        ..Step::default()
-    };
-    let ticket = runner.submit(&step).map_err(|error| error.to_string())?;
-    runner.collect(ticket, answer).map_err(|error| error.to_string())?;
-    let width = tower.row_width();
-    let mut rows = vec![Vec::new(); outputs.len()];
-    for (outcome, &to) in answer.outcomes.drain(..).zip(&input.order) {
-        match outcome {
-            OutputValue::Residual(row) if row.len() == width => rows[to] = row,
-            _ => return Err("the tower answered something else than rows".into()),
+    /// Runs the tower on a part of a picture, and adds its rows to `values` in order.
+    fn encode_part(
+        &mut self,
+        tower: &Tower,
+        part: &paguro_vision::Part,
+        rgb: &[u8],
+        values: &mut Vec<f32>,
+    ) -> Result<(), String> {
+        let Self { runner, limits, times, answer, .. } = self;
+        let mut since = Instant::now();
+        let mut lap = || std::mem::replace(&mut since, Instant::now()).elapsed();
+        let input = tower.input(part, rgb)?;
+        times.patches += lap();
+        let (patches, square) = (tower.step_rows(input.order.len()), tower.patches_of_row());
+        if patches > limits.max_rows {
+            let (rows, most) = (input.order.len(), limits.max_outputs);
+            return Err(format!(
+                "the picture has {rows} rows, more than the {most} that memory was planned for"
+            ));
         }
-    }
-    for row in &rows {
-        if !row.iter().all(|value| value.is_finite()) {
-            return Err(
-                "the vision tower computes numbers that are not finite: its weights are damaged".into()
-            );
+        let groups = tower.program.kv.groups.len();
+        let blocks = patches.div_ceil(limits.block_size);
+        let pages: Vec<PageId> = (1..=(blocks * groups) as u32).map(PageId).collect();
+        let sequences = [StepSequence { rows: 0..patches, start: 0, tables: 0..pages.len(), state: None }];
+        let output = |row| Output { row: row * square, kind: OutputKind::Residual };
+        let outputs: Vec<_> = (0..input.order.len()).map(output).collect();
+        let step = Step {
+            tokens: &vec![0; patches],
+            given: &[GivenRows { rows: 0..patches, values: &input.given }],
+            coordinates: &input.coordinates,
+            spans: &input.spans,
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+            ..Step::default()
+        };
+        let ticket = runner.submit(&step).map_err(|error| error.to_string())?;
+        times.steps += lap();
+        runner.collect(ticket, answer).map_err(|error| error.to_string())?;
+        let width = tower.row_width();
+        let mut rows = vec![Vec::new(); outputs.len()];
+        for (outcome, &to) in answer.outcomes.drain(..).zip(&input.order) {
+            match outcome {
+                OutputValue::Residual(row) if row.len() == width => rows[to] = row,
+                _ => return Err("the tower answered something else than rows".into()),
+            }
         }
-        values.extend_from_slice(row);
+        for row in &rows {
+            if !row.iter().all(|value| value.is_finite()) {
+                return Err(
+                    "the vision tower computes numbers that are not finite: its weights are damaged".into()
+                );
+            }
+            values.extend_from_slice(row);
+        }
+        times.rows += lap();
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

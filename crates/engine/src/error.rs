@@ -115,7 +115,7 @@ pub enum RequestError {
     Constraint(#[from] MaskError),
     /// No token can be sampled: all logits are NaN or `-inf`.
     #[error(
-        "the model computed no finite logit for the next token: its weights are damaged (`paguro verify` checks what is in the library), or `logit_bias` rules every token out"
+        "the model computed no finite logit for the next token: its weights or those of an adapter are damaged (`paguro verify` checks what is in the library), the scale of an adapter is too large, or `logit_bias` rules every token out"
     )]
     NotFinite,
     /// A picture of [`Request::pictures`](crate::Request::pictures) cannot be read.

@@ -62,6 +62,6 @@ pub use replicas::Replicas;
 pub use request::{Event, FinishReason, Request, Usage};
 pub use snapshot::{PicturesSnapshot, SequenceSnapshot, Snapshot};
 pub use speculation::{DraftOptions, MOST_DRAFTED, Replay};
-pub use stats::{Sizes, Stats, StepTimes};
+pub use stats::{EncoderTimes, Sizes, Stats, StepTimes};
 pub use text::StopMatcher;
 pub use thought::ThoughtLimit;

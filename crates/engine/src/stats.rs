@@ -86,6 +86,31 @@ pub struct Stats {
     pub encoder_cache_hits: u64,
     /// Time of the vision tower, in nanoseconds.
     pub encoder_nanoseconds: u64,
+    /// Parts of this time, without pauses at their ends.
+    pub encoder_times: EncoderTimes,
+}
+
+/// Time of pictures in a vision tower.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EncoderTimes {
+    /// Patches and positions, made by the host from decoded pixels.
+    pub patches: Duration,
+    /// Submission of steps, and waiting for them.
+    pub steps: Duration,
+    /// Reading of rows.
+    pub rows: Duration,
+}
+
+impl EncoderTimes {
+    /// Returns the sums.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            patches: self.patches + other.patches,
+            steps: self.steps + other.steps,
+            rows: self.rows + other.rows,
+        }
+    }
 }
 
 impl Stats {
@@ -135,6 +160,7 @@ impl Stats {
             encoded_pictures: self.encoded_pictures + other.encoded_pictures,
             encoder_cache_hits: self.encoder_cache_hits + other.encoder_cache_hits,
             encoder_nanoseconds: self.encoder_nanoseconds + other.encoder_nanoseconds,
+            encoder_times: self.encoder_times.and(other.encoder_times),
         }
     }
 }

@@ -27,8 +27,10 @@ pub const MATMUL: Hazards =
     Hazards { hidden: &["handoff", "gave_up", "cleared", "queries", "k_pages", "v_pages", "out"], ends: &[] };
 /// Hazards of the last matmul onto the stream, and of that of the head, whose outputs are ordinary buffers.
 pub const LAST: Hazards = Hazards { hidden: &["handoff", "gave_up"], ends: &[] };
-/// Hazards of products with A of adapters beside whose launch the matmul runs. It has the barrier of the matmul's output.
-pub const SHRINK: Hazards = Hazards { hidden: &["handoff", "next"], ends: &["out"] };
+/// Hazards of products with A of adapters beside whose launch the matmul runs. It has the barrier of the matmul's output. It clears
+/// the buffer `next` in wgpu's sight: matmuls of other formats on the same activations have other outputs, and the one before may
+/// still read its products there.
+pub const SHRINK: Hazards = Hazards { hidden: &["handoff"], ends: &["out"] };
 /// Hazards of that matmul.
 pub const SHRUNK: Hazards = Hazards { hidden: &["handoff", "gave_up", "out"], ends: &[] };
 /// Hazards of attention in steps with handoff of words, with the barrier before it.

@@ -34,8 +34,8 @@ pub fn sync(facts: &Facts<'_>, list: &mut List) {
 }
 
 /// Enters the handoff of low-rank products where all else passes barriers, so that a matmul runs beside its products with A. Each
-/// launch of these clears the buffer of the next one, whose readers have passed a barrier. So either all kernels of a step are
-/// without cooperative matrices, or those of none of these nodes.
+/// launch of these clears the buffer of the next one behind a barrier, which the readers of that buffer have passed. So either all
+/// kernels of a step are without cooperative matrices, or those of none of these nodes.
 fn hand_low(facts: &Facts<'_>, list: &mut List) {
     // Steps with states cannot be repeated without handoff.
     if !facts.target.handoff || facts.target.timed || !facts.program.state.is_empty() {

@@ -1,9 +1,18 @@
 //! Commands of handles to the engine thread.
 
+use paguro_backend::KernelCount;
+
 use super::worker::{Client, Worker};
-use crate::{adapters::Loading, handle::Command, snapshot::Snapshot};
+use crate::{adapters::Loading, encoder::Encoder, handle::Command, snapshot::Snapshot};
 
 impl Worker {
+    /// Returns the kernel statistics of the model and of its vision tower.
+    fn kernel_counts(&self) -> Vec<KernelCount> {
+        let mut counts = self.runner.kernel_counts();
+        counts.extend(self.encoder.iter().flat_map(Encoder::kernel_counts));
+        counts
+    }
+
     /// Executes a command, and publishes its effects.
     pub(super) fn obey(&mut self, command: Command) {
         match command {
@@ -21,9 +30,9 @@ impl Worker {
             Command::OpenDisk(weights) => self.open_disk(weights.as_deref()),
             // The caller may have gone.
             Command::ExpertCounts(reply) => drop(reply.send(self.runner.expert_counts())),
-            Command::KernelCounts(reply) => drop(reply.send(self.runner.kernel_counts())),
+            Command::KernelCounts(reply) => drop(reply.send(self.kernel_counts())),
             Command::Snapshot { kernels, reply } => {
-                let kernels = kernels.then(|| self.runner.kernel_counts());
+                let kernels = kernels.then(|| self.kernel_counts());
                 let pictures =
                     self.encoder.as_ref().map(|encoder| self.scheduler.pictures_snapshot(encoder.busy()));
                 drop(reply.send(Snapshot::new(&self.scheduler, pictures, kernels)));

@@ -47,6 +47,7 @@ impl Scheduler {
 
     /// Keeps the rows of an encoded picture. Without rows, requests that need them fail.
     pub fn finish_picture(&mut self, done: Done) {
+        self.stats.encoder_times = self.stats.encoder_times.and(done.times);
         match done.result {
             Ok(rows) => {
                 self.stats.encoded_pictures += 1;

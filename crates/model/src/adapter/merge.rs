@@ -86,7 +86,10 @@ fn decoded(matrix: &Matrix) -> Result<Vec<f32>, ModelError> {
     let bytes = matrix.bytes.read().map_err(|error| unreadable(error.to_string()))?;
     let mut values = vec![0.0; matrix.rows * matrix.cols];
     matrix.format.dequantize(&bytes, &mut values);
-    Ok(values)
+    match values.iter().position(|value| !value.is_finite()) {
+        None => Ok(values),
+        Some(index) => Err(ModelError::NotFinite { tensor: matrix.name.clone(), index }),
+    }
 }
 
 fn merged(tensor: &Tensor, changes: Vec<Change>) -> Result<Tensor, ModelError> {
@@ -95,13 +98,15 @@ fn merged(tensor: &Tensor, changes: Vec<Change>) -> Result<Tensor, ModelError> {
     };
     let to = if FLOATS.contains(&from) { from } else { WeightFormat::F16 };
     let len = rows * to.row_bytes(cols);
-    let source = Merged { source: tensor.bytes.clone(), from, to, rows, cols, changes };
+    let name = tensor.name.clone();
+    let source = Merged { name, source: tensor.bytes.clone(), from, to, rows, cols, changes };
     let (bytes, dtype) = (Bytes::new(Arc::new(source), 0, len), DType::Weight(to));
     Ok(Tensor { name: tensor.name.clone(), dtype, shape: tensor.shape.clone(), bytes, offset: 0, file: 0 })
 }
 
 /// A matrix with its changes.
 struct Merged {
+    name: String,
     source: Bytes,
     from: WeightFormat,
     to: WeightFormat,
@@ -123,7 +128,15 @@ impl Merged {
                 values.iter_mut().zip(a).for_each(|(value, a)| *value += b * a);
             }
         }
-        self.to.quantize(&values).ok_or(io::ErrorKind::Unsupported.into())
+        let bytes = self.to.quantize(&values).ok_or(io::ErrorKind::Unsupported)?;
+        match self.to.is_finite(&bytes) {
+            true => Ok(bytes),
+            false => {
+                let (name, format) = (&self.name, self.to.name());
+                let problem = format!("row {row} of `{name}` with the adapter exceeds the range of {format}");
+                Err(io::Error::new(io::ErrorKind::InvalidData, problem))
+            }
+        }
     }
 }
 

@@ -204,6 +204,27 @@ fn tied_heads_part_when_they_are_merged() {
     near("a tied head", &run::logits(&file.load(&LoadOptions::default()).unwrap(), &TOKENS), &expected);
 }
 
+/// A merge that is not finite is refused with the tensor's name.
+#[test]
+fn merged_weights_are_finite() {
+    let tiny = crate::hf::model("llama3");
+    let folder = tempfile::tempdir().unwrap();
+    bases(&tiny, folder.path());
+    for (value, part) in [(f32::NAN, "is not finite"), (1e30, "with the adapter exceeds the range of F32")] {
+        let mut head = change("lm_head", [models::VOCAB, 64], &mut Random(4));
+        head.a.values.fill(value);
+        head.b.values.fill(value);
+        write_peft(folder.path(), &peft_config(), &[head]);
+        let adapter = AdapterFile::open(folder.path()).unwrap();
+        let mut contents = ModelFile::open(&folder.path().join("base.gguf")).unwrap().contents().unwrap();
+        let refused = match adapter.merge(&mut contents, 1.0) {
+            Ok(()) => contents.write(&mut Vec::new()).unwrap_err().to_string(),
+            Err(error) => error.to_string(),
+        };
+        assert!(refused.contains(part), "{refused}");
+    }
+}
+
 /// An adapter may have tensors apart that the base has in one, and the other way around.
 #[test]
 fn fused_tensors_are_found_in_parts() {

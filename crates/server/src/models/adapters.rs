@@ -390,12 +390,12 @@ fn check_scales(scales: &[(usize, f32)], count: usize) -> Result<(), ApiError> {
             let message = format!("there is no adapter {id}; /lora-adapters lists the {count} adapters");
             return Err(ApiError::NotFound(message));
         }
-        if !scale.is_finite() || scales[..index].iter().any(|(other, _)| other == id) {
-            return Err(ApiError::invalid(
-                "lora",
-                format!("adapter {id} has the scale {scale}, or two scales"),
-            ));
-        }
+        let problem = match scales[..index].iter().any(|(other, _)| other == id) {
+            true => "has two scales",
+            false if !scale.is_finite() => "has a scale that is not finite in single precision",
+            false => continue,
+        };
+        return Err(ApiError::invalid("lora", format!("adapter {id} {problem}")));
     }
     Ok(())
 }
