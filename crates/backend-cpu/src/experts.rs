@@ -31,6 +31,7 @@ use self::route::choose;
 use paguro_cpu_kernels::{matrix::Destination, ops, quantize::row_blocks};
 
 use crate::{
+    bounds,
     buffers::Shared,
     by_expert::RowsByExpert,
     pass::{self, ACTIVATE_SLICE, Kernel, Pass},
@@ -43,7 +44,10 @@ pub fn experts(pass: &mut Pass<'_>, op: &Experts, mut pending: AllPending, outpu
     let (model, buffers, rows) = (pass.model, pass.buffers, pass.rows());
     if let Some(Beside { dense, sum_norm: _ }) = op.beside.as_deref() {
         // The branch output keeps its result until `combine`, which adds bias and norm.
-        pass::dense(pass, dense, pending, output);
+        match bounds::are_in(dense) {
+            true => bounds::dense(pass, dense, pending, output),
+            false => pass::dense(pass, dense, pending, output),
+        };
         pending = AllPending::NONE;
     }
     let inputs = Kinds::of(model, &[op.gate.unwrap_or(op.up), op.up]);
