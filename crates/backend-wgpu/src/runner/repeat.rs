@@ -44,8 +44,8 @@ impl GpuRunner {
     fn repeat_step(&mut self, step: u64, is_first: bool) -> Result<(), StepError> {
         self.canaries.forget(step);
         self.repeated += 1;
-        let Self { device, canaries, kernel_statistics, flights, .. } = self;
-        let Flight { plan, slices, sampled, submission, timed, is_apart, .. } =
+        let Self { device, canaries, kernel_statistics, flights, rows, .. } = self;
+        let Flight { plan, slices, sampled, submission, timed, is_apart, readback, .. } =
             &mut flights[flight_index(step)];
         if is_first {
             plan.uncarry(&self.tokens);
@@ -58,6 +58,9 @@ impl GpuRunner {
             plan.upload_adapted(device, model, true, slice.first);
             let mut commands = encoding.launch(&launches(model, plan, slice.first, slice.count), || 1)?;
             encoding.sample(&mut commands, plan, slice);
+            if let Some(readback) = readback {
+                readback.encode(model, &mut commands, &rows[flight_index(step)]);
+            }
             *submission = encoding.finish(commands, sampled.len())?;
         }
         Ok(())
