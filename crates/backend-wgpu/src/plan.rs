@@ -136,6 +136,8 @@ pub struct Tiling {
     pub workgroups: usize,
     /// True if attention can write activations from whole results: heads then have whole blocks.
     pub emits: bool,
+    /// True if attention with cooperative matrices can, although heads have padding.
+    pub emits_padded: bool,
     /// True if all results need the merge, which adds sinks and gates.
     pub always_merges: bool,
     /// Maximum number of partials.
@@ -488,7 +490,8 @@ impl Plan {
         self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
         self.words.extend(ranges.iter().flat_map(|seen| [seen.start as u32, seen.end as u32]));
         let (mut next, mut left) = (0, step.tokens.len());
-        split_plan.whole = split_plan.tiling.emits && !split_plan.tiling.always_merges;
+        let Tiling { emits, emits_padded, always_merges, .. } = split_plan.tiling;
+        split_plan.whole = (emits || emits_padded) && !always_merges;
         for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
             let begin = self.words.len();
             let of = |rows: usize, sequence: &StepSequence| match (rows, wide) {
@@ -516,7 +519,8 @@ impl Plan {
                 let blocks = sequence.tables.len() / groups;
                 let seen = seen(first, position, rows);
                 let partials = partials(&seen, length);
-                split_plan.whole &= partials.len() == 1;
+                let is_wide = matches!(tile, Tile::WideRow | Tile::WideRows);
+                split_plan.whole &= partials.len() == 1 && (emits || is_wide);
                 self.words.extend(partials.flat_map(|partial| {
                     let from = seen.start.max(partial * length);
                     let to = seen.end.min(partial.saturating_add(1).saturating_mul(length));

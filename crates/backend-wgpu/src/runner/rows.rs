@@ -51,6 +51,11 @@ pub struct Readback {
 }
 
 impl Readback {
+    /// No rows yet, of this many bytes in all.
+    pub fn of(bytes: usize) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+
     /// Adds a copy of consecutive bytes to this place of the host's buffer.
     pub fn copy(&mut self, from: Source, first: usize, to: usize, bytes: usize) {
         self.copies.push((from, first, to, bytes));

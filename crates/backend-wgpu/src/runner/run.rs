@@ -204,7 +204,7 @@ impl GpuRunner {
         let residual_end = normed_end + if residuals.is_empty() { 0 } else { count * residual };
         let means = plan.outputs.means.iter().filter(|_| !has_logits).map(|&(index, _)| index);
         let means: Vec<usize> = means.collect();
-        let mut readback = Readback { bytes: residual_end + means.len() * hidden, ..Readback::default() };
+        let mut readback = Readback::of(residual_end + means.len() * hidden);
         if for_host.is_empty() && means.is_empty() {
             return readback;
         }
