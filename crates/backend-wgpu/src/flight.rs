@@ -59,14 +59,10 @@ pub struct Slice {
 }
 
 impl Plan {
-    /// Uploads the words of the step, its given rows, and the adapters of its rows.
+    /// Uploads the words of the step, and the adapters of its rows.
     pub fn upload(&self, device: &Device, model: &Model) {
-        let Model { io, given, .. } = model;
-        device.queue.write_buffer(&io.step, 0, cast_slice(&self.words));
+        device.queue.write_buffer(&model.io.step, 0, cast_slice(&self.words));
         self.upload_adapted(device, model, false, 0);
-        if let Some(given) = given.as_ref().filter(|_| self.has_given()) {
-            device.queue.write_buffer(given, 0, cast_slice(&self.given));
-        }
     }
 
     /// Uploads the adapters of the step's rows, or of the slice of its outputs that begins with `first`.

@@ -210,8 +210,8 @@ pub struct Plan {
     split_plan_of: Vec<usize>,
     /// Words for the device.
     pub words: Vec<u32>,
-    /// Values of given rows, `[given rows, parts, hidden]`.
-    pub given: Vec<f32>,
+    /// True if the step has given rows.
+    has_given: bool,
     args: Args,
     /// Rows with outputs.
     pub outputs: OutputRows,
@@ -257,7 +257,7 @@ impl Plan {
             split_plan_of: split_plan_of.collect(),
             split_plans,
             words: Vec::with_capacity(words(kv, limits, tilings, &extra)),
-            given: Vec::new(),
+            has_given: false,
             args: Args::default(),
             outputs: OutputRows::new(limits),
             embeds: false,
@@ -310,7 +310,7 @@ impl Plan {
 
     /// Returns true if rows are given.
     pub fn has_given(&self) -> bool {
-        !self.given.is_empty()
+        self.has_given
     }
 
     /// Returns the first row and the rows of each slice of the rows with outputs. Those without logits are one slice.
@@ -382,14 +382,13 @@ impl Plan {
         self.sequences = step.sequences.len() as u32;
     }
 
-    /// The number of each row among the given ones, from 1, or 0; and their values.
+    /// The number of each row among the given ones, from 1, or 0.
     fn list_given(&mut self, step: &Step<'_>) {
-        self.given.clear();
+        self.has_given = !step.given.is_empty();
         let first = self.words.len();
         self.words.resize(first + if self.extra.given { step.tokens.len() } else { 0 }, 0);
         let rows = step.given.iter().flat_map(|given| given.rows.clone());
         (1..).zip(rows).for_each(|(number, row)| self.words[first + row] = number);
-        step.given.iter().for_each(|given| self.given.extend_from_slice(given.values));
     }
 
     /// The coordinates of each row, and the axes of rotations.

@@ -7,6 +7,7 @@ mod repeat;
 mod rows;
 mod run;
 mod table;
+mod upload;
 
 use std::sync::Arc;
 
@@ -40,6 +41,7 @@ use page_kernels::PageKernels;
 pub use page_kernels::words as page_kernel_words;
 pub use rows::Readback;
 use table::Table;
+use upload::Upload;
 
 /// Name under which repeated steps are counted.
 const REPEATED: &str = "step_repeated_without_handoff";
@@ -76,6 +78,8 @@ pub struct GpuRunner {
     /// Content of each K/V group's pages.
     of_groups: Vec<Content>,
     table: Option<Table>,
+    /// Given rows on their way to the device.
+    upload: Option<Upload>,
     page_format: PageFormat,
     /// Made when pages are read for the first time.
     page_reader: Option<PageReader>,
@@ -138,6 +142,8 @@ impl GpuRunner {
         let first = host_rows()?;
         let second = if lanes(program) > 1 { host_rows()? } else { first.clone() };
         let rows = [first, second];
+        let given = model.given.as_ref().map(|given| Upload::new(&device, given.size() as usize / 4));
+        let upload = given.transpose()?;
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
             pauses: None,
@@ -154,6 +160,7 @@ impl GpuRunner {
             contents: vec![Content::Nothing; if page_kernels.is_some() { limits.pages } else { 0 }],
             page_kernels,
             of_groups,
+            upload,
             table: program.layer_embeds().map(|embeds| Table::new(weights.table(embeds.table).clone())),
             page_format: page_io::format(&device, &limits, &model.tilings, page_bytes),
             page_reader: None,

@@ -46,7 +46,9 @@ pub fn buffer_bytes(facts: &Facts<'_>) -> u64 {
     };
     // Rows of logits and of the residual stream on their way to the host.
     let rows = lanes(program) * host_row_words(program, limits);
-    sizes.bytes() + 4 * (rotations + page_kernels + rows) as u64
+    // Given rows on their way to the device.
+    let given = sizes.words(Slot::Given);
+    sizes.bytes() + 4 * (rotations + page_kernels + rows + given) as u64
 }
 
 /// Returns the words of the largest slice of outputs for the host: logits, normed rows, rows of the residual stream, and means.

@@ -62,6 +62,9 @@ impl GpuRunner {
     ) -> Result<(), StepError> {
         let plan = &self.flights[self.flight_index()].plan;
         plan.upload(&self.device, self.adapted.of(plan, &self.model));
+        if let (true, Some(upload), Some(given)) = (plan.has_given(), &mut self.upload, &self.model.given) {
+            upload.write(&self.device, self.submitted, step, given)?;
+        }
         let slices = plan.slices();
         // Rows that a later slice or pass overwrites are read at once.
         let defers = self.defers_rows && is_whole && slices.len() == 1;
