@@ -71,6 +71,8 @@ impl Coder<'_> {
             slots.extend(read_acts(op.acts));
             slots.push(("x_halves", half_acts(op.acts, layout)));
             let (mut finish, mut suffix) = (Part::new(wgsl!("store"), vec![], vec![]), "");
+            let activates =
+                matches!(op.epilogue, Epilogue::Activations(..)).then_some(op.linears.len() as u32);
             let stores = matches!(op.epilogue, Epilogue::Store { .. } | Epilogue::Add(_)) && stack.is_none();
             let fours = [outputs, op.out.stride, op.out.first + first].map(|number| number.is_multiple_of(4));
             let has_quads = stores && fours == [true; 3];
@@ -89,6 +91,10 @@ impl Coder<'_> {
                     }
                     None => finish.clone(),
                 };
+                let own = activates.and_then(|each| Some(kernel.quads(target.subgroup)? / each));
+                let own =
+                    own.filter(|&own| own > 0).map(|own| vec![("OWN_ACTIVATIONS", U(1)), ("QUADS", U(own))]);
+                let finish = finish.with(Part::new(&[], own.unwrap_or_default(), vec![]));
                 let rest = rest.clone().with(finish);
                 let (files, constants) =
                     vectors::kernel(kernel, &target, layout, blocks, coder.halves_at(layout));

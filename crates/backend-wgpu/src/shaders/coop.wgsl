@@ -261,6 +261,25 @@ fn main(
 //% end
 //% end
 //% else
+//% if OWN_ACTIVATIONS
+  // Each subgroup stores activations of its own sums.
+//% for r in 0..ROWS
+//% for o in 0..OUTS
+  subgroupBarrier();
+  coopStoreT(sums_${r}_${o}, &ends[group * SIDE * SIDE], SIDE);
+  subgroupBarrier();
+//% for i in 0..QUADS
+  {
+    let at = 4u * EACH * (lane + ${i}u * SUBGROUP);
+    let r = own_row + ${r}u * SIDE + at / SIDE;
+    let o = output + ${o}u * SIDE + at % SIDE;
+    let from_ = group * SIDE * SIDE + at;
+    if (r < args.rows && o < OUTPUTS) { store_activations(r, o, ends_quad(from_), ends_quad(from_ + EACH - 1u)); }
+  }
+//% end
+//% end
+//% end
+//% else
 //% for r in 0..ROWS
 //% for o in 0..OUTS
   workgroupBarrier();
@@ -300,6 +319,7 @@ fn main(
 //% end
 //% end
   }
+//% end
 //% end
 //% end
 //% end
