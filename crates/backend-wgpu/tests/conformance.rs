@@ -78,7 +78,7 @@ mod short {
     });
 
     paguro_backend_conformance::conformance!(maybe SHORT.as_ref().map(|gpu| subject(gpu, KvDtype::F16)); only
-        alternating_windows many_rows given_rows rope_axes spans bidirectional outputs carried_tokens);
+        alternating_windows many_rows given_rows rope_axes spans bidirectional means outputs carried_tokens);
 }
 
 mod cooperative {

@@ -362,6 +362,13 @@ impl Matmul {
         matches!(self.kind, Cooperative { groups, .. } if groups > 1)
     }
 
+    /// Returns the fours of results that a thread stores of each matrix, if a subgroup of this many threads can store its own sums.
+    pub fn quads(&self, subgroup: u32) -> Option<u32> {
+        let Cooperative { side, columns: 1, teams: 1, groups, .. } = self.kind else { return None };
+        let quads = side * side / 4;
+        (side == 16 && groups > 1 && quads.is_multiple_of(subgroup)).then_some(quads / subgroup)
+    }
+
     /// Subgroups of cooperative matrices.
     fn groups(&self) -> u32 {
         let Cooperative { columns, teams, groups, .. } = self.kind else { return 0 };
