@@ -99,7 +99,6 @@ const VARIANTS: [Variants; 18] = [
             "bidirectional",
             "towers",
             "adapters",
-            "exact_adapters",
         ],
         one_in: 10,
     },

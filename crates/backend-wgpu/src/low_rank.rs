@@ -456,3 +456,30 @@ impl Table {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use paguro_backend::StepSequence;
+    use paguro_backend_conformance::ModelShape;
+
+    use super::*;
+
+    /// A workgroup of several tiles reads the first use of its first tile and the end of its last one.
+    #[test]
+    fn tiles_between_two_have_the_uses_of_both() {
+        let model = ModelShape::default().build(1);
+        let ranges = vec![Ranks { units: 0..16, is_half: false }];
+        let loaded = [(AdapterId(0), Loaded { ranges, used: HashMap::new() })].into();
+        let adaptable = Adaptable::of(&model.program, &model.weights);
+        let adapters = Adapters { adaptable, sites: vec![], loaded, capacity: 16 };
+        // Sequences without an adapter at both ends, between two others, and within a tile.
+        let rows = [0..20, 20..50, 50..53, 53..90, 90..130];
+        let sequences = rows.map(|rows| StepSequence { rows, start: 0, tables: 0..0, state: None });
+        let used = |sequence: usize| AdapterUse { sequence, adapter: AdapterId(0), scale: 1.0 };
+        let step = Step { sequences: &sequences, adapters: &[used(1), used(3)], ..Step::default() };
+        let of_rows = sequences.iter().enumerate().flat_map(|(index, own)| own.rows.clone().map(move |_| index));
+        let table = adapters.table(&step, of_rows, 4);
+        let tiles = table.words[table.words[1] as usize..].as_chunks::<2>().0;
+        assert_eq!(tiles, [[0, 0], [0, 1], [0, 1], [0, 2], [1, 2], [1, 2], [2, 2], [2, 2], [2, 2]]);
+    }
+}
