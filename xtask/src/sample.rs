@@ -98,7 +98,6 @@ const VARIANTS: [Variants; 18] = [
             "long_context",
             "bidirectional",
             "towers",
-            "adapters",
         ],
         one_in: 10,
     },

@@ -22,7 +22,7 @@
 //! | tiles × 2 | for each 16 rows the first use and the end of uses, also if there are none |
 //!
 //! A read that depends on another one takes most of a microsecond on a large GPU. So rows and items repeat words of uses, at places
-//! that depend on the launch alone. Rows of a run follow each other and have the same adapters. A use has `ranks / 16` tiles for each 16 rows of the step that have
+//! that depend on the launch alone, and arguments have those of the first use of a single row. Rows of a run follow each other and have the same adapters. A use has `ranks / 16` tiles for each 16 rows of the step that have
 //! some of its rows, rounded up. The first tile is zero.
 
 use std::{
@@ -434,6 +434,12 @@ pub struct Table {
 }
 
 impl Table {
+    /// Returns the first use of the first row, as [`Args`](crate::plan::Args) have it: its first unit, and its ranks with flags.
+    pub fn first_use(&self) -> [u32; 2] {
+        let [count, unit, ranks, _, is_half, ..] = self.words[ROWS_AT..] else { return [0; 2] };
+        [unit, ranks | u32::from(count > 1) << 30 | is_half << 31]
+    }
+
     /// Returns true if launches for these adapters have room for the table of a step, or of its outputs.
     pub fn fits(&self, of_outputs: bool, adapted: &Adapted) -> bool {
         let Adapted { sites: _, ranks, low, tiles, words } = adapted;

@@ -182,6 +182,11 @@ fn add_others(start: f32, row: u32, output: u32) -> f32 {
 var<workgroup> staged_b: array<vec4<f32>, TILE * AHEAD>; // [AHEAD, TILE]
 var<workgroup> staged_low: array<vec4<f32>, MATRICES * LOW_AHEAD>; // [MATRICES, LOW_AHEAD]
 
+// Returns the first use of the only row. A read of its words would delay all loads after it.
+fn only_use() -> Use {
+  return Use(args.adapter_unit, args.adapter_ranks & 0xffffu, 0u, args.adapter_ranks >> 31u);
+}
+
 struct Ahead {
 //% for i in 0..AHEAD_LOADS
   b_${i}: vec4<f32>,
@@ -191,8 +196,8 @@ struct Ahead {
 // Returns B of the first ranks.
 fn look_ahead(tid: u32, first: u32) -> Ahead {
   var ahead: Ahead;
-  let own = use_of(0u, 0u);
-  let count = select(0u, min(own.ranks >> (2u + own.is_half), AHEAD), uses_of(0u) > 0u);
+  let own = only_use();
+  let count = min(own.ranks >> (2u + own.is_half), AHEAD);
 //% for i in 0..AHEAD_LOADS
   let at_${i} = tid + ${i}u * THREADS;
   if (at_${i} / TILE < count) {
@@ -210,7 +215,7 @@ fn staged_quads(own: Use) -> u32 {
 
 // Returns true if the thread stages a quad of products, and its place.
 fn has_low(tid: u32, own: Use) -> bool {
-  return uses_of(0u) > 0u && tid < MATRICES * LOW_AHEAD && tid % LOW_AHEAD < staged_quads(own);
+  return tid < MATRICES * LOW_AHEAD && tid % LOW_AHEAD < staged_quads(own);
 }
 
 fn low_place(tid: u32, own: Use) -> u32 {
@@ -219,7 +224,7 @@ fn low_place(tid: u32, own: Use) -> u32 {
 
 // Returns the quad of products of the thread as far as it is written.
 fn peek_low(tid: u32) -> vec4<u32> {
-  let own = use_of(0u, 0u);
+  let own = only_use();
   if (has_low(tid, own)) { return low_words(low_place(tid, own)); }
   return vec4<u32>();
 }
@@ -229,7 +234,7 @@ fn stage_change(tid: u32, ahead: Ahead, peeked: vec4<u32>) {
 //% for i in 0..AHEAD_LOADS
   if (tid + ${i}u * THREADS < TILE * AHEAD) { staged_b[tid + ${i}u * THREADS] = ahead.b_${i}; }
 //% end
-  let own = use_of(0u, 0u);
+  let own = only_use();
   if (has_low(tid, own)) {
     var words = peeked;
 //% if TAKES_LOW
@@ -242,8 +247,8 @@ fn stage_change(tid: u32, ahead: Ahead, peeked: vec4<u32>) {
 
 // Returns the change of output `tid` of the workgroup, whose first one is `first`.
 fn change_of_tile(tid: u32, first: u32) -> f32 {
-  if (uses_of(0u) == 0u) { return 0.0; }
-  let own = use_of(0u, 0u);
+  let own = only_use();
+  if (own.ranks == 0u) { return 0.0; }
   let output = FIRST_CHANGED + min(first + tid, OUTPUTS - 1u);
   let low_at = matrix_of(output) * LOW_AHEAD;
   let count = staged_quads(own);
@@ -253,7 +258,9 @@ fn change_of_tile(tid: u32, first: u32) -> f32 {
     sum = add_quad(sum, ranks_in(staged_b[(${i}u >> own.is_half) * TILE + tid], ${i}u, own.is_half), staged_low[low_at + ${i}u]);
   }
 //% end
-  return add_others(add_ranks(sum, own, count, output), 0u, output);
+  sum = add_ranks(sum, own, count, output);
+  if ((args.adapter_ranks >> 30u) % 2u == 1u) { sum = add_others(sum, 0u, output); }
+  return sum;
 }
 //% else
 fn change(row: u32, output: u32) -> f32 {
