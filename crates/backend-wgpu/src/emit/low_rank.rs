@@ -13,7 +13,7 @@ use crate::{
     low_rank::ROWS_AT,
     lower::{
         Input, Link, MATRICES, Matmul, Node, RowClass, Slot, Sync,
-        kernels::{self, Matmul as MatmulKernel},
+        kernels::{self, Kind::Vectors, Matmul as MatmulKernel},
     },
     matrix::Order,
     template::{Constants, Value::U},
@@ -141,6 +141,9 @@ impl Coder<'_> {
         }
         let [_, outputs] = kernel.covers();
         let ahead = kernels::staged_vectors(outputs);
+        if let Vectors { rows, outputs, lanes, .. } = kernel.kind {
+            constants.push(("KEEPS_USE", U(u32::from(rows * outputs <= lanes))));
+        }
         let threads = kernel.threads(&self.facts.target);
         let loads = (ahead * outputs).div_ceil(threads);
         constants.push(("CHANGE_AT", U(if threads >= 2 * outputs { outputs } else { 0 })));

@@ -2,8 +2,9 @@
 // words of `adapted`.
 //
 // With FINISHES, where a launch has one row, most of a change's latency is hidden: B of the first ranks is loaded before
-// activations are ready, and low-rank products are received in all threads at once (`stage_change`).
-//% provides b_half change change_of_tile first_use last_use look_ahead low_matrix peek_low ranks_of stage_change needs add_quad give_up half_quad is_there patience
+// activations are ready, and low-rank products are received in all threads at once (`stage_change`). With KEEPS_USE, a thread stores at
+// most one result, and loads words of its row and B before its sum is complete.
+//% provides b_half change change_of_tile first_use keep_b keep_use last_use look_ahead low_matrix peek_low ranks_of stage_change needs add_quad give_up half_quad is_there patience
 @group(0) @binding(24) var<storage, read> adapted: array<u32>;
 @group(0) @binding(26) var<storage, read> b: array<vec4<f32>>; // [ranks / 4, CHANGED], or [ranks / 8, CHANGED] with halves
 
@@ -167,9 +168,8 @@ fn add_ranks(start: f32, own: Use, begin: u32, output: u32) -> f32 {
   return sum;
 }
 
-// Adds the uses of a row behind the first one.
-fn add_others(start: f32, row: u32, output: u32) -> f32 {
-  let count = uses_of(row);
+// Adds the uses of a row behind the first one, of `count` in all.
+fn add_others(start: f32, row: u32, count: u32, output: u32) -> f32 {
   var sum = start;
   for (var number = 1u; number < count; number++) {
     sum = add_ranks(sum, use_of(row, number), 0u, output);
@@ -259,14 +259,52 @@ fn change_of_tile(tid: u32, first: u32) -> f32 {
   }
 //% end
   sum = add_ranks(sum, own, count, output);
-  if ((args.adapter_ranks >> 30u) % 2u == 1u) { sum = add_others(sum, 0u, output); }
+  if ((args.adapter_ranks >> 30u) % 2u == 1u) { sum = add_others(sum, 0u, uses_of(0u), output); }
   return sum;
 }
 //% else
-fn change(row: u32, output: u32) -> f32 {
-  if (uses_of(row) == 0u) { return 0.0; }
-  let own = FIRST_CHANGED + output;
-  return add_others(add_ranks(0.0, use_of(row, 0u), 0u, own), row, own);
+//% if KEEPS_USE
+// Uses of the row of the thread's result, the first one, and its first ranks of B.
+var<private> kept_count: u32;
+var<private> kept: Use;
+//% for k in 0..4
+var<private> kept_b_${k}: vec4<f32>;
+//% end
+
+// Loads the words of a row, long before they are used.
+fn keep_use(row: u32) {
+  kept_count = uses_of(row);
+  kept = use_of(row, 0u);
 }
+
+// Loads B of an output, while the sums of other threads are awaited.
+fn keep_b(output: u32) {
+  if (kept_count == 0u) { return; }
+  let column = column_of(FIRST_CHANGED + output);
+//% for k in 0..4
+  kept_b_${k} = b_quad(kept.unit, kept.is_half, min(${k}u, kept.ranks / 4u - 1u), column);
+//% end
+}
+
+fn change(row: u32, output: u32) -> f32 {
+  if (kept_count == 0u) { return 0.0; }
+  let own = FIRST_CHANGED + output;
+  let from_ = (MATRICES * kept.low + matrix_of(own) * kept.ranks) / 4u;
+  let last = kept.ranks / 4u - 1u;
+  let low_quads = lows(from_, from_ + last);
+  var sum = 0.0;
+//% for k in 0..4
+  if (${k}u <= last) { sum = add_quad(sum, kept_b_${k}, low_quads.quad_${k}); }
+//% end
+  return add_others(add_ranks(sum, kept, 4u, own), row, kept_count, own);
+}
+//% else
+fn change(row: u32, output: u32) -> f32 {
+  let count = uses_of(row);
+  if (count == 0u) { return 0.0; }
+  let own = FIRST_CHANGED + output;
+  return add_others(add_ranks(0.0, use_of(row, 0u), 0u, own), row, count, own);
+}
+//% end
 //% end
 //% end

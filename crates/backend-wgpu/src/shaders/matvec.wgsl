@@ -12,7 +12,7 @@
 // With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`). With WARMS, all that follows
 // the wait for activations runs once before they are ready, without effect. Few workgroups run such a kernel, so their processors do not
 // have its instructions, and a matmul waits for the results.
-//% needs accumulate add_squares begin_item change_of_tile choose clear_next factor_of finish load_acts load_block look_ahead make_acts peek peek_low place_of_expert prefetch stage_change store take_acts wait_for_some
+//% needs accumulate add_squares begin_item change_of_tile choose clear_next factor_of finish keep_b keep_use load_acts load_block look_ahead make_acts peek peek_low place_of_expert prefetch stage_change store take_acts wait_for_some
 //% if EXPERTS
 //% if CHOOSES
 //% else
@@ -121,6 +121,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
 //% end
+//% if KEEPS_USE
+//% if FINISHES
+//% else
+  keep_use(min(row + lane % BATCH, args.rows - 1u));
+//% end
+//% end
 //% if FINISHES
   let first = wid.y * TILE;
   let prefetched = prefetch(tid, first);
@@ -198,6 +204,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
   }
+//% if KEEPS_USE
+//% if FINISHES
+//% else
+  if (lane < OUTS * BATCH) { keep_b(min(output + lane / BATCH, OUTPUTS - 1u)); }
+//% end
+//% end
   let own = group * OUTS * BATCH;
 //% for o in 0..OUTS
 //% for b in 0..BATCH
