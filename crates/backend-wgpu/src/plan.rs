@@ -79,6 +79,10 @@ pub struct Args {
     pub row_length: u32,
     /// Polls after which a kernel stops waiting for another kernel's results; read only where tests may change it.
     pub patience: u32,
+    /// First unit of the adapter that the row of a step of one row uses first.
+    pub adapter_unit: u32,
+    /// Its ranks, or 0; bit 30 is set if the row uses others, and bit 31 for half precision.
+    pub adapter_ranks: u32,
 }
 
 /// Work of attention in layers with the same window and tiling.
@@ -271,7 +275,12 @@ impl Plan {
     /// Arguments of kernels that run once for each row; of attention, for a KV group.
     pub fn args(&self, group: usize) -> Args {
         let split_plan = &self.split_plans[self.split_plan_of[group]];
-        let args = Args { partials: split_plan.partials, whole: u32::from(split_plan.whole), ..self.args };
+        let [adapter_unit, adapter_ranks] = match (&self.adapted, self.args.rows) {
+            (Some(adapted), 1) => adapted.rows.first_use(),
+            _ => [0; 2],
+        };
+        let (partials, whole) = (split_plan.partials, u32::from(split_plan.whole));
+        let args = Args { partials, whole, adapter_unit, adapter_ranks, ..self.args };
         let (at, count) = split_plan.items[Tile::Row as usize];
         let items = &self.words[at as usize..(at + 8 * count) as usize];
         let (Some(first), Some(last), 1) = (items.first_chunk::<8>(), items.last_chunk::<8>(), args.rows)

@@ -146,6 +146,6 @@ mod emulated {
     }
 
     paguro_backend_conformance::conformance!(maybe subject_of(&FOR_PRODUCTS); only
-        format_f16 format_q4_k format_q8_0 encoder_blocks towers adapters exact_adapters);
+        format_f16 format_q4_k format_q8_0 encoder_blocks towers);
     paguro_backend_conformance::conformance!(maybe subject_of(&FOR_ATTENTION); only many_rows long_context bidirectional);
 }
