@@ -15,6 +15,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -57,13 +58,13 @@ def main():
     parser.add_argument("--streams", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10, help="seconds without loads")
     parser.add_argument("--loads", type=int, default=5)
-    parser.add_argument("server", nargs="*", help="arguments of the server")
-    options = parser.parse_args()
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:end])
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("PAGURO_", "XDG_"))}
     with tempfile.TemporaryDirectory() as home:
         process = subprocess.Popen(
             [options.binary, "serve", options.model, "--alias", "base", "--lora", f"given={options.adapter}", "--port", "0",
-             "--log", "error", *options.server],
+             "--log", "error", *sys.argv[end + 1:]],
             env=keep | {"HOME": home}, stdout=subprocess.PIPE, text=True,
         )
         try:

@@ -35,6 +35,9 @@ SHAPES = {
 # Formats of most matrices, and of the head and some others.
 FORMATS = {"F16": (Q.F16, Q.F16), "Q8_0": (Q.Q8_0, Q.Q8_0), "Q4_K_M": (Q.Q4_K, Q.Q6_K)}
 FORMATS |= {kind.name: (kind, Q.Q6_K) for kind in (Q.Q4_0, Q.Q6_K, Q.IQ2_XS, Q.IQ3_S, Q.IQ4_XS)}
+# Scales with which weights have a standard deviation of about 0.025. With larger weights, or with a mean, activations grow so much
+# that roundings change which position a row attends to.
+TAME = {Q.Q4_K: 0.0001, Q.Q6_K: 0.00002, Q.Q8_0: 0.00035}
 # Offsets of scales in half precision in a block, where they are not at its start alone.
 SCALES = {Q.Q4_K: (0, 2), Q.Q6_K: (208,), Q.MXFP4: (), Q.F16: ()}
 
@@ -63,12 +66,18 @@ def blocks(kind, *dims, scale=0.0005):
         else:
             pool = rng.integers(0, 256, (64 << 20) // size * size, dtype=np.uint8).reshape(-1, size)
         for at in SCALES.get(kind, (0,)):
-            pool[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), dtype=np.uint8)
+            # The second scale of Q4_K is that of the minimum, 7.5 quants below zero.
+            factor = 7.5 if at and kind == Q.Q4_K and options.popular is None else 1
+            pool[:, at : at + 2] = np.frombuffer(np.float16(factor * scale).tobytes(), dtype=np.uint8)
         if kind == Q.MXFP4:
             pool[:, 0] = 121 if scale == 0.0005 else 121 + int(np.log2(scale / 0.0005))  # 2^-6 at 0.0005
         pools[kind, scale] = pool
     rows = dims[:-1] + (dims[-1] // elements * size,)
-    return np.resize(pools[kind, scale], (count, size)).reshape(rows)
+    pool = pools[kind, scale]
+    if count >= len(pool) or options.popular is not None:
+        return np.resize(pool, (count, size)).reshape(rows)
+    first = int(rng.integers(len(pool) - count))
+    return pool[first : first + count].reshape(rows)
 
 
 w = gguf.GGUFWriter(options.out, shape["arch"])
@@ -113,7 +122,8 @@ base, better = FORMATS["Q8_0"] if oss else FORMATS[options.format]
 
 def matrix(name, kind, *dims):
     adds = name.endswith(("attn_output.weight", "ffn_down_exps.weight"))
-    scale = 0.0005 if options.popular is None else 1e-7 if adds else 0.005 if name == "token_embd.weight" else 0.0005
+    tame = TAME.get(kind, 0.0005)
+    scale = tame if options.popular is None else 1e-7 if adds else 0.005 if name == "token_embd.weight" else 0.0005
     data = blocks(kind, *dims, scale=scale)
     if scale == 0.005:
         common = gguf.GGML_QUANT_SIZES[kind][1] * (256 // gguf.GGML_QUANT_SIZES[kind][0])

@@ -98,8 +98,6 @@ const VARIANTS: [Variants; 18] = [
             "long_context",
             "bidirectional",
             "towers",
-            "adapters",
-            "exact_adapters",
         ],
         one_in: 10,
     },

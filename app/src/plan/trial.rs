@@ -19,8 +19,13 @@ const TOKENS: usize = 48;
 const MOST_LEADING: usize = 4;
 const LONGEST_PATTERN: usize = 12;
 
-/// Fewest layers that are added on a device.
-const LEAST_ADDED: usize = 4;
+/// Bytes of weights up to which a model is run as a whole, and which half of a larger one's layers should have at most. With few
+/// small layers, the time of a token would be that of the host.
+const WHOLE: u64 = 1 << 30;
+const MOST: u64 = 8 << 30;
+
+/// Fewest layers of each device, and that are added on it.
+const FEWEST: usize = 4;
 
 /// A predicted time.
 pub struct Trial {
@@ -43,14 +48,17 @@ pub fn trial(
 ) -> Outcome<Option<Trial>> {
     let (leading, pattern) = pattern(&placing.program.layers);
     let owns: Vec<_> = placement.stages.iter().map(|(_, own)| own.len()).collect();
+    let weights = placing.weights.bytes_on(&*placing.devices.main().backend).max(1);
+    let share = (MOST as f64 / weights as f64).min(0.5);
     // Layers of each device in the smallest part, and those that are added where a device has more.
-    let few = |index: usize| if index == 0 { leading + pattern } else { pattern };
     let added = |index: usize| {
-        let added = pattern * LEAST_ADDED.max(owns[index] / 4).div_ceil(pattern);
-        (few(index) + added < owns[index]).then_some(added)
+        let wanted = (owns[index] as f64 * share / 2.0).ceil() as usize;
+        pattern * wanted.max(FEWEST).div_ceil(pattern)
     };
+    let few = |index: usize| if index == 0 { leading + added(index) } else { added(index) };
+    let has_more = |index: usize| weights > WHOLE && few(index) + added(index) < owns[index];
     let smallest: Vec<_> =
-        owns.iter().enumerate().map(|(index, own)| added(index).map_or(*own, |_| few(index))).collect();
+        owns.iter().enumerate().map(|(index, own)| if has_more(index) { few(index) } else { *own }).collect();
     let bytes = |part: &Placement| -> Vec<u64> {
         part.stages.iter().map(|(device, own)| placing.reads(*device, own).layers()).collect()
     };
@@ -59,12 +67,14 @@ pub fn trial(
     let at_least = seconds(placing, &part, options, link)?;
     let mut trial = Trial { seconds: at_least, layers: smallest.iter().sum() };
     for device in 0..owns.len() {
-        let Some(added) = added(device) else { continue };
+        if !has_more(device) {
+            continue;
+        }
         let mut counts = smallest.clone();
-        counts[device] += added;
+        counts[device] += added(device);
         let Some(part) = self::part(placing, placement, &counts) else { return Ok(None) };
         let more = seconds(placing, &part, options, link)? - at_least;
-        let per_byte = more.max(0.0) / (bytes(&part)[device].saturating_sub(least[device])).max(1) as f64;
+        let per_byte = more.max(0.0) / bytes(&part)[device].saturating_sub(least[device]).max(1) as f64;
         trial.seconds += per_byte * all[device].saturating_sub(least[device]) as f64;
         trial.layers = trial.layers.max(counts.iter().sum());
     }

@@ -170,8 +170,7 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
             let plain = Schedule::whole(schedule.sequences[..1].to_vec());
             let never = plain.load_and_run(&*(subject.backend)(2), &model, &options)?;
             same("an adapter of another sequence", &expected[..1].to_vec(), &never)?;
-            for threads in [1, 3] {
-                let threads = if subject.has_threads { threads } else { 2 };
+            for &threads in if subject.has_threads { &[1, 3][..] } else { &[2] } {
                 let (mut driver, ids) = adapted(&*(subject.backend)(threads), &model, &options)?;
                 let together = run(&mut driver, &schedule, 0, &ids)?;
                 same(&format!("other adapters ({format})"), &together, &expected)?;

@@ -1,5 +1,7 @@
 //! Encoders: attention in both directions, and what their blocks have that others lack.
 
+use std::collections::VecDeque;
+
 use paguro_backend::{Activation, NormKind, Output, OutputKind, QkNormKind, StepOutput, WeightFormat};
 
 use super::{
@@ -120,7 +122,8 @@ pub(super) fn means(subject: &Subject) -> Verdict {
         unless_refused(subject, || {
             agrees_on(subject, &schedule, &shape, &options)?;
             exact(subject, &shape, &schedule, options)?;
-            beside_rows(subject, &shape)
+            beside_rows(subject, &shape)?;
+            in_lanes(subject, &shape)
         })?;
     }
     Ok(())
@@ -148,6 +151,44 @@ fn beside_rows(subject: &Subject, shape: &ModelShape) -> Verdict {
     for (output, together) in outputs.iter().zip(&together) {
         let alone = run(&[*output])?;
         require(alone == [together.clone()], || format!("{output:?} is {together:?}, and {alone:?} alone"))?;
+    }
+    Ok(())
+}
+
+/// Steps in flight at the same time, in the same pages, have the bits of single ones.
+fn in_lanes(subject: &Subject, shape: &ModelShape) -> Verdict {
+    let model = shape.build(3);
+    let mut driver = Driver::new(&*(subject.backend)(2), &model, &options(subject))?;
+    let runner = driver.runner();
+    let mut prompts = [(); 2].map(|()| Prompt::new(shape.vocab));
+    prompts[1].tokens.reverse();
+    let kinds = [(0, OutputKind::Mean), (7, OutputKind::Embedding), (5, OutputKind::Residual)];
+    let outputs = kinds.map(|(row, kind)| Output { row, kind });
+    let mut expected = Vec::new();
+    for prompt in &prompts {
+        let mut out = StepOutput::default();
+        submit(runner, &prompt.step(&outputs), &mut out)?;
+        expected.push(out.outcomes);
+    }
+    let mut in_flight = VecDeque::new();
+    for index in 0..7 {
+        let step = prompts[index % 2].step(&outputs);
+        let ticket = runner.submit(&step).map_err(|error| error.to_string())?;
+        in_flight.push_back((index, ticket));
+        if in_flight.len() < runner.lanes() && index < 6 {
+            continue;
+        }
+        while let Some((index, ticket)) = in_flight.pop_front() {
+            let mut out = StepOutput::default();
+            runner.collect(ticket, &mut out).map_err(|error| error.to_string())?;
+            let expected = &expected[index % 2];
+            require(out.outcomes == *expected, || {
+                format!("step {index} in flight is {:?}, and {expected:?} alone", out.outcomes)
+            })?;
+            if index < 4 {
+                break;
+            }
+        }
     }
     Ok(())
 }

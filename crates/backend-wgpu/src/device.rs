@@ -228,6 +228,14 @@ impl Device {
         self.buffer_for(words, what, wgpu::BufferUsages::MAP_READ)
     }
 
+    /// A buffer that the host writes, which is mapped.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn upload_buffer(&self, words: usize, what: &str) -> Result<wgpu::Buffer, LoadError> {
+        self.buffer_for(words, what, wgpu::BufferUsages::MAP_WRITE)
+    }
+
     /// A buffer that timestamps are put into.
     ///
     /// # Errors
@@ -264,15 +272,17 @@ impl Device {
             self.inner.push_error_scope(wgpu::ErrorFilter::Validation),
             self.inner.push_error_scope(wgpu::ErrorFilter::OutOfMemory),
         );
-        let copies = match on_device {
-            true => wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC,
-            false => wgpu::BufferUsages::COPY_DST,
+        let is_upload = usage.contains(wgpu::BufferUsages::MAP_WRITE);
+        let copies = match (on_device, is_upload) {
+            (true, _) => wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC,
+            (false, true) => wgpu::BufferUsages::COPY_SRC,
+            (false, false) => wgpu::BufferUsages::COPY_DST,
         };
         let buffer = self.inner.create_buffer(&wgpu::BufferDescriptor {
             label: Some(what),
             size,
             usage: usage | copies,
-            mapped_at_creation: false,
+            mapped_at_creation: is_upload,
         });
         let (validation, memory) = scopes;
         let memory = pollster::block_on(memory.pop());

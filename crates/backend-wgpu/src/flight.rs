@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytemuck::cast_slice;
-use paguro_backend::{OutputValue, Pace, StepError};
+use paguro_backend::{OutputValue, Pace, Piece, StepError};
 
 use crate::{
     canary::Canaries,
@@ -13,9 +13,10 @@ use crate::{
     lower::MATRICES,
     plan::{Args, Plan},
     planned::{PATIENCE, Planned, encode},
+    runner::Readback,
 };
 
-/// Time of a group of launches that is followed by a larger one, in steps that may be paused.
+/// Time of a group of launches that is followed by a larger one, in steps that may be paused. Two groups are on the device.
 const PIECE: Duration = Duration::from_millis(2);
 
 /// A step that was submitted.
@@ -32,6 +33,8 @@ pub struct Flight {
     pub submission: Option<wgpu::SubmissionIndex>,
     /// Error of reading the data that a held step waited for.
     pub failure: Option<StepError>,
+    /// Rows that are read with the answers.
+    pub readback: Option<Readback>,
     /// Time of submission, rows and launches, if the device did nothing else and it was one pass.
     pub timed: Option<(Instant, usize, usize)>,
     /// True if each launch was submitted by itself, so that no kernel had to wait for another one.
@@ -56,14 +59,10 @@ pub struct Slice {
 }
 
 impl Plan {
-    /// Uploads the words of the step, its given rows, and the adapters of its rows.
+    /// Uploads the words of the step, and the adapters of its rows.
     pub fn upload(&self, device: &Device, model: &Model) {
-        let Model { io, given, .. } = model;
-        device.queue.write_buffer(&io.step, 0, cast_slice(&self.words));
+        device.queue.write_buffer(&model.io.step, 0, cast_slice(&self.words));
         self.upload_adapted(device, model, false, 0);
-        if let Some(given) = given.as_ref().filter(|_| self.has_given()) {
-            device.queue.write_buffer(given, 0, cast_slice(&self.given));
-        }
     }
 
     /// Uploads the adapters of the step's rows, or of the slice of its outputs that begins with `first`.
@@ -91,6 +90,7 @@ impl Flight {
             sampled: Vec::new(),
             submission: None,
             failure: None,
+            readback: None,
             timed: None,
             is_apart: false,
             gave_up: false,
@@ -105,6 +105,7 @@ impl Flight {
         self.sampled.clear();
         self.submission = None;
         self.failure = None;
+        self.readback = None;
         self.timed = None;
         self.is_apart = false;
         self.gave_up = false;
@@ -146,7 +147,8 @@ impl Encoding<'_> {
         }
     }
 
-    /// Submits launches in groups of a few milliseconds, before each of which another thread may pause. The returned commands are empty.
+    /// Submits launches in groups of a few milliseconds, before each of which another thread may pause. While the device runs one, the next
+    /// one is encoded and submitted. The returned commands are empty.
     ///
     /// # Errors
     /// As [`Encoding::submit`]; the other thread has abandoned the step.
@@ -156,21 +158,41 @@ impl Encoding<'_> {
         pace: &Pace,
     ) -> Result<wgpu::CommandEncoder, StepError> {
         let (mut rest, mut size) = (launches, 1);
+        let mut running: Option<(Piece<'_>, Option<wgpu::SubmissionIndex>)> = None;
+        let mut began = Instant::now();
         while !rest.is_empty() {
             let (group, later) = rest.split_at(size.min(rest.len()));
+            // A pause waits for the group that runs, so this thread must not wait for the end of the pause meanwhile.
+            let piece = pace.piece_now();
+            if piece.is_none() {
+                self.end(running.take())?;
+            }
             let abandoned = || StepError::Device("the step was abandoned".to_owned());
-            let piece = pace.piece().ok_or_else(abandoned)?;
-            let began = Instant::now();
+            let piece = piece.or_else(|| pace.piece()).ok_or_else(abandoned)?;
+            if running.is_none() {
+                began = Instant::now();
+            }
             let mut commands = self.device.encoder();
             encode(&mut commands, group, self.kernel_statistics, PATIENCE);
-            if let Some(submission) = self.submit(commands)? {
-                self.device.wait_for(submission)?;
+            let submission = self.submit(commands)?;
+            if let Some(before) = running.replace((piece, submission)) {
+                self.end(Some(before))?;
+                let now = Instant::now();
+                let time = now - std::mem::replace(&mut began, now);
+                size = if time < PIECE { 2 * size } else { (size / 2).max(1) };
             }
-            drop(piece);
-            size = if began.elapsed() < PIECE { 2 * size } else { (size / 2).max(1) };
             rest = later;
         }
+        self.end(running)?;
         Ok(self.device.encoder())
+    }
+
+    /// Waits for a group of launches.
+    fn end(&self, group: Option<(Piece<'_>, Option<wgpu::SubmissionIndex>)>) -> Result<(), StepError> {
+        match group {
+            Some((_piece, Some(submission))) => self.device.wait_for(submission),
+            _ => Ok(()),
+        }
     }
 
     /// Adds commands that sample.

@@ -306,6 +306,10 @@ impl Backend for Gpu {
             .map_or(0, |kv| pages::page_bytes(&kv, block_size, kv_dtype))
     }
 
+    fn lanes(&self, program: &Program) -> usize {
+        runner::lanes(program)
+    }
+
     fn state_bytes(&self, program: &Program) -> usize {
         program.state.bytes()
     }

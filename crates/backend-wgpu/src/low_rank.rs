@@ -22,7 +22,7 @@
 //! | tiles × 2 | for each 16 rows the first use and the end of uses, also if there are none |
 //!
 //! A read that depends on another one takes most of a microsecond on a large GPU. So rows and items repeat words of uses, at places
-//! that depend on the launch alone. Rows of a run follow each other and have the same adapters. A use has `ranks / 16` tiles for each 16 rows of the step that have
+//! that depend on the launch alone, and arguments have those of the first use of a single row. Rows of a run follow each other and have the same adapters. A use has `ranks / 16` tiles for each 16 rows of the step that have
 //! some of its rows, rounded up. The first tile is zero.
 
 use std::{
@@ -434,6 +434,12 @@ pub struct Table {
 }
 
 impl Table {
+    /// Returns the first use of the first row, as [`Args`](crate::plan::Args) have it: its first unit, and its ranks with flags.
+    pub fn first_use(&self) -> [u32; 2] {
+        let [count, unit, ranks, _, is_half, ..] = self.words[ROWS_AT..] else { return [0; 2] };
+        [unit, ranks | u32::from(count > 1) << 30 | is_half << 31]
+    }
+
     /// Returns true if launches for these adapters have room for the table of a step, or of its outputs.
     pub fn fits(&self, of_outputs: bool, adapted: &Adapted) -> bool {
         let Adapted { sites: _, ranks, low, tiles, words } = adapted;
@@ -454,5 +460,32 @@ impl Table {
                 *room = needed.next_power_of_two();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paguro_backend::StepSequence;
+    use paguro_backend_conformance::ModelShape;
+
+    use super::*;
+
+    /// A workgroup of several tiles reads the first use of its first tile and the end of its last one.
+    #[test]
+    fn tiles_between_two_have_the_uses_of_both() {
+        let model = ModelShape::default().build(1);
+        let ranges = vec![Ranks { units: 0..16, is_half: false }];
+        let loaded = [(AdapterId(0), Loaded { ranges, used: HashMap::new() })].into();
+        let adaptable = Adaptable::of(&model.program, &model.weights);
+        let adapters = Adapters { adaptable, sites: vec![], loaded, capacity: 16 };
+        // Sequences without an adapter at both ends, between two others, and within a tile.
+        let rows = [0..20, 20..50, 50..53, 53..90, 90..130];
+        let sequences = rows.map(|rows| StepSequence { rows, start: 0, tables: 0..0, state: None });
+        let used = |sequence: usize| AdapterUse { sequence, adapter: AdapterId(0), scale: 1.0 };
+        let step = Step { sequences: &sequences, adapters: &[used(1), used(3)], ..Step::default() };
+        let of_rows = sequences.iter().enumerate().flat_map(|(index, own)| own.rows.clone().map(move |_| index));
+        let table = adapters.table(&step, of_rows, 4);
+        let tiles = table.words[table.words[1] as usize..].as_chunks::<2>().0;
+        assert_eq!(tiles, [[0, 0], [0, 1], [0, 1], [0, 2], [1, 2], [1, 2], [2, 2], [2, 2], [2, 2]]);
     }
 }

@@ -22,7 +22,7 @@
 //! | a matmul with bounds | `map_rows.wgsl`, `norm.wgsl`, a matmul, `map_rows.wgsl`; behind attention, `unpack.wgsl` | 4 or 5 | the same | the same |
 //! | norm | `norm.wgsl` | → `norm_in_matmul` | 1 | 1 |
 //! | matmul | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` | 1 for each layout of its matrices | the same | the same |
-//! | rotation, K and V into pages | `rope_store.wgsl` | → `rope_in_matmul`, or 1 | 1 | 1 |
+//! | rotation, K and V into pages | `rope_store.wgsl`; without norms, `rope_store_words.wgsl` | → `rope_in_matmul`, or 1 | 1 | 1 |
 //! | attention | `attend.wgsl`, `attend_few.wgsl`, `attend_coop.wgsl` | 1 | 1 for each kind of tile | the same |
 //! | its merge | `attend_merge.wgsl` | 0 or 1 | 0 or 1 | 0 or 1 |
 //! | activation of a network | `activate.wgsl` | → `gate_in_matmul` | 1 | → `gate_in_coop`, `activation_in_coop` |

@@ -79,6 +79,10 @@ pub struct Args {
     pub row_length: u32,
     /// Polls after which a kernel stops waiting for another kernel's results; read only where tests may change it.
     pub patience: u32,
+    /// First unit of the adapter that the row of a step of one row uses first.
+    pub adapter_unit: u32,
+    /// Its ranks, or 0; bit 30 is set if the row uses others, and bit 31 for half precision.
+    pub adapter_ranks: u32,
 }
 
 /// Work of attention in layers with the same window and tiling.
@@ -136,6 +140,8 @@ pub struct Tiling {
     pub workgroups: usize,
     /// True if attention can write activations from whole results: heads then have whole blocks.
     pub emits: bool,
+    /// True if attention with cooperative matrices can, although heads have padding.
+    pub emits_padded: bool,
     /// True if all results need the merge, which adds sinks and gates.
     pub always_merges: bool,
     /// Maximum number of partials.
@@ -208,8 +214,8 @@ pub struct Plan {
     split_plan_of: Vec<usize>,
     /// Words for the device.
     pub words: Vec<u32>,
-    /// Values of given rows, `[given rows, parts, hidden]`.
-    pub given: Vec<f32>,
+    /// True if the step has given rows.
+    has_given: bool,
     args: Args,
     /// Rows with outputs.
     pub outputs: OutputRows,
@@ -255,7 +261,7 @@ impl Plan {
             split_plan_of: split_plan_of.collect(),
             split_plans,
             words: Vec::with_capacity(words(kv, limits, tilings, &extra)),
-            given: Vec::new(),
+            has_given: false,
             args: Args::default(),
             outputs: OutputRows::new(limits),
             embeds: false,
@@ -269,7 +275,12 @@ impl Plan {
     /// Arguments of kernels that run once for each row; of attention, for a KV group.
     pub fn args(&self, group: usize) -> Args {
         let split_plan = &self.split_plans[self.split_plan_of[group]];
-        let args = Args { partials: split_plan.partials, whole: u32::from(split_plan.whole), ..self.args };
+        let [adapter_unit, adapter_ranks] = match (&self.adapted, self.args.rows) {
+            (Some(adapted), 1) => adapted.rows.first_use(),
+            _ => [0; 2],
+        };
+        let (partials, whole) = (split_plan.partials, u32::from(split_plan.whole));
+        let args = Args { partials, whole, adapter_unit, adapter_ranks, ..self.args };
         let (at, count) = split_plan.items[Tile::Row as usize];
         let items = &self.words[at as usize..(at + 8 * count) as usize];
         let (Some(first), Some(last), 1) = (items.first_chunk::<8>(), items.last_chunk::<8>(), args.rows)
@@ -308,7 +319,7 @@ impl Plan {
 
     /// Returns true if rows are given.
     pub fn has_given(&self) -> bool {
-        !self.given.is_empty()
+        self.has_given
     }
 
     /// Returns the first row and the rows of each slice of the rows with outputs. Those without logits are one slice.
@@ -380,14 +391,13 @@ impl Plan {
         self.sequences = step.sequences.len() as u32;
     }
 
-    /// The number of each row among the given ones, from 1, or 0; and their values.
+    /// The number of each row among the given ones, from 1, or 0.
     fn list_given(&mut self, step: &Step<'_>) {
-        self.given.clear();
+        self.has_given = !step.given.is_empty();
         let first = self.words.len();
         self.words.resize(first + if self.extra.given { step.tokens.len() } else { 0 }, 0);
         let rows = step.given.iter().flat_map(|given| given.rows.clone());
         (1..).zip(rows).for_each(|(number, row)| self.words[first + row] = number);
-        step.given.iter().for_each(|given| self.given.extend_from_slice(given.values));
     }
 
     /// The coordinates of each row, and the axes of rotations.
@@ -488,7 +498,8 @@ impl Plan {
         self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
         self.words.extend(ranges.iter().flat_map(|seen| [seen.start as u32, seen.end as u32]));
         let (mut next, mut left) = (0, step.tokens.len());
-        split_plan.whole = split_plan.tiling.emits && !split_plan.tiling.always_merges;
+        let Tiling { emits, emits_padded, always_merges, .. } = split_plan.tiling;
+        split_plan.whole = (emits || emits_padded) && !always_merges;
         for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
             let begin = self.words.len();
             let of = |rows: usize, sequence: &StepSequence| match (rows, wide) {
@@ -516,7 +527,8 @@ impl Plan {
                 let blocks = sequence.tables.len() / groups;
                 let seen = seen(first, position, rows);
                 let partials = partials(&seen, length);
-                split_plan.whole &= partials.len() == 1;
+                let is_wide = matches!(tile, Tile::WideRow | Tile::WideRows);
+                split_plan.whole &= partials.len() == 1 && (emits || is_wide);
                 self.words.extend(partials.flat_map(|partial| {
                     let from = seen.start.max(partial * length);
                     let to = seen.end.min(partial.saturating_add(1).saturating_mul(length));

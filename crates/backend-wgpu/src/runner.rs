@@ -4,8 +4,10 @@ mod adapters;
 mod moves;
 mod page_kernels;
 mod repeat;
+mod rows;
 mod run;
 mod table;
+mod upload;
 
 use std::sync::Arc;
 
@@ -37,7 +39,9 @@ use adapters::AdaptedModel;
 use moves::Content;
 use page_kernels::PageKernels;
 pub use page_kernels::words as page_kernel_words;
+pub use rows::Readback;
 use table::Table;
+use upload::Upload;
 
 /// Name under which repeated steps are counted.
 const REPEATED: &str = "step_repeated_without_handoff";
@@ -59,8 +63,10 @@ pub struct GpuRunner {
     /// Pauses steps, of a tower.
     pauses: Option<Arc<paguro_backend::Pace>>,
     options: GpuOptions,
-    /// Readback of rows of logits or embeddings.
-    rows: wgpu::Buffer,
+    /// Readback of rows of logits or embeddings, of the last step and the one before. Only [several lanes](lanes) have two buffers.
+    rows: [wgpu::Buffer; 2],
+    /// True if rows may be read when their step is collected.
+    defers_rows: bool,
     /// A page of one layer on its way: buffers are not copied onto themselves.
     copied: wgpu::Buffer,
     /// Words of a page of K, or of V, of one layer.
@@ -72,6 +78,8 @@ pub struct GpuRunner {
     /// Content of each K/V group's pages.
     of_groups: Vec<Content>,
     table: Option<Table>,
+    /// Given rows on their way to the device.
+    upload: Option<Upload>,
     page_format: PageFormat,
     /// Made when pages are read for the first time.
     page_reader: Option<PageReader>,
@@ -130,6 +138,12 @@ impl GpuRunner {
         let first = |of| kv.groups.iter().position(|group| pages::alike(group, of)).unwrap_or(0);
         let of_groups: Vec<_> = kv.groups.iter().map(|group| Content::Group(first(group))).collect();
         let page_bytes = 8 * page_words * model.pages.len();
+        let host_rows = || device.host_buffer(host_row_words(program, &limits) + 1, "rows for the host");
+        let first = host_rows()?;
+        let second = if lanes(program) > 1 { host_rows()? } else { first.clone() };
+        let rows = [first, second];
+        let given = model.given.as_ref().map(|given| Upload::new(&device, given.size() as usize / 4));
+        let upload = given.transpose()?;
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
             pauses: None,
@@ -139,12 +153,14 @@ impl GpuRunner {
                 1 + limits.max_outputs.max(1),
                 most_submissions(&model, &limits),
             )?,
-            rows: device.host_buffer(host_row_words(program, &limits) + 1, "rows for the host")?,
+            rows,
+            defers_rows: lanes(program) > 1 || program.head().is_none(),
             copied: device.buffer(page_words, "a page")?,
             page_words,
             contents: vec![Content::Nothing; if page_kernels.is_some() { limits.pages } else { 0 }],
             page_kernels,
             of_groups,
+            upload,
             table: program.layer_embeds().map(|embeds| Table::new(weights.table(embeds.table).clone())),
             page_format: page_io::format(&device, &limits, &model.tilings, page_bytes),
             page_reader: None,
@@ -197,7 +213,8 @@ impl Runner for GpuRunner {
             )));
         }
         self.device.check()?;
-        if self.submitted - self.collected > usize::from(!step.carried.is_empty()) as u64 {
+        let most = lanes(&self.program).max(1 + usize::from(!step.carried.is_empty()));
+        if self.submitted - self.collected >= most as u64 {
             return Err(StepError::Invalid("the step before was not collected".into()));
         }
         let unknown = step.carried.iter().find(|carried| !self.carried.contains(&carried.output));
@@ -264,6 +281,10 @@ impl Runner for GpuRunner {
         // Launches that are timed run at once, and cannot be held.
         (self.table.is_none() || !self.device.target.timed)
             && matches!(kind, OutputKind::Sample(request) if sampler::carries(request, self.program.vocab))
+    }
+
+    fn lanes(&self) -> usize {
+        lanes(&self.program)
     }
 
     fn load_head(
@@ -380,6 +401,12 @@ impl Runner for GpuRunner {
         }
         counts
     }
+}
+
+/// Returns the number of steps that may be in flight without carried tokens: two of texts that are whole in one step, so that the device
+/// computes one while the host reads the rows of the other and plans the next.
+pub fn lanes(program: &Program) -> usize {
+    1 + usize::from(program.bidirectional && program.head().is_some())
 }
 
 /// Submissions of the largest step, if each launch had its own.

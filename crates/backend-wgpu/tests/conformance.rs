@@ -78,7 +78,7 @@ mod short {
     });
 
     paguro_backend_conformance::conformance!(maybe SHORT.as_ref().map(|gpu| subject(gpu, KvDtype::F16)); only
-        alternating_windows many_rows given_rows rope_axes spans bidirectional outputs carried_tokens);
+        alternating_windows many_rows given_rows rope_axes spans bidirectional means outputs carried_tokens);
 }
 
 mod cooperative {
@@ -146,6 +146,6 @@ mod emulated {
     }
 
     paguro_backend_conformance::conformance!(maybe subject_of(&FOR_PRODUCTS); only
-        format_f16 format_q4_k format_q8_0 encoder_blocks towers adapters exact_adapters);
+        format_f16 format_q4_k format_q8_0 encoder_blocks towers);
     paguro_backend_conformance::conformance!(maybe subject_of(&FOR_ATTENTION); only many_rows long_context bidirectional);
 }

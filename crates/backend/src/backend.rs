@@ -16,6 +16,13 @@ pub trait Backend: Send + Sync {
     /// Returns the number of bytes of the states of one sequence in the backend's own arrangement.
     fn state_bytes(&self, program: &Program) -> usize;
 
+    /// Returns the [lanes](Runner::lanes) for whose sequences there is to be memory: more than one if a step has all that wait, as with
+    /// texts that are whole in one step.
+    fn lanes(&self, program: &Program) -> usize {
+        let _ = program;
+        1
+    }
+
     /// Returns the pages of a copy of one sequence's states; 0 if the program has none.
     fn checkpoint_pages(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
         if program.state.is_empty() {

@@ -87,6 +87,16 @@ impl Pace {
         Some(Piece(self))
     }
 
+    /// Begins a piece of work, unless that had to wait. A thread that computes another piece must not wait, because a pause waits for it.
+    pub fn piece_now(&self) -> Option<Piece<'_>> {
+        let mut state = self.lock();
+        let may_begin = !state.is_paused && !state.is_abandoned;
+        may_begin.then(|| {
+            state.working += 1;
+            Piece(self)
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,10 +121,12 @@ mod tests {
         let pace = Arc::new(Pace::default());
         let first = pace.piece();
         assert!(first.is_some());
+        assert_eq!(pace.piece_now().iter().count(), 1, "a second one");
         let pausing = Arc::clone(&pace);
         let paused = std::thread::spawn(move || pausing.pause());
         drop(first);
         paused.join().expect("it pauses");
+        assert!(pace.piece_now().is_none());
         let waiting = Arc::clone(&pace);
         let next = std::thread::spawn(move || waiting.piece().is_some());
         pace.resume();

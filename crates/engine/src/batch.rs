@@ -7,9 +7,9 @@ use std::{
 
 use crate::{Event, FinishReason, Generation, Handle, Request, RequestError, SubmitError, Usage};
 
-/// Steps of tokens of a batch that are in the engine at the same time, beyond those of its first prompt: two, so that one is computed
-/// while results of another are read. Requests of others wait for no more than these.
-const STEPS_AT_ONCE: usize = 2;
+/// Steps of tokens of a batch that are in the engine at the same time, beyond those of its first prompt and those in flight: one, which
+/// is full while results of another are read. Requests of others wait for no more than these.
+const STEPS_READY: usize = 1;
 
 /// Prompts of a batch that are in the engine in any case, if they have few tokens.
 const MOST_WAITING: usize = 128;
@@ -77,7 +77,8 @@ impl Batch {
             .max_branches()
             .saturating_mul(2 * engines)
             .min(handle.queue_capacity().div_ceil(4).max(MOST_WAITING));
-        let most_tokens = handle.step_tokens().saturating_mul(STEPS_AT_ONCE * engines);
+        let steps = handle.lanes() + STEPS_READY;
+        let most_tokens = handle.step_tokens().saturating_mul(steps * engines);
         Self { handle, template, waiting, running: Vec::new(), tokens: 0, most, most_tokens }
     }
 

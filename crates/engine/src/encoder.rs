@@ -9,6 +9,7 @@
 use std::{
     collections::HashMap,
     fmt,
+    num::NonZero,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -30,13 +31,9 @@ use crate::{EncoderTimes, EngineError, pictures::PixelSource};
 /// Tokens in a page of the tower.
 const BLOCK_SIZE: usize = 32;
 
-/// Rows of a picture for the text model.
-pub(crate) struct Encoded {
-    /// `[rows, width]`
-    values: Vec<f32>,
-    /// Numbers of a row: all of its parts.
-    width: usize,
-}
+/// Rows of a picture for the text model, each with all of its parts. They stay as the device returned them, because copies of tens of
+/// megabytes take as long as some layers of a tower.
+pub(crate) struct Encoded(Vec<Vec<f32>>);
 
 impl fmt::Debug for Encoded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -46,16 +43,16 @@ impl fmt::Debug for Encoded {
 
 impl Encoded {
     pub fn rows(&self) -> usize {
-        self.values.len() / self.width.max(1)
+        self.0.len()
     }
 
     /// Returns consecutive rows.
-    pub fn part(&self, first: usize, count: usize) -> &[f32] {
-        &self.values[first * self.width..(first + count) * self.width]
+    pub fn part(&self, first: usize, count: usize) -> &[Vec<f32>] {
+        &self.0[first..first + count]
     }
 
     fn bytes(&self) -> u64 {
-        size_of_val(self.values.as_slice()) as u64
+        self.0.iter().map(|row| size_of_val(row.as_slice()) as u64).sum()
     }
 }
 
@@ -357,30 +354,29 @@ impl EncoderThread {
         let pixels: Arc<Pixels> = pixels.pixels()?;
         let vision = Arc::clone(&self.vision);
         let tower = &vision.tower;
-        let width = tower.row_width();
         let found: usize = pixels.parts.iter().map(paguro_vision::Part::tokens).sum();
         if found != rows {
             return Err(format!("the picture has {found} rows, but the prompt has room for {rows}"));
         }
-        let mut encoded = Encoded { values: Vec::with_capacity(rows * width), width };
+        let mut encoded = Vec::with_capacity(rows);
         let mut rest = pixels.rgb.as_slice();
         for part in &pixels.parts {
             let bytes = rest.split_off(..part.bytes()).ok_or("the picture has fewer pixels than its size")?;
             if self.is_abandoned.load(Ordering::SeqCst) {
                 return Err("the picture is not wanted any more".into());
             }
-            self.encode_part(tower, part, bytes, &mut encoded.values)?;
+            self.encode_part(tower, part, bytes, &mut encoded)?;
         }
-        Ok(encoded)
+        Ok(Encoded(encoded))
     }
 
-    /// Runs the tower on a part of a picture, and adds its rows to `values` in order.
+    /// Runs the tower on a part of a picture, and adds its rows to `encoded` in order.
     fn encode_part(
         &mut self,
         tower: &Tower,
         part: &paguro_vision::Part,
         rgb: &[u8],
-        values: &mut Vec<f32>,
+        encoded: &mut Vec<Vec<f32>>,
     ) -> Result<(), String> {
         let Self { runner, limits, times, answer, .. } = self;
         let mut since = Instant::now();
@@ -421,17 +417,34 @@ impl EncoderThread {
                 _ => return Err("the tower answered something else than rows".into()),
             }
         }
-        for row in &rows {
-            if !row.iter().all(|value| value.is_finite()) {
-                return Err(
-                    "the vision tower computes numbers that are not finite: its weights are damaged".into()
-                );
-            }
-            values.extend_from_slice(row);
+        if !are_finite(&rows) {
+            return Err(
+                "the vision tower computes numbers that are not finite: its weights are damaged".into()
+            );
         }
+        encoded.append(&mut rows);
         times.rows += lap();
         Ok(())
     }
+}
+
+/// Returns true if all numbers are finite. Many are looked at by several threads.
+fn are_finite(rows: &[Vec<f32>]) -> bool {
+    /// Numbers for a thread: about a millisecond.
+    const SHARE: usize = 4 << 20;
+    let numbers: usize = rows.iter().map(Vec::len).sum();
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = (numbers / SHARE).clamp(1, processors.min(8));
+    // Without an end at the first one, the compiler can look at several at once.
+    let check =
+        |rows: &[Vec<f32>]| rows.iter().all(|row| row.iter().fold(true, |all, x| all & x.is_finite()));
+    thread::scope(|scope| {
+        let mut parts = rows.chunks(rows.len().div_ceil(threads).max(1));
+        let own = parts.next().unwrap_or_default();
+        let others: Vec<_> = parts.map(|rows| scope.spawn(move || check(rows))).collect();
+        let own = check(own);
+        others.into_iter().all(|other| other.join().unwrap_or(false)) && own
+    })
 }
 
 #[cfg(test)]
@@ -439,8 +452,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn single_numbers_that_are_not_finite_are_found() {
+        let mut rows = vec![vec![f32::MAX; 1 << 20]; 9];
+        assert!(are_finite(&rows) && are_finite(&[]));
+        for (row, wrong) in [(0, f32::NAN), (8, f32::INFINITY), (4, f32::NEG_INFINITY)] {
+            rows[row][1 << 19] = wrong;
+            assert!(!are_finite(&rows));
+            rows[row][1 << 19] = 1.0;
+        }
+    }
+
+    #[test]
     fn the_cache_drops_the_least_recently_used_rows_that_nobody_holds() {
-        let rows = || Arc::new(Encoded { values: vec![0.0; 25], width: 5 });
+        let rows = || Arc::new(Encoded(vec![vec![0.0; 5]; 5]));
         let mut cache = EncoderCache::new(250);
         cache.keep([1; 32], rows());
         cache.keep([2; 32], rows());

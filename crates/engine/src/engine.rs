@@ -193,6 +193,7 @@ impl Engine {
         if drafter.is_none() {
             scheduler.lanes = runner.lanes();
         }
+        let lanes = scheduler.lanes;
         let queue = Queue::new(options.queue_capacity, options.queue_tokens);
         let space = scheduler.disk().and_then(|disk| disk.space().cloned());
         let mut shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
@@ -200,7 +201,7 @@ impl Engine {
         shared.draft_problem = draft_problem;
         shared.device = backend.name().to_owned();
         shared.blocks = blocks;
-        shared.step_tokens = step_tokens;
+        (shared.step_tokens, shared.lanes) = (step_tokens, lanes);
         shared.max_image_tokens = tower.map(|vision| encoder::most_rows(vision, options.max_image_tokens));
         if let Some(space) = space {
             let _ = shared.disk.set(space);

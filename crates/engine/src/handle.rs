@@ -124,6 +124,8 @@ pub(crate) struct Shared {
     pub max_image_tokens: Option<usize>,
     /// See [`Handle::step_tokens`].
     pub step_tokens: usize,
+    /// Steps that may be in flight.
+    pub lanes: usize,
     pub queue: Queue,
     next_request: AtomicU64,
     tokenizer: Option<Arc<Tokenizer>>,
@@ -160,6 +162,7 @@ impl Shared {
             limits,
             max_image_tokens: None,
             step_tokens: EngineOptions::default().max_batch_tokens,
+            lanes: 1,
             queue,
             next_request: AtomicU64::new(0),
             tokenizer,
@@ -427,6 +430,11 @@ impl Handle {
     /// Returns the maximum number of tokens of prompts in a step, unless a single text of an encoder has more.
     pub fn step_tokens(&self) -> usize {
         self.shared().step_tokens
+    }
+
+    /// Returns the number of steps that the engine has in flight.
+    pub(crate) fn lanes(&self) -> usize {
+        self.shared().lanes
     }
 
     /// Returns the maximum number of waiting requests.

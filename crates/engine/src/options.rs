@@ -232,9 +232,10 @@ impl EngineOptions {
             PageBudget::Bytes(bytes) => {
                 usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX).saturating_sub(1)
             }
-            // The rows of a step, and a page that each sequence fills in part.
+            // The rows of each step in flight, and a page that each sequence fills in part.
             PageBudget::Auto if layout.is_whole => {
-                let pages = layout.blocks(max_rows).saturating_add(max_sequences);
+                let pages = layout.blocks(max_rows).saturating_mul(backend.lanes(program));
+                let pages = pages.saturating_add(max_sequences);
                 pages.saturating_mul(layout.groups()).min(half_of_rest())
             }
             PageBudget::Auto => {

@@ -8,7 +8,7 @@ use paguro_backend::{
 };
 
 use super::{
-    code::{Code, Coded, Coder, Part, for_few, written_acts},
+    code::{Code, Coded, Coder, Part, for_few, half_acts, written_acts},
     handoff,
     launch::Grid,
     matmul::{axes, rotations},
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     hidden::Hazards,
-    layout::BLOCK,
+    layout::{BLOCK, Layout},
     lower::{
         Acts, Attend, Facts, Formats, GROUP_QUERIES, Merge, Node, RopeStore, Slot, Sync, THREADS, TOKENS,
         few_works, kernels::FEW_ROWS, wide_bytes, wide_tiles,
@@ -70,12 +70,23 @@ impl Coder<'_> {
         part.constants.push(("HEAD_NORMS", U(u32::from(op.qk_norm.is_some() || op.v_norm.is_some()))));
         // Layers that read the K and V of another layer compute queries only.
         let own = if has_keys { 2 * group.kv_heads } else { 0 };
-        self.store(part, (group.heads + own) as u32, op.kv)
+        let heads = (group.heads + own) as u32;
+        let has_norms = op.qk_norm.is_some() || op.v_norm.is_some();
+        let is_plain = !has_norms && !self.facts.limits.kv_dtype.is_quantized();
+        if is_plain && group.head_dim.is_multiple_of(2) {
+            /// Threads of a workgroup.
+            const THREADS: u32 = 128;
+            let workgroups = (heads * group.head_dim as u32 / 2).div_ceil(THREADS);
+            part.constants.extend([("THREADS", U(THREADS)), ("STORED_HEADS", U(heads))]);
+            let files = wgsl!("args", "rotate", "rope_store_words");
+            return self.store("rope_store_words", part, files, Grid::Each(workgroups), op.kv);
+        }
+        self.store("rope_store", part, wgsl!("args", "rotate", "rope_store"), Grid::Each(heads), op.kv)
     }
 
     /// Returns the launch of a kernel that stores K and V in pages.
-    fn store(&mut self, part: Part, heads: u32, kv: KvSlot) -> Coded {
-        let name = format!("rope_store{}", self.suffix());
+    fn store(&mut self, name: &str, part: Part, files: &[&'static str], grid: Grid, kv: KvSlot) -> Coded {
+        let name = format!("{name}{}", self.suffix());
         let more = match self.facts.limits.kv_dtype.is_quantized() {
             true => wgsl!("hadamard"),
             false => self.v_store(),
@@ -87,10 +98,10 @@ impl Coder<'_> {
             ("k_pages", k_pages),
             ("v_pages", v_pages),
         ];
-        let files = [wgsl!("args", "rotate", "rope_store"), more].concat();
+        let files = [files, more].concat();
         let part = part.with(Part::new(&files, vec![("HAS_V", U(1))], slots));
         self.show_for_few(&name, &part);
-        Coded::new(name, part, Grid::Each(heads)).of_group(kv)
+        Coded::new(name, part, grid).of_group(kv)
     }
 
     /// Constants and tables of a rotation, and of a scale of queries by their position.
@@ -127,7 +138,7 @@ impl Coder<'_> {
         let keys = Slot::LatentKeys;
         let slots = vec![("q", keys), ("k", keys), ("v", keys), ("q_norm", weight), ("k_norm", weight)];
         let part = Part::new(&[], constants, slots).with(self.rotation(Some(op.rope), None));
-        self.store(part, 2, op.kv)
+        self.store("rope_store", part, wgsl!("args", "rotate", "rope_store"), Grid::Each(2), op.kv)
     }
 
     /// Returns the launch of activations of each head's queries for its absorbing matrix, and their rotated elements.
@@ -215,7 +226,8 @@ impl Coder<'_> {
         let (name, part, workgroups) = match (op.tile, tiling.wide, target.cooperative) {
             (Tile::WideRow | Tile::WideRows, Some(wide), Some(side)) => {
                 let groups = if op.tile == Tile::WideRow { 1 } else { wide.groups };
-                (format!("{base}_coop{groups}"), self.wide(&shared, op, wide, groups, side), wide.workgroups)
+                let part = shared.clone().with(self.wide_emission(op, node));
+                (format!("{base}_coop{groups}"), self.wide(&part, op, wide, groups, side), wide.workgroups)
             }
             _ => {
                 let (name, part) = self.narrow(base, shared.clone(), op);
@@ -296,11 +308,29 @@ impl Coder<'_> {
         (format!("{name}{rows}{}", self.suffix()), part)
     }
 
+    /// Returns the way in which attention with cooperative matrices writes activations. If only matmuls with cooperative matrices read
+    /// them, a thread writes its own sums.
+    fn wide_emission(&self, op: &Attend, node: &Node) -> Part {
+        let (kv, tiling) = (self.facts.group(op.kv), self.facts.tilings[op.kv.group]);
+        let in_fours = node.emits.halves_only && kv.unpadded_dim.is_multiple_of(4);
+        debug_assert!(in_fours || !tiling.emits_padded, "plans rely on it");
+        if !in_fours || !(tiling.emits || tiling.emits_padded) {
+            return Part::new(&[], vec![("EMITS_BLOCKS", U(u32::from(tiling.emits)))], vec![]);
+        }
+        let layout = if node.emits.q8 { Layout::Q8 } else { Layout::F16 };
+        let mut constants = vec![("EMITS_FOURS", U(1)), ("FOURS_AT", U(2 * self.halves_at(layout)))];
+        if !tiling.emits {
+            let blocks = kv.out_width().div_ceil(BLOCK) as u32;
+            constants.extend([("EMITS", U(1)), ("ACT_BLOCKS", U(blocks))]);
+        }
+        Part::new(wgsl!("quantize"), constants, vec![("to_halves", half_acts(Acts::Plain, layout))])
+    }
+
     /// Returns the kernel of a tile with cooperative matrices, for `groups` subgroups.
     fn wide(&self, shared: &Part, op: &Attend, wide: Wide, groups: usize, side: u32) -> Part {
         let kv = self.facts.group(op.kv);
-        let emit: &[&str] =
-            if self.facts.tilings[op.kv.group].emits { wgsl!("quantize", "emit") } else { &[] };
+        let has_blocks = shared.constants.contains(&("EMITS_BLOCKS", U(1)));
+        let emit: &[&str] = if has_blocks { wgsl!("quantize", "emit") } else { &[] };
         let files =
             [wgsl!("args", "fold", "partials", "splits"), emit, wgsl!("matrices", "stage", "attend_coop")];
         let files = files.concat();
@@ -316,6 +346,7 @@ impl Coder<'_> {
         if !target.as_hardware || !tilings[op.kv.group].emits {
             return;
         }
+        let shared = &shared.clone().with(Part::new(&[], vec![("EMITS_BLOCKS", U(1))], vec![]));
         let kv = self.facts.group(op.kv);
         for (side, groups) in [(16, 1), (16, 8), (8, 1), (8, 4)] {
             // Matrices of eight rows are Apple's, whose GPUs have no room for more.

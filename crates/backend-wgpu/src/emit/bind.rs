@@ -20,7 +20,7 @@ use crate::{
     lower::{Facts, LOGIT_ROWS, List, Node, RowClass, Sizes, Slot, lower},
     matrix::{DeviceMatrix, Order},
     pages::{self, page_bytes, page_words},
-    runner::page_kernel_words,
+    runner::{lanes, page_kernel_words},
     sampler,
     template::Value::U,
 };
@@ -45,8 +45,10 @@ pub fn buffer_bytes(facts: &Facts<'_>) -> u64 {
         false => 0,
     };
     // Rows of logits and of the residual stream on their way to the host.
-    let rows = host_row_words(program, limits);
-    sizes.bytes() + 4 * (rotations + page_kernels + rows) as u64
+    let rows = lanes(program) * host_row_words(program, limits);
+    // Given rows on their way to the device.
+    let given = sizes.words(Slot::Given);
+    sizes.bytes() + 4 * (rotations + page_kernels + rows + given) as u64
 }
 
 /// Returns the words of the largest slice of outputs for the host: logits, normed rows, rows of the residual stream, and means.

@@ -13,7 +13,7 @@ use crate::{
     low_rank::ROWS_AT,
     lower::{
         Input, Link, MATRICES, Matmul, Node, RowClass, Slot, Sync,
-        kernels::{self, Matmul as MatmulKernel},
+        kernels::{self, Kind::Vectors, Matmul as MatmulKernel},
     },
     matrix::Order,
     template::{Constants, Value::U},
@@ -30,7 +30,7 @@ impl Coder<'_> {
         let blocks = cols.div_ceil(BLOCK);
         let matrices = op.linears.len() as u32;
         let cooperative = target.cooperative.filter(|_| !op.in_order && layout != Layout::F32);
-        let matmuls = kernels::of_class(&kernels::low_rank(target, cooperative), class);
+        let matmuls = kernels::of_class(&kernels::low_rank(target, cooperative, blocks), class);
         let code = |coder: &Self, kernel: &MatmulKernel| {
             let is_wide = kernel.is_cooperative();
             let threads = kernel.threads(target);
@@ -69,7 +69,7 @@ impl Coder<'_> {
                     hazards = &handoff::MATMUL;
                     // A workgroup that makes activations itself has no registers for more.
                     let most = if op.input == Input::Floats { 1 } else { MOST_EARLY };
-                    let early = blocks.div_ceil(kernels::LOW_RANK_LANES as usize).min(most);
+                    let early = blocks.div_ceil(kernels::low_rank_lanes(target, blocks) as usize).min(most);
                     part.constants.retain(|(name, _)| *name != "EARLY");
                     part.constants.extend([("EARLY", U(early as u32)), ("HANDS_LOW", U(1)), ("WARMS", U(1))]);
                     part.constants.push(handoff::EMPTY_WORD);
@@ -90,7 +90,7 @@ impl Coder<'_> {
             Code { name, counter, part, hazards }
         };
         for side in [16, 8].into_iter().filter(|_| target.as_hardware && layout != Layout::F32) {
-            if let Some(kernel) = kernels::low_rank(target, Some(side)).last() {
+            if let Some(kernel) = kernels::low_rank(target, Some(side), blocks).last() {
                 let shown = code(self, kernel);
                 self.show(format!("{}x{side}", shown.name), &shown.part);
             }
@@ -141,7 +141,12 @@ impl Coder<'_> {
         }
         let [_, outputs] = kernel.covers();
         let ahead = kernels::staged_vectors(outputs);
-        let loads = (ahead * outputs).div_ceil(kernel.threads(&self.facts.target));
+        if let Vectors { rows, outputs, lanes, .. } = kernel.kind {
+            constants.push(("KEEPS_USE", U(u32::from(rows * outputs <= lanes))));
+        }
+        let threads = kernel.threads(&self.facts.target);
+        let loads = (ahead * outputs).div_ceil(threads);
+        constants.push(("CHANGE_AT", U(if threads >= 2 * outputs { outputs } else { 0 })));
         constants.extend([("AHEAD", U(ahead)), ("LOW_AHEAD", U(2 * ahead)), ("AHEAD_LOADS", U(loads))]);
         let mut slots = self.adapted(op);
         slots.push(("b", Slot::B(self.site(op))));

@@ -71,14 +71,31 @@ impl Coder<'_> {
             slots.extend(read_acts(op.acts));
             slots.push(("x_halves", half_acts(op.acts, layout)));
             let (mut finish, mut suffix) = (Part::new(wgsl!("store"), vec![], vec![]), "");
+            let activates =
+                matches!(op.epilogue, Epilogue::Activations(..)).then_some(op.linears.len() as u32);
+            let stores = matches!(op.epilogue, Epilogue::Store { .. } | Epilogue::Add(_)) && stack.is_none();
+            let fours = [outputs, op.out.stride, op.out.first + first].map(|number| number.is_multiple_of(4));
+            let has_quads = stores && fours == [true; 3];
             if let Epilogue::Activations(activation, down) = op.epilogue {
                 let each = op.linears.len();
                 finish = self.gates_finish(activation, each, outputs / each, down);
                 suffix = if each == 2 { "_gate" } else { "_activation" };
             }
             let rest = self.bias(&op.linears, op.order, rows.clone());
-            let rest = Part::new(&[], constants, slots).with(rest).with(finish);
+            let rest = Part::new(&[], constants, slots).with(rest);
             let code = |coder: &Self, kernel: &MatmulKernel| {
+                let finish = match kernel.quads(target.subgroup).filter(|_| has_quads) {
+                    Some(quads) => {
+                        let constants = vec![("STORES_QUADS", U(1)), ("QUADS", U(quads))];
+                        Part::new(wgsl!("store_quads"), constants, vec![])
+                    }
+                    None => finish.clone(),
+                };
+                let own = activates.and_then(|each| Some(kernel.quads(target.subgroup)? / each));
+                let own =
+                    own.filter(|&own| own > 0).map(|own| vec![("OWN_ACTIVATIONS", U(1)), ("QUADS", U(own))]);
+                let finish = finish.with(Part::new(&[], own.unwrap_or_default(), vec![]));
+                let rest = rest.clone().with(finish);
                 let (files, constants) =
                     vectors::kernel(kernel, &target, layout, blocks, coder.halves_at(layout));
                 let files = [wgsl!("args"), decoder(layout), wgsl!("factor"), &rest.files, files].concat();

@@ -27,7 +27,7 @@ pub fn kernel(
                 ("OUTS", U(outputs)),
                 ("BATCH", U(rows)),
                 ("LANES", U(lanes)),
-                ("LANE_PARTS", U(lanes / 32)),
+                ("PARTED", U(u32::from(lanes > 32))),
                 ("SUMS", U((threads / lanes * outputs * rows * (lanes + 1)).max(memory / 4))),
             ];
             (wgsl!("matvec"), constants)

@@ -5,7 +5,7 @@ use paguro_backend::{KvDtype, Limits, Program};
 use super::{facts::Facts, kernels};
 use crate::{
     heads::{KvGroup, KvLayout},
-    layout::BLOCK,
+    layout::{BLOCK, Layout},
     plan::{self, Tiling, Wide},
     target::Target,
 };
@@ -18,7 +18,7 @@ const SOFTWARE_TILE_QUERIES: usize = 4;
 pub const THREADS: u32 = 256;
 /// Subgroups of a workgroup of attention with cooperative matrices, each with [`GROUP_QUERIES`]: the first number that
 /// fits.
-const GROUPS: [usize; 3] = [8, 4, 2];
+const GROUPS: [usize; 4] = [8, 6, 4, 2];
 /// Queries of a subgroup.
 pub const GROUP_QUERIES: usize = 16;
 /// Tokens of a block.
@@ -47,12 +47,22 @@ pub fn tiling(facts: &Facts<'_>, of: &KvGroup) -> Tiling {
         heads: tile_heads,
         workgroups: kv_heads * head_tiles,
         emits,
+        emits_padded: of.is_padded() && emits_padded(facts, of),
         always_merges,
         partials,
         // Devices do not report how many workgroups a processor runs: two, or three smaller ones, on NVIDIA's.
         busy: if few.is_some() { 3 } else { 2 } * target.processors,
         wide: wide(target, *few, of, limits).filter(|_| emits || of.is_padded() && !of.is_latent),
     }
+}
+
+/// Returns true if attention with cooperative matrices can write the activations of heads with padding: only matmuls with cooperative
+/// matrices read them, and whole fours and blocks of elements are written.
+fn emits_padded(facts: &Facts<'_>, of: &KvGroup) -> bool {
+    let has_matrices = facts.weights.is_some()
+        && facts.program.attentions().all(|attention| facts.layout(attention.out.matrix) != Layout::F32);
+    let has_fours = of.unpadded_dim.is_multiple_of(4) && of.out_width().is_multiple_of(BLOCK);
+    has_matrices && has_fours && !of.is_latent && !facts.program.has_bounds()
 }
 
 /// Returns true if steps of few rows can use attention with cooperative matrices (`attend_few.wgsl`): models with many

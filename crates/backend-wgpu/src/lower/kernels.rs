@@ -38,8 +38,8 @@ const VECTOR_ROWS: u32 = 4;
 const VECTOR_THREADS: u32 = 256;
 /// Threads that share the inputs of an output of vectors.
 const LANES: u32 = 32;
-/// The same for low-rank products, which have few outputs.
-pub const LOW_RANK_LANES: u32 = 128;
+/// The same for low-rank products, which have few outputs: at least this number, and at most the other.
+const LOW_RANK_LANES: [usize; 2] = [128, 512];
 /// The kernel of up to [`VECTOR_ROWS`] rows. It declares more workgroup memory than it needs: NVIDIA's driver allocates
 /// as many registers per thread as leave room for all workgroups whose memory fits, and with five concurrent workgroups
 /// instead of seven more loads are in flight.
@@ -124,7 +124,7 @@ pub fn one_row(target: &Target, layout: Layout, outputs: u32, tile: Option<u32>)
 }
 
 /// Bytes of workgroup memory for B and products of adapters in a matmul of one row, at most.
-pub const STAGED_BYTES: usize = 64 * 4 * 16 + 512;
+pub const STAGED_BYTES: usize = 64 * 4 * 16 + 512 + 256 * 4;
 
 /// Returns the number of vectors of B, each of four or eight ranks, that a matmul of one row with `tile` outputs per workgroup loads
 /// before activations are ready.
@@ -140,16 +140,25 @@ pub fn low_rank_rows(target: &Target) -> usize {
     if target.is_software { 2 } else { VECTOR_ROWS as usize }
 }
 
-/// Kernels of low-rank products, by number of rows. Those with cooperative matrices are for the steps in which matmuls have longer
-/// tiles. All others sum in one order.
-pub fn low_rank(target: &Target, cooperative: Option<u32>) -> Vec<Matmul> {
-    let vectors = |most_rows: u32, rows: u32, outputs: u32, threads: u32| Matmul {
-        most_rows,
-        kind: Vectors { rows, outputs, threads, lanes: LOW_RANK_LANES, memory: 0 },
+/// Returns the number of threads that share the inputs of a low-rank product, of `blocks` blocks: one for each, if there are as many.
+pub fn low_rank_lanes(target: &Target, blocks: usize) -> u32 {
+    let [least, most] = LOW_RANK_LANES;
+    let most = most.min(target.most_threads as usize).max(least);
+    let lanes = blocks.div_ceil(blocks.div_ceil(most).max(1));
+    lanes.next_multiple_of(LANES as usize).max(least) as u32
+}
+
+/// Kernels of low-rank products of `blocks` blocks of inputs, by number of rows. Those with cooperative matrices are for the steps in
+/// which matmuls have longer tiles. All others sum in one order.
+pub fn low_rank(target: &Target, cooperative: Option<u32>, blocks: usize) -> Vec<Matmul> {
+    let lanes = low_rank_lanes(target, blocks);
+    let vectors = |most_rows: u32, rows: u32, outputs: u32, threads: u32| {
+        let threads = (threads / lanes).max(1) * lanes;
+        Matmul { most_rows, kind: Vectors { rows, outputs, threads, lanes, memory: 0 } }
     };
     let several = |most_rows: u32| vectors(most_rows, low_rank_rows(target) as u32, 2, VECTOR_THREADS);
-    // A few larger workgroups beside those of the matmul, which are often one for each processor.
-    let mut kernels = vec![vectors(1, 1, 1, target.most_threads.min(512))];
+    // A few large workgroups beside those of the matmul, which are often one for each processor.
+    let mut kernels = vec![vectors(1, 1, 1, target.most_threads.min(1024))];
     match cooperative {
         None => kernels.push(several(u32::MAX)),
         Some(side) => {
@@ -360,6 +369,13 @@ impl Matmul {
     /// Returns true for cooperative matrices whose tiles are those of steps with many rows.
     pub fn is_tall(&self) -> bool {
         matches!(self.kind, Cooperative { groups, .. } if groups > 1)
+    }
+
+    /// Returns the fours of results that a thread stores of each matrix, if a subgroup of this many threads can store its own sums.
+    pub fn quads(&self, subgroup: u32) -> Option<u32> {
+        let Cooperative { side, columns: 1, teams: 1, groups, .. } = self.kind else { return None };
+        let quads = side * side / 4;
+        (side == 16 && groups > 1 && quads.is_multiple_of(subgroup)).then_some(quads / subgroup)
     }
 
     /// Subgroups of cooperative matrices.

@@ -211,6 +211,11 @@ impl Sizes {
         *known = words.max(*known);
     }
 
+    /// Returns the words of a slot.
+    pub fn words(&self, slot: Slot) -> usize {
+        self.words.get(&slot).copied().unwrap_or_default()
+    }
+
     /// Bytes of all slots.
     pub fn bytes(&self) -> u64 {
         4 * self.words.values().sum::<usize>() as u64

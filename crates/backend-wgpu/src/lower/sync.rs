@@ -63,6 +63,17 @@ fn hand_words(facts: &Facts<'_>, list: &mut List, links: &[Option<(usize, Link)>
             node.sync = Sync::Words(layer, link);
         }
     }
+    // Products with A of values in another format run beside those of queries and keys, and not behind their matmul.
+    for index in 1..list.body.len() {
+        let is_of_queries = |node: &Node| matches!(node.sync, Sync::Words(_, Link::Queries(_)));
+        let is_shrink = |node: &Node| matches!(node.kernel, Kernel::Shrink(_));
+        let (before, rest) = list.body.split_at(index);
+        if is_shrink(&rest[0]) && is_of_queries(&rest[0]) {
+            let is_matmul = |node: &&Node| is_of_queries(node) && !is_shrink(node);
+            let matmuls = before.iter().rev().take_while(is_matmul).count();
+            list.body[index - matmuls..=index].rotate_right(1);
+        }
+    }
     let layers = links.iter().flatten().last().map_or(0, |(layer, _)| layer + 1);
     let is_quantized =
         |node: &Node| matches!(&node.kernel, Kernel::Matmul(op) if facts.is_quantized(&op.linears[0]));

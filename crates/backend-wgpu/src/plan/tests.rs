@@ -37,7 +37,17 @@ fn limits(max_rows: usize, max_sequences: usize) -> Limits {
 }
 
 fn tiling(wide: Option<Wide>, partials: usize, busy: usize) -> Tiling {
-    Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, always_merges: false, partials, busy, wide }
+    Tiling {
+        rows: 2,
+        heads: 4,
+        workgroups: 2,
+        emits: true,
+        emits_padded: false,
+        always_merges: false,
+        partials,
+        busy,
+        wide,
+    }
 }
 
 /// A plan of a step with these starts and rows of sequences, two groups and two K/V heads.

@@ -6,6 +6,7 @@ use paguro_backend::StepError;
 
 use super::{GpuRunner, flight_index};
 use crate::{
+    device::Device,
     flight::{Encoding, Flight, gave_up_at},
     planned::launches,
 };
@@ -44,8 +45,8 @@ impl GpuRunner {
     fn repeat_step(&mut self, step: u64, is_first: bool) -> Result<(), StepError> {
         self.canaries.forget(step);
         self.repeated += 1;
-        let Self { device, canaries, kernel_statistics, flights, .. } = self;
-        let Flight { plan, slices, sampled, submission, timed, is_apart, .. } =
+        let Self { device, canaries, kernel_statistics, flights, rows, upload, .. } = self;
+        let Flight { plan, slices, sampled, submission, timed, is_apart, readback, .. } =
             &mut flights[flight_index(step)];
         if is_first {
             plan.uncarry(&self.tokens);
@@ -53,21 +54,33 @@ impl GpuRunner {
         (*is_apart, *timed) = (true, None);
         let model = self.adapted.of(plan, &self.model);
         plan.upload(device, model);
+        if let (true, Some(upload), Some(given)) = (plan.has_given(), upload, &model.given)
+            && !upload.repeat(device, step, given)
+        {
+            return Err(gave_up(device));
+        }
         let mut encoding = Encoding { device, model, canaries, kernel_statistics, step };
         for slice in slices.iter() {
             plan.upload_adapted(device, model, true, slice.first);
             let mut commands = encoding.launch(&launches(model, plan, slice.first, slice.count), || 1)?;
             encoding.sample(&mut commands, plan, slice);
+            if let Some(readback) = readback {
+                readback.encode(model, &mut commands, &rows[flight_index(step)]);
+            }
             *submission = encoding.finish(commands, sampled.len())?;
         }
         Ok(())
     }
 
     pub(super) fn gave_up(&self) -> StepError {
-        StepError::Device(format!(
-            "kernels on {} waited in vain for each other, and the step cannot be repeated; later steps run without handoff, so try \
-             again",
-            self.device.target.name
-        ))
+        gave_up(&self.device)
     }
+}
+
+fn gave_up(device: &Device) -> StepError {
+    StepError::Device(format!(
+        "kernels on {} waited in vain for each other, and the step cannot be repeated; later steps run without handoff, so try \
+             again",
+        device.target.name
+    ))
 }

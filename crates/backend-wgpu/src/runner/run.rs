@@ -4,9 +4,11 @@ use std::{collections::BTreeSet, sync::atomic::Ordering, time::Instant};
 
 use paguro_backend::{OutputKind, OutputValue, Sampled, Step, StepError, sampling};
 
-use super::{GpuRunner, flight_index};
+use super::{
+    GpuRunner, flight_index,
+    rows::{HostRow, Readback, Source, floats},
+};
 use crate::{
-    emit::Head,
     flight::{Encoding, Flight, Slice},
     pace::Pass,
     planned::{PATIENCE, Planned, encode_all, launches},
@@ -48,28 +50,39 @@ impl GpuRunner {
         }
         self.plan_adapters(step)?;
         self.prepare_table_rows(step, is_whole)?;
-        self.run(step, place)
+        self.run(step, is_whole, place)
     }
 
     /// Runs the planned step, in slices of its output rows.
-    fn run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
+    fn run(
+        &mut self,
+        step: &Step<'_>,
+        is_whole: bool,
+        place: &dyn Fn(usize) -> usize,
+    ) -> Result<(), StepError> {
         let plan = &self.flights[self.flight_index()].plan;
         plan.upload(&self.device, self.adapted.of(plan, &self.model));
+        if let (true, Some(upload), Some(given)) = (plan.has_given(), &mut self.upload, &self.model.given) {
+            upload.write(&self.device, self.submitted, step, given)?;
+        }
         let slices = plan.slices();
-        slices.into_iter().try_for_each(|(first, count)| self.run_slice(step, place, first, count))
+        // Rows that a later slice or pass overwrites are read at once.
+        let defers = self.defers_rows && is_whole && slices.len() == 1;
+        slices.into_iter().try_for_each(|slice| self.run_slice(step, place, slice, defers))
     }
 
-    /// Runs a slice of the output rows, and the whole pass before the first one.
+    /// Runs a slice of the output rows, and the whole pass before the first one. If it `defers`, rows are read with the answers of the
+    /// step, if they need no further work.
     fn run_slice(
         &mut self,
         step: &Step<'_>,
         place_of: &dyn Fn(usize) -> usize,
-        first: usize,
-        count: usize,
+        (first, count): (usize, usize),
+        defers: bool,
     ) -> Result<(), StepError> {
         let flight = self.flight_index();
         let Self { device, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
-        let Flight { plan, slices, sampled, submission, timed, is_apart, .. } = &mut flights[flight];
+        let Flight { plan, slices, sampled, timed, is_apart, .. } = &mut flights[flight];
         let model = self.adapted.of(plan, &self.model);
         plan.upload_adapted(device, model, true, first);
         let launches = launches(model, plan, first, count);
@@ -128,7 +141,60 @@ impl GpuRunner {
         }
         slices.push(Slice { first, count, samples, edits, masks: words });
         encoding.sample(&mut commands, plan, &slices[slices.len() - 1]);
-        let (logits, hidden) = (vocab * 4, self.program.hidden * 4);
+        let sampled_count = sampled.len();
+        let has_logits = first < plan.outputs.logit_rows;
+        let readback = self.readback_of(step, place_of, (first, count), &for_host);
+        let Self { device, canaries, kernel_statistics, flights, rows, .. } = self;
+        let Flight { plan, submission, .. } = &mut flights[flight];
+        let model = self.adapted.of(plan, &self.model);
+        let mut encoding = Encoding { device, model, canaries, kernel_statistics, step: self.submitted };
+        let host = &rows[flight];
+        let is_read = !readback.rows.is_empty();
+        let is_deferred = is_read && defers && !has_logits && readback.is_plain();
+        readback.encode(model, &mut commands, host);
+        if is_read && !is_deferred && device.target.handoff {
+            encoding.copy_gave_up(&mut commands, host, readback.bytes as u64);
+        }
+        *submission = encoding.finish(commands, sampled_count)?;
+        if is_deferred {
+            flights[flight].readback = Some(readback);
+            return Ok(());
+        }
+        if !is_read {
+            return Ok(());
+        }
+        self.flush()?;
+        let Self { scratch, device, rows, flights, .. } = self;
+        let Flight { answers, submission, gave_up, .. } = &mut flights[flight];
+        let last = submission.clone().ok_or_else(nothing_submitted)?;
+        device.read(&rows[flight], readback.bytes + 4, last, |words| {
+            *gave_up |= device.target.handoff && words[readback.bytes..] != [0; 4];
+            if readback.is_plain() {
+                return readback.answer(words, answers);
+            }
+            for &HostRow { output, place, at, bytes, source: _ } in &readback.rows {
+                let row: Vec<f32> = floats(&words[at..][..bytes]).collect();
+                let kind = &step.outputs[output].kind;
+                answers[place] = match kind {
+                    OutputKind::Embedding | OutputKind::Mean => Some(OutputValue::Embedding(row)),
+                    OutputKind::Residual => Some(OutputValue::Residual(row)),
+                    OutputKind::Logits => Some(OutputValue::Logits(row)),
+                    kind => sampling::answer(&row, kind, scratch),
+                };
+            }
+        })
+    }
+
+    /// Returns the rows for the host of a slice of `count` output rows from `first` on. `for_host` has outputs and their rows of the slice.
+    fn readback_of(
+        &self,
+        step: &Step<'_>,
+        place_of: &dyn Fn(usize) -> usize,
+        (first, count): (usize, usize),
+        for_host: &[(usize, usize)],
+    ) -> Readback {
+        let plan = &self.flights[self.flight_index()].plan;
+        let (logits, hidden) = (self.program.vocab * 4, self.program.hidden * 4);
         let (residual, merged) =
             (self.program.residual_width() * 4, self.program.merged().map_or(1, |merged| merged.rows));
         let is_residual = |index: usize| matches!(step.outputs[index].kind, OutputKind::Residual);
@@ -141,72 +207,45 @@ impl GpuRunner {
         let residual_end = normed_end + if residuals.is_empty() { 0 } else { count * residual };
         let means = plan.outputs.means.iter().filter(|_| !has_logits).map(|&(index, _)| index);
         let means: Vec<usize> = means.collect();
-        let bytes = residual_end + means.len() * hidden;
-        let is_read = !for_host.is_empty() || !means.is_empty();
-        if is_read {
-            let host = &self.rows;
-            if let Some(Head { io, .. }) = model.head.as_ref().filter(|_| has_logits) {
-                commands.copy_buffer_to_buffer(&io.logits, 0, host, 0, logits_end as u64);
-            }
-            if let Some(Head { io, .. }) = model.head.as_ref().filter(|_| plan.embeds) {
-                let (at, size) = (logits_end as u64, (count * hidden) as u64);
-                commands.copy_buffer_to_buffer(&io.normed, 0, host, at, size);
-            }
-            let source = |row: usize| plan.outputs.rows[first + row] / merged;
-            for run in residuals.chunk_by(|&row, &next| next == row + 1 && source(next) == source(row) + 1) {
-                let (from, at) = (source(run[0]) * residual, normed_end + run[0] * residual);
-                let bytes = (run.len() * residual) as u64;
-                commands.copy_buffer_to_buffer(&model.io.residual, from as u64, host, at as u64, bytes);
-            }
-            let buffer = model.head.as_ref().and_then(|head| head.io.means.as_ref());
-            if let Some(buffer) = buffer.filter(|_| !means.is_empty()) {
-                let (at, size) = (residual_end as u64, (means.len() * hidden) as u64);
-                commands.copy_buffer_to_buffer(buffer, 0, host, at, size);
-            }
-            if device.target.handoff {
-                encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
-            }
+        let mut readback = Readback::of(residual_end + means.len() * hidden);
+        if for_host.is_empty() && means.is_empty() {
+            return readback;
         }
-        *submission = encoding.finish(commands, sampled.len())?;
-        if !is_read {
-            return Ok(());
+        readback.copy(Source::Logits, 0, 0, logits_end);
+        readback.copy(Source::Normed, 0, logits_end, normed_end - logits_end);
+        let source = |row: usize| plan.outputs.rows[first + row] / merged;
+        for run in residuals.chunk_by(|&row, &next| next == row + 1 && source(next) == source(row) + 1) {
+            let (from, to) = (source(run[0]) * residual, normed_end + run[0] * residual);
+            readback.copy(Source::Residual, from, to, run.len() * residual);
         }
-        self.flush()?;
-        let Self { scratch, device, rows, flights, .. } = self;
-        let Flight { answers, submission, gave_up, .. } = &mut flights[flight];
-        let last = submission.clone().ok_or_else(nothing_submitted)?;
-        device.read(rows, bytes + 4, last, |words| {
-            *gave_up |= device.target.handoff && words[bytes..] != [0; 4];
-            let row = |base: usize, width: usize, row: usize| {
-                let bytes = &words[base + row * width..][..width];
-                bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
+        readback.copy(Source::Means, 0, residual_end, means.len() * hidden);
+        for &(output, row) in for_host {
+            let (at, bytes, source) = match step.outputs[output].kind {
+                OutputKind::Embedding => (logits_end + row * hidden, hidden, Source::Normed),
+                OutputKind::Residual => (normed_end + row * residual, residual, Source::Residual),
+                _ => (row * logits, logits, Source::Logits),
             };
-            for &(index, place) in &for_host {
-                let kind = &step.outputs[index].kind;
-                answers[place_of(index)] = match kind {
-                    OutputKind::Embedding => Some(OutputValue::Embedding(row(logits_end, hidden, place))),
-                    OutputKind::Residual => Some(OutputValue::Residual(row(normed_end, residual, place))),
-                    OutputKind::Logits => Some(OutputValue::Logits(row(0, logits, place))),
-                    kind => sampling::answer(&row(0, logits, place), kind, scratch),
-                };
-            }
-            for (place, &index) in means.iter().enumerate() {
-                let mean = row(residual_end, hidden, place);
-                answers[place_of(index)] = Some(OutputValue::Embedding(mean));
-            }
-        })
+            readback.rows.push(HostRow { output, place: place_of(output), at, bytes, source });
+        }
+        for (index, &output) in means.iter().enumerate() {
+            let (at, source) = (residual_end + index * hidden, Source::Means);
+            readback.rows.push(HostRow { output, place: place_of(output), at, bytes: hidden, source });
+        }
+        readback
     }
 
     /// Reads the answers of a step, once the device has run it. Returns true if a kernel gave up waiting.
     pub(super) fn read(&mut self, step: u64) -> Result<bool, StepError> {
-        let Self { flights, device, canaries, tokens, pace, .. } = self;
-        let Flight { answers, sampled, submission, failure, timed, .. } = &mut flights[flight_index(step)];
+        let Self { flights, device, canaries, tokens, pace, rows, .. } = self;
+        let Flight { answers, sampled, submission, failure, timed, readback, .. } =
+            &mut flights[flight_index(step)];
         if let Some(failure) = failure.take() {
             return Err(failure);
         }
         let submission = submission.take().ok_or_else(nothing_submitted)?;
         let mut gave_up = false;
-        let read = canaries.read(device, step, 4 + sampled.len() * 4, submission, |words| {
+        let last = submission.clone();
+        let mut read = canaries.read(device, step, 4 + sampled.len() * 4, last, |words| {
             let (flag, words) = words.split_at(4);
             gave_up = flag != [0; 4];
             if gave_up {
@@ -221,6 +260,10 @@ impl GpuRunner {
         });
         if let Some((since, rows, launches)) = timed.take() {
             pace.learn(rows, launches, since.elapsed());
+        }
+        if let Some(readback) = readback.as_ref().filter(|_| read.is_ok() && !gave_up) {
+            let host = &rows[flight_index(step)];
+            read = device.read(host, readback.bytes, submission, |words| readback.answer(words, answers));
         }
         read.map(|()| gave_up)
     }

@@ -17,6 +17,9 @@ struct Args {
   row_to: u32,       // end of the splits
   row_length: u32,   // splits of a partial; 0 in a step of several rows
   patience: u32,     // polls of a handoff before the wait of a kernel times out
+  // First use of an adapter by the row of a step of one row, see `low_rank.rs`.
+  adapter_unit: u32,  // first unit
+  adapter_ranks: u32, // ranks, or 0; bit 30 if there are others; bit 31 for half precision
 //% for i in 0..ARGUMENTS
   constant_${i}: u32,
 //% end

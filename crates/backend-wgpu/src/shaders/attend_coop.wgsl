@@ -7,13 +7,17 @@
 // later block exceeds it by more than SLACK. Then the sums are rescaled through workgroup memory, which is exact. Runs
 // are added in order, and their rescaling is exact as well. So a workgroup may compute one run or all, and a result
 // depends only on its query and the tokens before it.
-//% needs Outs Rows Sums distance_bias emit item_of partial_of power_of_two seen_by split_begin stage staged work_of
+//% needs Outs Rows Sums distance_bias emit four_halves item_of partial_of power_of_two seen_by split_begin stage staged work_of
 @group(0) @binding(0) var<storage, read> step: array<u32>; // words of the step, see args.wgsl
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS] of eight f16, see pages.rs
 @group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>;         // like k_pages
 @group(0) @binding(4) var<storage, read_write> partial_sums: array<vec4<f32>>; // [partials, HEADS, DIM / 4]
 @group(0) @binding(5) var<storage, read_write> partial_tops: array<vec2<f32>>; // [partials, HEADS] maximum, sum of weights
+
+//% if EMITS_FOURS
+@group(0) @binding(8) var<storage, read_write> to_halves: array<vec2<u32>>;    // see `put_halves` in emit.wgsl
+//% end
 
 const QUADS = DIM / 4u;
 const EIGHTS = DIM / 8u;
@@ -88,6 +92,16 @@ fn put_weights(at: u32, x: vec4<f32>) -> vec4<f32> {
   return vec4<f32>(rounded);
 }
 
+//% if EMITS_FOURS
+// Writes four elements of a head as activations, from dimension `d` on, unless they are padding.
+fn put_four(row: u32, head: u32, d: u32, x: vec4<f32>) {
+  if (d >= HEAD) { return; }
+  let input = head * HEAD + d;
+  let at = (row / 16u * 2u * ACT_BLOCKS + input / 16u) * 64u + row % 16u * 4u + input % 16u / 4u;
+  to_halves[FOURS_AT + at] = four_halves(x);
+}
+
+//% end
 fn query_halves(x: vec2<f32>) -> u32 {
   return pack2x16float(clamp(x * SCALE, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
 }
@@ -393,14 +407,18 @@ fn main(
         var sum_${i} = staged(own + ${i}u * LANES) * factor;
         if (!is_first) { sum_${i} = fma(partial_sums[at + 8u * ${p}u + ${i}u * LANES], vec4<f32>(old), sum_${i}); }
         if (emits) {
+//% if EMITS_FOURS
+          put_four(item.first_row + own_row, head, 32u * ${p}u + 4u * (lane + ${i}u * LANES), sum_${i} / whole_total);
+//% else
           stage(own + ${i}u * LANES, sum_${i} / whole_total);
+//% end
         } else {
           partial_sums[at + 8u * ${p}u + ${i}u * LANES] = sum_${i};
         }
 //% end
       }
       workgroupBarrier();
-//% if EMITS
+//% if EMITS_BLOCKS
       if (emits && tid < min(QUERIES, item.rows * TILE_HEADS) && tid % TILE_HEADS < item.heads) {
         emit(item.first_row + tid / TILE_HEADS, (item.first_head + tid % TILE_HEADS) * (DIM / 32u) + ${p}u, tid, 1.0);
       }

@@ -2,8 +2,9 @@
 // words of `adapted`.
 //
 // With FINISHES, where a launch has one row, most of a change's latency is hidden: B of the first ranks is loaded before
-// activations are ready, and low-rank products are received in all threads at once (`stage_change`).
-//% provides b_half change change_of_tile first_use last_use look_ahead low_matrix peek_low ranks_of stage_change needs add_quad give_up half_quad is_there patience
+// activations are ready, and low-rank products are received in all threads at once (`stage_change`). With KEEPS_USE, a thread stores at
+// most one result, and loads words of its row and B before its sum is complete.
+//% provides b_half change change_of_tile first_use keep_b keep_use last_use look_ahead low_matrix peek_low ranks_of stage_change needs add_quad give_up half_quad is_there patience
 @group(0) @binding(24) var<storage, read> adapted: array<u32>;
 @group(0) @binding(26) var<storage, read> b: array<vec4<f32>>; // [ranks / 4, CHANGED], or [ranks / 8, CHANGED] with halves
 
@@ -167,9 +168,8 @@ fn add_ranks(start: f32, own: Use, begin: u32, output: u32) -> f32 {
   return sum;
 }
 
-// Adds the uses of a row behind the first one.
-fn add_others(start: f32, row: u32, output: u32) -> f32 {
-  let count = uses_of(row);
+// Adds the uses of a row behind the first one, of `count` in all.
+fn add_others(start: f32, row: u32, count: u32, output: u32) -> f32 {
   var sum = start;
   for (var number = 1u; number < count; number++) {
     sum = add_ranks(sum, use_of(row, number), 0u, output);
@@ -182,6 +182,11 @@ fn add_others(start: f32, row: u32, output: u32) -> f32 {
 var<workgroup> staged_b: array<vec4<f32>, TILE * AHEAD>; // [AHEAD, TILE]
 var<workgroup> staged_low: array<vec4<f32>, MATRICES * LOW_AHEAD>; // [MATRICES, LOW_AHEAD]
 
+// Returns the first use of the only row. A read of its words would delay all loads after it.
+fn only_use() -> Use {
+  return Use(args.adapter_unit, args.adapter_ranks & 0xffffu, 0u, args.adapter_ranks >> 31u);
+}
+
 struct Ahead {
 //% for i in 0..AHEAD_LOADS
   b_${i}: vec4<f32>,
@@ -191,8 +196,8 @@ struct Ahead {
 // Returns B of the first ranks.
 fn look_ahead(tid: u32, first: u32) -> Ahead {
   var ahead: Ahead;
-  let own = use_of(0u, 0u);
-  let count = select(0u, min(own.ranks >> (2u + own.is_half), AHEAD), uses_of(0u) > 0u);
+  let own = only_use();
+  let count = min(own.ranks >> (2u + own.is_half), AHEAD);
 //% for i in 0..AHEAD_LOADS
   let at_${i} = tid + ${i}u * THREADS;
   if (at_${i} / TILE < count) {
@@ -210,7 +215,7 @@ fn staged_quads(own: Use) -> u32 {
 
 // Returns true if the thread stages a quad of products, and its place.
 fn has_low(tid: u32, own: Use) -> bool {
-  return uses_of(0u) > 0u && tid < MATRICES * LOW_AHEAD && tid % LOW_AHEAD < staged_quads(own);
+  return tid < MATRICES * LOW_AHEAD && tid % LOW_AHEAD < staged_quads(own);
 }
 
 fn low_place(tid: u32, own: Use) -> u32 {
@@ -219,7 +224,7 @@ fn low_place(tid: u32, own: Use) -> u32 {
 
 // Returns the quad of products of the thread as far as it is written.
 fn peek_low(tid: u32) -> vec4<u32> {
-  let own = use_of(0u, 0u);
+  let own = only_use();
   if (has_low(tid, own)) { return low_words(low_place(tid, own)); }
   return vec4<u32>();
 }
@@ -229,7 +234,7 @@ fn stage_change(tid: u32, ahead: Ahead, peeked: vec4<u32>) {
 //% for i in 0..AHEAD_LOADS
   if (tid + ${i}u * THREADS < TILE * AHEAD) { staged_b[tid + ${i}u * THREADS] = ahead.b_${i}; }
 //% end
-  let own = use_of(0u, 0u);
+  let own = only_use();
   if (has_low(tid, own)) {
     var words = peeked;
 //% if TAKES_LOW
@@ -242,8 +247,8 @@ fn stage_change(tid: u32, ahead: Ahead, peeked: vec4<u32>) {
 
 // Returns the change of output `tid` of the workgroup, whose first one is `first`.
 fn change_of_tile(tid: u32, first: u32) -> f32 {
-  if (uses_of(0u) == 0u) { return 0.0; }
-  let own = use_of(0u, 0u);
+  let own = only_use();
+  if (own.ranks == 0u) { return 0.0; }
   let output = FIRST_CHANGED + min(first + tid, OUTPUTS - 1u);
   let low_at = matrix_of(output) * LOW_AHEAD;
   let count = staged_quads(own);
@@ -253,13 +258,53 @@ fn change_of_tile(tid: u32, first: u32) -> f32 {
     sum = add_quad(sum, ranks_in(staged_b[(${i}u >> own.is_half) * TILE + tid], ${i}u, own.is_half), staged_low[low_at + ${i}u]);
   }
 //% end
-  return add_others(add_ranks(sum, own, count, output), 0u, output);
+  sum = add_ranks(sum, own, count, output);
+  if ((args.adapter_ranks >> 30u) % 2u == 1u) { sum = add_others(sum, 0u, uses_of(0u), output); }
+  return sum;
+}
+//% else
+//% if KEEPS_USE
+// Uses of the row of the thread's result, the first one, and its first ranks of B.
+var<private> kept_count: u32;
+var<private> kept: Use;
+//% for k in 0..4
+var<private> kept_b_${k}: vec4<f32>;
+//% end
+
+// Loads the words of a row, long before they are used.
+fn keep_use(row: u32) {
+  kept_count = uses_of(row);
+  kept = use_of(row, 0u);
+}
+
+// Loads B of an output, while the sums of other threads are awaited.
+fn keep_b(output: u32) {
+  if (kept_count == 0u) { return; }
+  let column = column_of(FIRST_CHANGED + output);
+//% for k in 0..4
+  kept_b_${k} = b_quad(kept.unit, kept.is_half, min(${k}u, kept.ranks / 4u - 1u), column);
+//% end
+}
+
+fn change(row: u32, output: u32) -> f32 {
+  if (kept_count == 0u) { return 0.0; }
+  let own = FIRST_CHANGED + output;
+  let from_ = (MATRICES * kept.low + matrix_of(own) * kept.ranks) / 4u;
+  let last = kept.ranks / 4u - 1u;
+  let low_quads = lows(from_, from_ + last);
+  var sum = 0.0;
+//% for k in 0..4
+  if (${k}u <= last) { sum = add_quad(sum, kept_b_${k}, low_quads.quad_${k}); }
+//% end
+  return add_others(add_ranks(sum, kept, 4u, own), row, kept_count, own);
 }
 //% else
 fn change(row: u32, output: u32) -> f32 {
-  if (uses_of(row) == 0u) { return 0.0; }
+  let count = uses_of(row);
+  if (count == 0u) { return 0.0; }
   let own = FIRST_CHANGED + output;
-  return add_others(add_ranks(0.0, use_of(row, 0u), 0u, own), row, own);
+  return add_others(add_ranks(0.0, use_of(row, 0u), 0u, own), row, count, own);
 }
+//% end
 //% end
 //% end

@@ -10,7 +10,7 @@
 //
 // With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`). With
 // WIDE_CHANGES, products with B of adapters are added to the sums (`change.wgsl`), in stages behind all others.
-//% needs Outs Rows Sums b_half begin_item first_use last_use load_block low_matrix padded_ranks ranks_of store store_activations w_half
+//% needs Outs Rows Sums b_half begin_item first_use last_use load_block low_matrix padded_ranks ranks_of store store_activations store_quad stored_quad w_half
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles] see route_tiles.wgsl
 //% end
@@ -32,7 +32,11 @@ const UNITS = 1u;
 var<workgroup> w_tile: array<vec4<f16>, COLUMNS * K_GROUPS * PIECE>;
 //% end
 // [COLUMNS, K_GROUPS, ROW_GROUPS, SIDE, SIDE] Final sums of each subgroup, one matrix at a time.
+//% if STORES_QUADS
+var<workgroup> ends: array<vec4<f32>, COLUMNS * K_GROUPS * TEAM_ENDS / 4u>;
+//% else
 var<workgroup> ends: array<f32, COLUMNS * K_GROUPS * TEAM_ENDS>;
+//% end
 
 //% if ROLLED
 @group(0) @binding(4) var<storage, read> zero: array<u32>; // [1] a zero that the compiler does not know
@@ -224,6 +228,58 @@ fn main(
     }
   }
 //% end
+//% if STORES_QUADS
+  // Each subgroup stores its own sums, and waits for no other one.
+//% for i in 0..QUADS
+  let row_of_${i} = own_row + (lane + ${i}u * SUBGROUP) / 4u;
+  let output_of_${i} = output + (lane + ${i}u * SUBGROUP) % 4u * 4u;
+//% end
+//% for r in 0..ROWS
+//% if ADD
+//% for o in 0..OUTS
+//% for i in 0..QUADS
+  let old_${r}_${o}_${i} = stored_quad(
+    min(row_of_${i} + ${r}u * SIDE, args.rows - 1u), min(output_of_${i} + ${o}u * SIDE, OUTPUTS - 4u)
+  );
+//% end
+//% end
+//% end
+//% for o in 0..OUTS
+  subgroupBarrier();
+  coopStoreT(sums_${r}_${o}, &ends[group * SIDE * SIDE / 4u], SIDE / 4u);
+  subgroupBarrier();
+//% for i in 0..QUADS
+  if (row_of_${i} + ${r}u * SIDE < args.rows && output_of_${i} + ${o}u * SIDE < OUTPUTS) {
+    let sums = ends[group * SIDE * SIDE / 4u + lane + ${i}u * SUBGROUP];
+//% if ADD
+    store_quad(row_of_${i} + ${r}u * SIDE, output_of_${i} + ${o}u * SIDE, sums, old_${r}_${o}_${i});
+//% else
+    store_quad(row_of_${i} + ${r}u * SIDE, output_of_${i} + ${o}u * SIDE, sums, vec4<f32>());
+//% end
+  }
+//% end
+//% end
+//% end
+//% else
+//% if OWN_ACTIVATIONS
+  // Each subgroup stores activations of its own sums.
+//% for r in 0..ROWS
+//% for o in 0..OUTS
+  subgroupBarrier();
+  coopStoreT(sums_${r}_${o}, &ends[group * SIDE * SIDE], SIDE);
+  subgroupBarrier();
+//% for i in 0..QUADS
+  {
+    let at = 4u * EACH * (lane + ${i}u * SUBGROUP);
+    let r = own_row + ${r}u * SIDE + at / SIDE;
+    let o = output + ${o}u * SIDE + at % SIDE;
+    let from_ = group * SIDE * SIDE + at;
+    if (r < args.rows && o < OUTPUTS) { store_activations(r, o, ends_quad(from_), ends_quad(from_ + EACH - 1u)); }
+  }
+//% end
+//% end
+//% end
+//% else
 //% for r in 0..ROWS
 //% for o in 0..OUTS
   workgroupBarrier();
@@ -263,6 +319,8 @@ fn main(
 //% end
 //% end
   }
+//% end
+//% end
 //% end
 //% end
 }

@@ -12,7 +12,7 @@
 // With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`). With WARMS, all that follows
 // the wait for activations runs once before they are ready, without effect. Few workgroups run such a kernel, so their processors do not
 // have its instructions, and a matmul waits for the results.
-//% needs accumulate add_squares begin_item change_of_tile choose clear_next factor_of finish load_acts load_block look_ahead make_acts peek peek_low place_of_expert prefetch stage_change store take_acts wait_for_some
+//% needs accumulate add_squares begin_item change_of_tile choose clear_next factor_of finish keep_b keep_use load_acts load_block look_ahead make_acts peek peek_low place_of_expert prefetch stage_change store take_acts wait_for_some
 //% if EXPERTS
 //% if CHOOSES
 //% else
@@ -26,26 +26,30 @@ var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, LANES + 1], at 
 //% if FINISHES
 const TILE = THREADS / LANES * OUTS;
 var<workgroup> totals: array<f32, TILE>;
+//% if CHANGES
+var<workgroup> changes: array<f32, TILE>;
+//% end
 //% if BIAS
 @group(0) @binding(6) var<storage, read> bias: array<f32>; // [OUTPUTS]
 //% end
 //% end
+// Returns the sum of 32 lanes, from one on.
+fn sum_from(at: u32) -> f32 {
+  var sum = 0.0;
+  for (var l = 0u; l < 32u; l++) { sum += sums[at + l]; }
+  return sum;
+}
+
 // Returns result `n` of the workgroup: the sum over its lanes.
 fn total_of(n: u32) -> f32 {
-//% for p in 0..LANE_PARTS
-  var total_${p} = 0.0;
-//% end
-  for (var l = 0u; l < 32u; l++) {
-    let at = n * (LANES + 1u) + l;
-//% for p in 0..LANE_PARTS
-    total_${p} += sums[at + 32u * ${p}u];
-//% end
-  }
-  var total = total_0;
-//% for p in 1..LANE_PARTS
-  total += total_${p};
-//% end
+//% if PARTED
+  // The first of each 32 lanes has their sum.
+  var total = 0.0;
+  for (var p = 0u; p < LANES / 32u; p++) { total += sums[n * (LANES + 1u) + 32u * p]; }
   return total;
+//% else
+  return sum_from(n * (LANES + 1u));
+//% end
 }
 
 // Returns the place of a row's activations and results. With STACK, a row has one place for each matrix of the stack.
@@ -115,6 +119,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% for o in 0..OUTS
   let early_${e}_${o} = load_block(from_${o}, min(lane + ${e}u * LANES, BLOCKS - 1u));
 //% end
+//% end
+//% end
+//% if KEEPS_USE
+//% if FINISHES
+//% else
+  keep_use(min(row + lane % BATCH, args.rows - 1u));
 //% end
 //% end
 //% if FINISHES
@@ -194,6 +204,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
   }
+//% if KEEPS_USE
+//% if FINISHES
+//% else
+  if (lane < OUTS * BATCH) { keep_b(min(output + lane / BATCH, OUTPUTS - 1u)); }
+//% end
+//% end
   let own = group * OUTS * BATCH;
 //% for o in 0..OUTS
 //% for b in 0..BATCH
@@ -218,13 +234,23 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% else
     totals[tid] = total_of(tid) * factor_of(row);
 //% end
-//% if CHANGES
-    totals[tid] += change_of_tile(tid, first);
-//% end
   }
+//% if CHANGES
+  // Other threads compute the changes, from CHANGE_AT on, if there are enough.
+  if (tid - CHANGE_AT < TILE) { changes[tid - CHANGE_AT] = change_of_tile(tid - CHANGE_AT, first); }
+  workgroupBarrier();
+  if (tid < TILE) { totals[tid] += changes[tid]; }
+//% end
   workgroupBarrier();
   finish(tid, first, prefetched);
 //% else
+//% if PARTED
+  for (var n = lane; n < OUTS * BATCH * (LANES / 32u); n += LANES) {
+    let at = (own + n / (LANES / 32u)) * (LANES + 1u) + n % (LANES / 32u) * 32u;
+    sums[at] = sum_from(at);
+  }
+  workgroupBarrier();
+//% end
   for (var n = lane; n < OUTS * BATCH; n += LANES) {
     let total = total_of(own + n);
 //% if EXPERTS

@@ -147,9 +147,9 @@ impl PlannedStep {
 
     /// Returns the rows of pictures.
     pub fn given(&self) -> Vec<GivenRows<'_>> {
-        let rows = self.given.iter().map(|(rows, encoded, first)| GivenRows {
-            rows: rows.clone(),
-            values: encoded.part(*first, rows.len()),
+        let rows = self.given.iter().flat_map(|(rows, encoded, first)| {
+            let values = encoded.part(*first, rows.len());
+            rows.clone().zip(values).map(|(row, values)| GivenRows { rows: row..row + 1, values })
         });
         rows.collect()
     }

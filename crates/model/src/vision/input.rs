@@ -1,6 +1,6 @@
 //! The input of a tower: patches of pixels in the order of the program, and what depends on their places.
 
-use std::ops::Range;
+use std::{num::NonZero, ops::Range, thread};
 
 use paguro_backend::Coordinates;
 use paguro_vision::Part;
@@ -90,18 +90,31 @@ impl Tower {
         let hidden = self.program.hidden;
         let pixels = 3 * patch * patch;
         let mut given = vec![0.0; self.step_rows(rows * columns) * given_width];
-        let mut coordinates = Vec::new();
-        let squares = order.iter().flat_map(|&square| {
-            let (top, left) = (square / columns * merge, square % columns * merge);
-            (0..merge * merge).map(move |at| (top + at / merge, left + at % merge))
-        });
-        for (row, (y, x)) in given.chunks_exact_mut(given_width).zip(squares) {
-            self.pixels(&rgb[(y * patch * width + x * patch) * 3..], width, &mut row[..pixels]);
-            if given_width > pixels {
-                self.arrangement.places.write([y, x], grid, &mut row[pixels..][..hidden]);
+        let patches_of = |squares: &[usize]| {
+            let of_square = |&square: &usize| {
+                let (top, left) = (square / columns * merge, square % columns * merge);
+                (0..merge * merge).map(move |at| [top + at / merge, left + at % merge])
+            };
+            squares.iter().flat_map(of_square).collect::<Vec<_>>()
+        };
+        let fill = |(given, squares): (&mut [f32], &[usize])| {
+            for (row, [y, x]) in given.chunks_exact_mut(given_width).zip(patches_of(squares)) {
+                self.pixels(&rgb[(y * patch * width + x * patch) * 3..], width, &mut row[..pixels]);
+                if given_width > pixels {
+                    self.arrangement.places.write([y, x], grid, &mut row[pixels..][..hidden]);
+                }
             }
-            coordinates.push([0, y as u32, x as u32]);
-        }
+        };
+        let each = order.len().div_ceil(threads(given.len())).max(1);
+        let of_threads = given.chunks_mut(each * merge * merge * given_width).zip(order.chunks(each));
+        thread::scope(|scope| {
+            let mut parts = of_threads;
+            let own = parts.next();
+            parts.for_each(|part| drop(scope.spawn(move || fill(part))));
+            own.into_iter().for_each(fill);
+        });
+        let place = |[y, x]: [usize; 2]| [0, y as u32, x as u32];
+        let mut coordinates: Vec<Coordinates> = patches_of(&order).into_iter().map(place).collect();
         if let Some(class) = &self.arrangement.class {
             given[patches * given_width + pixels..][..hidden].copy_from_slice(class);
             coordinates.resize(self.step_rows(rows * columns), [0; 3]);
@@ -151,6 +164,13 @@ impl Tower {
             }
         }
     }
+}
+
+/// Returns the threads that arrange this many numbers: one for about a millisecond, but no more than half of the processors.
+fn threads(numbers: usize) -> usize {
+    const SHARE: usize = 1 << 19;
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    (numbers / SHARE).min(processors / 2).clamp(1, 8)
 }
 
 impl Vision {

@@ -1,12 +1,12 @@
 //! Each rule by itself, and the launches of whole layers, without a GPU.
 
-use paguro_backend::{AttentionMode, Exit, KvDtype, Limits, NormKind, QkNormKind, WeightFormat};
+use paguro_backend::{Adaptable, AttentionMode, Exit, KvDtype, Limits, NormKind, QkNormKind, WeightFormat};
 use paguro_backend_conformance::{ExpertsShape, ModelShape, RandomModel};
 
 use super::*;
 use crate::{
     heads::KvLayout,
-    lower::{Sizes, build::Builder, lower, node::Link, node::Sync},
+    lower::{Adapted, Sizes, build::Builder, lower, node::Link, node::Sync, sites},
     target::Target,
 };
 
@@ -340,6 +340,23 @@ fn handoff_has_one_barrier_for_each_layer() {
             assert!(lists[0].body.iter().all(|node| !matches!(node.sync, Sync::Words(..))));
         });
     }
+}
+
+/// With adapters, a layer of one row has its barrier before attention only. Those of the first layer's queries pass another one.
+#[test]
+fn products_with_adapters_are_handed_over() {
+    let model = ModelShape { finer: Some(WeightFormat::Q6_K), ..dense() }.build(1);
+    let target = Target { handoff: true, ..target() };
+    let kv = KvLayout::of(&model.program, &target.name).unwrap();
+    let facts = Facts::new(target, &model.program, &kv, Some(&model.weights), &LIMITS).unwrap();
+    let sites = sites(&facts, &Adaptable::of(&model.program, &model.weights)).unwrap();
+    let adapted = Adapted { sites, ranks: 16, low: 16, ..Adapted::default() };
+    let (lists, _) = lower(&Facts { adapted: Some(&adapted), ..facts }).unwrap();
+    let is_shrink = |node: &&Node| matches!(node.kernel, Kernel::Shrink(_));
+    let is_of_words = |node: &&Node| matches!(node.sync, Sync::Words(..));
+    let body = &lists[0].body;
+    assert_eq!(body.iter().filter(is_shrink).count(), 3 * 5, "{:?}", names(body));
+    assert_eq!(body.iter().filter(is_of_words).count(), body.len() - 2 - 2, "{:?}", names(body));
 }
 
 /// Parts of a model that begin or end with rows have the launches of the whole one.
