@@ -483,7 +483,8 @@ mod tests {
         let sequences = rows.map(|rows| StepSequence { rows, start: 0, tables: 0..0, state: None });
         let used = |sequence: usize| AdapterUse { sequence, adapter: AdapterId(0), scale: 1.0 };
         let step = Step { sequences: &sequences, adapters: &[used(1), used(3)], ..Step::default() };
-        let of_rows = sequences.iter().enumerate().flat_map(|(index, own)| own.rows.clone().map(move |_| index));
+        let of_rows =
+            sequences.iter().enumerate().flat_map(|(index, own)| own.rows.clone().map(move |_| index));
         let table = adapters.table(&step, of_rows, 4);
         let tiles = table.words[table.words[1] as usize..].as_chunks::<2>().0;
         assert_eq!(tiles, [[0, 0], [0, 1], [0, 1], [0, 2], [1, 2], [1, 2], [2, 2], [2, 2], [2, 2]]);

@@ -71,7 +71,7 @@ impl Coder<'_> {
                     let most = if op.input == Input::Floats { 1 } else { MOST_EARLY };
                     let early = blocks.div_ceil(kernels::low_rank_lanes(target, blocks) as usize).min(most);
                     part.constants.retain(|(name, _)| *name != "EARLY");
-                    part.constants.extend([("EARLY", U(early as u32)), ("HANDS_LOW", U(1)), ("WARMS", U(1))]);
+                    part.constants.extend([("EARLY", U(early as u32)), ("HANDS_LOW", U(1))]);
                     part.constants.push(handoff::EMPTY_WORD);
                     part.constants.extend(coder.words().low(link));
                     part = part.with(coder.words().reads(layer, link, threads));

@@ -8,15 +8,7 @@
 // the host repeats the step. The number of polls is a constant, so that compilers know the bound of the loop; in tests
 // it is an argument.
 //% provides give_up is_there patience without_empty
-//% if WARMS
-// True in a round of a kernel that only fetches its instructions, and neither waits nor gives up (matvec.wgsl).
-var<private> is_warming: bool;
-
-//% end
 fn patience() -> u32 {
-//% if WARMS
-  if (is_warming) { return 1u; }
-//% end
 //% if STARVABLE
   return args.patience;
 //% else
@@ -37,9 +29,6 @@ fn is_there(words: vec4<u32>) -> bool {
 @group(0) @binding(18) var<storage, read_write> gave_up: array<atomic<u32>>; // its last word is the flag
 
 fn give_up() {
-//% if WARMS
-  if (is_warming) { return; }
-//% end
   atomicStore(&gave_up[arrayLength(&gave_up) - 1u], 1u);
 }
 //% end

@@ -9,18 +9,13 @@
 // - FINISHES: results stay in the workgroup, and its threads `finish` them.
 // - CHOOSES: every workgroup chooses the experts of its row itself.
 //
-// With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`). With WARMS, all that follows
-// the wait for activations runs once before they are ready, without effect. Few workgroups run such a kernel, so their processors do not
-// have its instructions, and a matmul waits for the results.
-//% needs accumulate add_squares begin_item change_of_tile choose clear_next factor_of finish keep_b keep_use load_acts load_block look_ahead make_acts peek peek_low place_of_expert prefetch stage_change store take_acts wait_for_some
+// With SHRINKS, weights are those of A of adapters, and a workgroup has rows of one of them (`shrink.wgsl`).
+//% needs accumulate add_squares begin_item change_of_tile choose clear_next factor_of finish keep_b keep_use load_acts load_block look_ahead make_acts peek_low place_of_expert prefetch stage_change store take_acts wait_for_some
 //% if EXPERTS
 //% if CHOOSES
 //% else
 @group(0) @binding(20) var<storage, read> chosen: array<u32>; // [rows, experts of a row]
 //% end
-//% end
-//% if WARMS
-var<workgroup> first_round: u32;
 //% end
 var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, LANES + 1], at least
 //% if FINISHES
@@ -132,15 +127,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let prefetched = prefetch(tid, first);
 //% if CHANGES
   let ahead = look_ahead(tid, first);
-//% end
-//% end
-//% if WARMS
-  // The compiler must not know the number of rounds, or each would have instructions of its own.
-  if (tid == 0u) { first_round = u32(peek(AWAIT_AT + AWAITED - 1u) != EMPTY); }
-  for (var round = workgroupUniformLoad(&first_round); round < 2u; round++) {
-  is_warming = round == 0u;
-//% for o in 0..OUTS
-  acc_${o}_0 = 0.0;
 //% end
 //% end
 //% if AWAITED
@@ -261,9 +247,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       store(at, output + n / BATCH, total, factor_of(at));
     }
 //% end
-  }
-//% end
-//% if WARMS
   }
 //% end
 }

@@ -96,9 +96,6 @@ fn store(row: u32, output: u32, product: f32, factor: f32) {
 //% else
   let at = MATRICES * own.low + (row - own.first) * OUTPUTS + output;
   if (!is_own) { return; }
-//% if WARMS
-  if (is_warming) { return; }
-//% end
 //% if HANDS_LOW
   // See `change.wgsl`.
   publish(LOW_AT + at / 4u * 4u * LOW_STRIDE + at % 4u, bitcast<u32>(value));
