@@ -384,7 +384,7 @@ fn is_of_all_experts(places: &str) -> bool {
 }
 
 fn find(command: On, flag: &str) -> Option<&'static Becomes> {
-    let row = |(on, flags, becomes): &&(On, &[&str], Becomes)| {
+    let row = |(on, flags, becomes): &&(On, &str, Becomes)| {
         let belongs = match command {
             Measure => {
                 *on == Both
