@@ -102,7 +102,7 @@ pub enum Command {
     /// List or delete conversations that `run --session` keeps
     Sessions(SessionsArgs),
     /// Measure speed, against this machine's own ceiling
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
     /// Measure perplexity on a text
     Eval(EvalArgs),
     /// Compute vectors of texts

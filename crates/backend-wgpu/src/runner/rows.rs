@@ -132,7 +132,7 @@ mod tests {
                 place: count - 1 - i,
                 at: i * bytes,
                 bytes,
-                source: if i % 2 == 0 { Source::Residual } else { Source::Means },
+                source: if i.is_multiple_of(2) { Source::Residual } else { Source::Means },
             };
             let readback = Readback { rows: (0..count).map(row).collect(), ..Readback::default() };
             let mut answers = vec![None; count];
