@@ -210,6 +210,10 @@ pub struct Plan {
     pub words: Vec<u32>,
     /// Values of given rows, `[given rows, parts, hidden]`.
     pub given: Vec<f32>,
+    /// Number of rows with these values.
+    given_rows: usize,
+    /// Rows that follow them on the device: their places among the rows that the step before has kept.
+    pub kept: Vec<usize>,
     args: Args,
     /// Rows with outputs.
     pub outputs: OutputRows,
@@ -256,6 +260,8 @@ impl Plan {
             split_plans,
             words: Vec::with_capacity(words(kv, limits, tilings, &extra)),
             given: Vec::new(),
+            given_rows: 0,
+            kept: Vec::new(),
             args: Args::default(),
             outputs: OutputRows::new(limits),
             embeds: false,
@@ -308,7 +314,12 @@ impl Plan {
 
     /// Returns true if rows are given.
     pub fn has_given(&self) -> bool {
-        !self.given.is_empty()
+        !self.given.is_empty() || !self.kept.is_empty()
+    }
+
+    /// Returns the number of the first given row that the step before has kept, of which all are behind those with values.
+    pub fn first_kept(&self) -> usize {
+        self.given_rows
     }
 
     /// Returns the first row and the rows of each slice of the rows with outputs. Those without logits are one slice.
@@ -383,11 +394,13 @@ impl Plan {
     /// The number of each row among the given ones, from 1, or 0; and their values.
     fn list_given(&mut self, step: &Step<'_>) {
         self.given.clear();
+        self.kept.clear();
         let first = self.words.len();
         self.words.resize(first + if self.extra.given { step.tokens.len() } else { 0 }, 0);
         let rows = step.given.iter().flat_map(|given| given.rows.clone());
         (1..).zip(rows).for_each(|(number, row)| self.words[first + row] = number);
         step.given.iter().for_each(|given| self.given.extend_from_slice(given.values));
+        self.given_rows = step.given.iter().map(|given| given.rows.len()).sum();
     }
 
     /// The coordinates of each row, and the axes of rotations.
@@ -430,13 +443,24 @@ impl Plan {
         }
     }
 
-    /// Replaces a row's token by the one that the device has sampled at `place` in the previous step.
-    pub fn carry(&mut self, row: usize, place: usize) {
+    /// Replaces a row's token by the one that the device has sampled at `place` in the previous step, and gives the row the one that
+    /// this step has `kept` in a place.
+    pub fn carry(&mut self, row: usize, place: usize, kept: Option<usize>) {
         self.words[row] = CARRIED | place as u32;
+        if let Some(kept) = kept {
+            self.kept.push(kept);
+            // As in `list_given`.
+            self.words[self.args.rows as usize + row] = (self.given_rows + self.kept.len()) as u32;
+        }
     }
 
-    /// Replaces the rows' places among the device's tokens by the tokens that were in these places.
-    pub fn uncarry(&mut self, tokens: &[u32]) {
+    /// Replaces the rows' places among the device's tokens by the tokens that were in these places, and places among kept rows by
+    /// these rows, each of as many elements.
+    pub fn uncarry(&mut self, tokens: &[u32], rows: &[f32], width: usize) {
+        for place in self.kept.drain(..) {
+            self.given.extend_from_slice(rows.get(place * width..(place + 1) * width).unwrap_or_default());
+            self.given_rows += 1;
+        }
         for word in &mut self.words[..self.args.rows as usize] {
             if *word & CARRIED != 0 {
                 let token = tokens.get((*word & !CARRIED) as usize).copied();

@@ -254,7 +254,7 @@ fn outcomes(runner: Box<dyn Runner>) -> Result<(Vec<Vec<OutputValue>>, u64), Ste
         let ticket = sequence.submit(tokens, &[], wants)?;
         all.push(sequence.collect(ticket)?);
     }
-    let carried = [Carried { row: 0, output: 0 }];
+    let carried = [Carried { row: 0, output: 0, given: None }];
     let one = sequence.submit(&[token(&all[3])], &[], &[sample(2)])?;
     let two = sequence.submit(&[0], &carried, &[sample(3)])?;
     all.push(sequence.collect(one)?);

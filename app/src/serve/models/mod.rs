@@ -58,7 +58,7 @@ pub struct ServedModels {
     kv_bytes: Option<u64>,
     kv_dtype: KvDtype,
     /// `--speculate`.
-    speculate: bool,
+    speculate: Speculate,
     /// The model of `--draft`, which drafts for the first model.
     draft: Option<Source>,
     /// Memory limit of all models together, in bytes.
@@ -151,7 +151,7 @@ impl ServedModels {
             context: options.ctx,
             kv_bytes: options.kv_memory.map(|bytes| bytes.0),
             kv_dtype: options.kv_dtype.map_or(defaults.kv_dtype, KvDtype::from),
-            speculate: options.speculate != Some(Speculate::Off),
+            speculate: options.speculate.unwrap_or_default(),
             draft: options.draft.as_deref().map(|name| Source::find(Some(name), settings)).transpose()?,
             memory,
             parallel,

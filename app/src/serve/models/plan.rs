@@ -47,7 +47,7 @@ impl ServedModels {
 
     /// Returns the options of an engine.
     pub(super) fn engine_options(&self, preset: &Preset, context: usize, pages: PageBudget) -> EngineOptions {
-        EngineOptions {
+        self.speculate.of(EngineOptions {
             pages,
             max_context: Some(context),
             max_sequences: self.parallel,
@@ -57,11 +57,10 @@ impl ServedModels {
             queue_capacity: self.queue,
             queue_tokens: self.queue_tokens,
             kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
-            speculate: self.speculate,
             max_image_tokens: self.image_tokens,
             adapters: self.adapter_limits,
             ..EngineOptions::default()
-        }
+        })
     }
 
     /// Returns the model that drafts for the model in this file, if one was set for it.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use paguro_backend::StepError;
 
-use super::{GpuRunner, flight_index};
+use super::{GpuRunner, flight_index, token_words};
 use crate::{
     flight::{Encoding, Flight, gave_up_at},
     planned::launches,
@@ -44,20 +44,26 @@ impl GpuRunner {
     fn repeat_step(&mut self, step: u64, is_first: bool) -> Result<(), StepError> {
         self.canaries.forget(step);
         self.repeated += 1;
-        let Self { device, canaries, kernel_statistics, flights, .. } = self;
+        let late_at = 4 * token_words(&self.limits) as u64;
+        let Self { device, canaries, kernel_statistics, flights, kept, program, .. } = self;
         let Flight { plan, slices, sampled, submission, timed, is_apart, .. } =
             &mut flights[flight_index(step)];
         if is_first {
-            plan.uncarry(&self.tokens);
+            plan.uncarry(&self.tokens, &self.kept_rows, program.hidden);
         }
         (*is_apart, *timed) = (true, None);
         let model = self.adapted.of(plan, &self.model);
         plan.upload(device, model);
-        let mut encoding = Encoding { device, model, canaries, kernel_statistics, step };
+        let (kept, width) = (kept.as_ref(), program.hidden);
+        let mut encoding =
+            Encoding { device, model, canaries, kernel_statistics, kept, late_at, width, step };
         for slice in slices.iter() {
             plan.upload_adapted(device, model, true, slice.first);
-            let mut commands = encoding.launch(&launches(model, plan, slice.first, slice.count), || 1)?;
+            let commands = encoding.begin(plan, slice.first);
+            let launches = launches(model, plan, slice.first, slice.count);
+            let mut commands = encoding.launch(commands, &launches, || 1)?;
             encoding.sample(&mut commands, plan, slice);
+            encoding.keep(&mut commands, slice);
             *submission = encoding.finish(commands, sampled.len())?;
         }
         Ok(())

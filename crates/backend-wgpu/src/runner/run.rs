@@ -4,10 +4,11 @@ use std::{collections::BTreeSet, sync::atomic::Ordering, time::Instant};
 
 use paguro_backend::{OutputKind, OutputValue, Sampled, Step, StepError, sampling};
 
-use super::{GpuRunner, flight_index};
+use super::{GpuRunner, flight_index, token_words};
 use crate::{
     emit::Head,
     flight::{Encoding, Flight, Slice},
+    lower::LOGIT_ROWS,
     pace::Pass,
     planned::{PATIENCE, Planned, encode_all, launches},
     sampler::Sampler,
@@ -42,34 +43,43 @@ impl GpuRunner {
         let plan = &mut self.flights[flight_index(self.submitted)].plan;
         plan.make(step);
         for carried in step.carried {
-            // `submit` has checked that the output is carried.
-            let at = self.carried.iter().position(|&output| output == carried.output);
-            plan.carry(carried.row, at.unwrap_or_default());
+            // `submit` has checked that the outputs are carried.
+            let place = |of: &[usize], output| of.iter().position(|&other| other == output).unwrap_or_default();
+            let kept = carried.given.map(|output| place(&self.carried_rows, output));
+            plan.carry(carried.row, place(&self.carried, carried.output), kept);
         }
         self.plan_adapters(step)?;
         self.prepare_table_rows(step, is_whole)?;
-        self.run(step, place)
+        self.run(step, is_whole, place)
     }
 
     /// Runs the planned step, in slices of its output rows.
-    fn run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
+    fn run(
+        &mut self,
+        step: &Step<'_>,
+        is_whole: bool,
+        place: &dyn Fn(usize) -> usize,
+    ) -> Result<(), StepError> {
         let plan = &self.flights[self.flight_index()].plan;
         plan.upload(&self.device, self.adapted.of(plan, &self.model));
         let slices = plan.slices();
-        slices.into_iter().try_for_each(|(first, count)| self.run_slice(step, place, first, count))
+        let is_only = is_whole && slices.len() == 1;
+        slices.into_iter().try_for_each(|(first, count)| self.run_slice(step, place, (first, count), is_only))
     }
 
-    /// Runs a slice of the output rows, and the whole pass before the first one.
+    /// Runs a slice of the output rows, which may be the step's only one, and the whole pass before the first one.
     fn run_slice(
         &mut self,
         step: &Step<'_>,
         place_of: &dyn Fn(usize) -> usize,
-        first: usize,
-        count: usize,
+        (first, count): (usize, usize),
+        is_only: bool,
     ) -> Result<(), StepError> {
         let flight = self.flight_index();
+        let late_at = 4 * token_words(&self.limits);
         let Self { device, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
-        let Flight { plan, slices, sampled, submission, timed, is_apart, .. } = &mut flights[flight];
+        let Flight { plan, slices, sampled, kept, late, submission, timed, is_apart, .. } =
+            &mut flights[flight];
         let model = self.adapted.of(plan, &self.model);
         plan.upload_adapted(device, model, true, first);
         let launches = launches(model, plan, first, count);
@@ -80,7 +90,16 @@ impl GpuRunner {
                 encode_all(pass, launches.iter().filter(|planned| planned.timed_as() == kernel), PATIENCE);
             })?;
         }
-        let mut encoding = Encoding { device, model, canaries, kernel_statistics, step: self.submitted };
+        let mut encoding = Encoding {
+            device,
+            model,
+            canaries,
+            kernel_statistics,
+            kept: self.kept.as_ref(),
+            late_at: late_at as u64,
+            width: self.program.hidden,
+            step: self.submitted,
+        };
         // A step that carries tokens is encoded while the one before runs.
         let mut next = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
         let step_rows = step.tokens.len();
@@ -91,7 +110,7 @@ impl GpuRunner {
         *is_apart = device.in_doubt.load(Ordering::Relaxed);
         let mut commands = match &self.pauses {
             Some(pauses) => encoding.launch_paced(&launches, pauses)?,
-            None => encoding.launch(&launches, || {
+            None => encoding.launch(encoding.begin(plan, first), &launches, || {
                 // Submissions run in order, independent of wgpu's knowledge of their buffers.
                 let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
                 next = next.saturating_mul(2);
@@ -102,8 +121,15 @@ impl GpuRunner {
         let edits_room = model.head.as_ref().map_or(0, |head| head.io.edits.size() / 16);
         let mut sampler = Sampler::new(vocab, edits_room as usize);
         let mut for_host = Vec::new();
+        let is_row = |index: usize| matches!(step.outputs[index].kind, OutputKind::Embedding);
+        let keeps = self.kept.is_some() && plan.embeds;
+        let slice_kept = keeps.then_some(kept.len());
         for row in 0..count {
             let outputs = plan.outputs.outputs_of(first + row);
+            if keeps {
+                let output = outputs.iter().copied().find(|&index| is_row(index));
+                kept.push(output.map_or(usize::MAX, place_of));
+            }
             for &index in outputs {
                 match &step.outputs[index].kind {
                     OutputKind::Sample(request)
@@ -126,8 +152,17 @@ impl GpuRunner {
             words.extend_from_slice(mask.bits());
             words.resize((index + 1) * vocab.div_ceil(32), 0);
         }
-        slices.push(Slice { first, count, samples, edits, masks: words });
-        encoding.sample(&mut commands, plan, &slices[slices.len() - 1]);
+        let is_late = is_only
+            && count <= LOGIT_ROWS
+            && !for_host.is_empty()
+            && for_host.iter().all(|&(index, _)| is_row(index));
+        if is_late {
+            late.append(&mut for_host);
+        }
+        let slice = Slice { first, count, samples, edits, masks: words, kept: slice_kept, is_late };
+        encoding.sample(&mut commands, plan, &slice);
+        encoding.keep(&mut commands, &slice);
+        slices.push(slice);
         let (logits, hidden) = (vocab * 4, self.program.hidden * 4);
         let (residual, merged) =
             (self.program.residual_width() * 4, self.program.merged().map_or(1, |merged| merged.rows));
@@ -200,14 +235,24 @@ impl GpuRunner {
     /// Reads the answers of a step, once the device has run it. Returns true if a kernel gave up waiting.
     pub(super) fn read(&mut self, step: u64) -> Result<bool, StepError> {
         let Self { flights, device, canaries, tokens, pace, .. } = self;
-        let Flight { answers, sampled, submission, failure, timed, .. } = &mut flights[flight_index(step)];
+        let late_at = 4 * token_words(&self.limits);
+        let Flight { answers, sampled, late, submission, failure, timed, .. } =
+            &mut flights[flight_index(step)];
         if let Some(failure) = failure.take() {
             return Err(failure);
         }
         let submission = submission.take().ok_or_else(nothing_submitted)?;
         let mut gave_up = false;
-        let read = canaries.read(device, step, 4 + sampled.len() * 4, submission, |words| {
-            let (flag, words) = words.split_at(4);
+        let width = 4 * self.program.hidden;
+        let tokens_end = 4 + sampled.len() * 4;
+        let end = late.iter().map(|&(_, place)| late_at + (place + 1) * width).max().unwrap_or(tokens_end);
+        let read = canaries.read(device, step, end, submission, |words| {
+            for &(index, place) in late.iter() {
+                let bytes = words[late_at + place * width..][..width].as_chunks().0;
+                let row = bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+                answers[index] = Some(OutputValue::Embedding(row));
+            }
+            let (flag, words) = words[..tokens_end].split_at(4);
             gave_up = flag != [0; 4];
             if gave_up {
                 return;
