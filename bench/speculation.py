@@ -425,9 +425,9 @@ def drafted_by_llama(port, prompt, tokens):
 def acceptance(options):
     failed = False
     for depth in options.depths:
-        server = Server(options.binary, options.model, "--ctx", "1024", "--parallel", "1", "--speculate", f"model:{depth}", *options.more)
+        server = Server(options.binary, options.model, "--ctx", "1024", "--parallel", "1", "--threads", str(options.threads), "--speculate", f"model:{depth}", *options.more)
         flags = ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth), "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
-        port, peer = llama_server(options, 4200 + depth, "-c", "1024", *flags)
+        port, peer = llama_server(options, 4200 + depth, "-c", "1024", "-t", str(options.threads), *flags)
         rows, same = [], 0
         for prompt in passages(options.texts, options.seed):
             text, *own = drafted_by_paguro(server, prompt, options.tokens)
@@ -476,6 +476,7 @@ def main():
     parser.add_argument("--depths", nargs="+", type=int, default=[1, 2, 3], help="numbers of drafted tokens of a step")
     parser.add_argument("--drafted", type=int, default=20000, help="tokens that each engine drafts in all, of each depth")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer of `acceptance`")
+    parser.add_argument("--threads", type=int, default=1, help="of both engines, for `acceptance`")
     own, more = (sys.argv[1:], []) if "--" not in sys.argv else (sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :])
     options = parser.parse_args(own)
     options.more = more

@@ -57,8 +57,7 @@ use On::{Both, Measure, Run, Serve};
 const ADAPTERS: &str = "control vectors are not supported; `--lora` loads adapters";
 const PROJECTOR: &str =
     "`paguro pull` downloads a projector with its model; --mmproj FILE names one on the disk";
-const SPECULATION: &str =
-    "--speculate auto chooses when and how much to draft; --speculate model:3 drafts three tokens by the model's head or draft model in \
+const SPECULATION: &str = "--speculate auto chooses when and how much to draft; --speculate model:3 drafts three tokens by the model's head or draft model in \
      every step; --speculate off drafts nothing";
 const TLS: &str = "`paguro serve` speaks HTTP; put a proxy with TLS in front of it";
 const ROPE: &str = "RoPE scaling comes from the model's file";

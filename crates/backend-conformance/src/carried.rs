@@ -325,7 +325,8 @@ impl Chain {
                 Some(ticket) => all.push(self.collect(ticket)?),
                 None if carry => {}
                 None => {
-                    known = in_flight.take().map(|ticket| self.collect(ticket)).transpose()?.unwrap_or_default();
+                    known =
+                        in_flight.take().map(|ticket| self.collect(ticket)).transpose()?.unwrap_or_default();
                     all.push(known.clone());
                 }
             }

@@ -13,8 +13,8 @@ use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
     AdapterId, AdapterWork, Carried, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId,
-    OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput,
-    Ticket, Weights, sampling::Scratch,
+    OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
+    StepOutput, Ticket, Weights, sampling::Scratch,
 };
 
 use crate::{

@@ -45,7 +45,8 @@ pub fn buffer_bytes(facts: &Facts<'_>) -> u64 {
         false => 0,
     };
     // Rows of logits and of the residual stream on their way to the host.
-    let rows = host_row_words(program, limits) + kept_words(program, limits) + 2 * late_words(program, limits);
+    let rows =
+        host_row_words(program, limits) + kept_words(program, limits) + 2 * late_words(program, limits);
     sizes.bytes() + 4 * (rotations + page_kernels + rows) as u64
 }
 

@@ -44,7 +44,8 @@ impl GpuRunner {
         plan.make(step);
         for carried in step.carried {
             // `submit` has checked that the outputs are carried.
-            let place = |of: &[usize], output| of.iter().position(|&other| other == output).unwrap_or_default();
+            let place =
+                |of: &[usize], output| of.iter().position(|&other| other == output).unwrap_or_default();
             let kept = carried.given.map(|output| place(&self.carried_rows, output));
             plan.carry(carried.row, place(&self.carried, carried.output), kept);
         }

@@ -22,9 +22,9 @@ use recurrent::States;
 
 use crate::{
     Adaptable, AdapterId, AdapterUse, Backend, Capacity, DeviceLayout, ExpertCount, GivenRows, KernelCount,
-    KvDtype, Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, Output, OutputKind, OutputValue, PacedRunner,
-    PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket,
-    VectorId, WeightFormat, Weights, sampling::Scratch,
+    KvDtype, Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, Output, OutputKind, OutputValue,
+    PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput,
+    Ticket, VectorId, WeightFormat, Weights, sampling::Scratch,
 };
 
 /// Version of the bits that the reference computes. It is a part of [`PageFormat::name`], and changes with them.
@@ -221,8 +221,9 @@ impl Runner for ReferenceRunner {
         let mut rows = Vec::new();
         for carried in step.carried {
             let known = |output: usize| self.carried.get(output).and_then(Option::as_ref);
-            let not_carried =
-                |output: usize| StepError::Invalid(format!("output {output} of the step before was not carried"));
+            let not_carried = |output: usize| {
+                StepError::Invalid(format!("output {output} of the step before was not carried"))
+            };
             tokens[carried.row] = match known(carried.output) {
                 Some(OutputValue::Sampled(sampled)) => sampled.token,
                 _ => return Err(not_carried(carried.output)),

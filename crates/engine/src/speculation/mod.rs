@@ -26,7 +26,6 @@ mod times;
 
 use std::sync::Arc;
 
-pub use self::{drafter::Replay, runner::MOST_BY_MODEL};
 pub(crate) use self::{
     acceptance::Acceptance,
     drafter::{Drafter, History, Replayed},
@@ -35,6 +34,7 @@ pub(crate) use self::{
     runner::{DraftRunner, Lag, MOST_READ, Text, kept_rows},
     times::RowTimes,
 };
+pub use self::{drafter::Replay, runner::MOST_BY_MODEL};
 
 /// Most drafted tokens of a sequence in a step.
 pub const MOST_DRAFTED: usize = 31;

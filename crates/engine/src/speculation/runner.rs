@@ -319,7 +319,8 @@ impl DraftRunner {
                 }
             }
             let numbered = drafting.iter().copied().zip(&sampled);
-            let next = numbered.filter(|((index, most), _)| *most > length && (ahead.is_some() || !has_ended[*index]));
+            let next = numbered
+                .filter(|((index, most), _)| *most > length && (ahead.is_some() || !has_ended[*index]));
             let (next, sampled): (Vec<_>, Vec<_>) = next.unzip();
             submitted = match ahead {
                 Some(ahead) => ahead,
