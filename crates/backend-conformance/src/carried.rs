@@ -227,6 +227,9 @@ pub(super) fn carried_rows(subject: &Subject) -> Verdict {
     })
 }
 
+/// A sampled token, and the row before it.
+type TokenRow = (u32, Vec<f32>);
+
 /// Two sequences of a program with joined rows.
 struct Chain {
     driver: Driver,
@@ -251,7 +254,7 @@ impl Chain {
     fn submit(
         &mut self,
         own: &[usize],
-        known: Option<&[(u32, Vec<f32>)]>,
+        known: Option<&[TokenRow]>,
         before: &[usize],
     ) -> Result<Ticket, StepError> {
         let (mut tokens, mut values, mut carried) = (Vec::new(), Vec::new(), Vec::new());
@@ -303,7 +306,7 @@ impl Chain {
         self.driver.runner().submit(&step)
     }
 
-    fn collect(&mut self, ticket: Ticket) -> Result<Vec<(u32, Vec<f32>)>, String> {
+    fn collect(&mut self, ticket: Ticket) -> Result<Vec<TokenRow>, String> {
         let mut out = StepOutput::default();
         self.driver.runner().collect(ticket, &mut out).map_err(|error| error.to_string())?;
         let pairs = out.outcomes.as_chunks::<2>().0.iter().map(|pair| match pair {
@@ -314,7 +317,7 @@ impl Chain {
     }
 
     /// Returns the tokens and rows of all steps.
-    fn run(&mut self, carry: bool) -> Result<Vec<Vec<(u32, Vec<f32>)>>, String> {
+    fn run(&mut self, carry: bool) -> Result<Vec<Vec<TokenRow>>, String> {
         let (mut all, mut before, mut in_flight) = (Vec::new(), &[][..], None);
         let mut known = Vec::new();
         for own in CHAIN {
