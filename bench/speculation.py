@@ -3,6 +3,7 @@
 
     bench/speculation.py equal target/release/paguro MODEL.gguf [--count 500] [-- OPTIONS OF THE SERVER]
     bench/speculation.py speed target/release/paguro MODEL.gguf [--llama LLAMA_SERVER] [-- OPTIONS OF THE SERVER]
+    bench/speculation.py acceptance target/release/paguro MODEL.gguf --llama LLAMA_SERVER [--texts FILE ...] [-- OPTIONS OF THE SERVER]
 
 `equal` sends changes of code, chats, tools, repetitions, random tokens and long prompts, greedy and with seeds, with penalties, DRY, biases,
 stop strings, log-probabilities, several choices, schemas, grammars and streams. A server with `--speculate off` answers them one by
@@ -11,6 +12,10 @@ unless texts, calls, log-probabilities, ends and numbers of tokens are equal, an
 
 `speed` measures the decoding of a file that is written again with a small change, of a chat, of a random text, and of several sequences,
 alternately with drafts (the server's, and the best of llama.cpp's n-gram modes) and without.
+
+`acceptance` compares the share of drafted tokens that are accepted with llama.cpp's, for a model with a head for multi-token prediction and each
+fixed number of drafted tokens. Both continue the same passages greedily. It fails if a share differs by more than a point. A head that reads wrong
+rows changes no text, so only this shows it.
 """
 
 import argparse
@@ -334,9 +339,13 @@ MODES = ["none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "n
 
 def llama(options, mode):
     """Starts a llama-server with a mode of speculation. Returns its port."""
-    port = 4190 + MODES.index(mode)
-    command = [options.llama, "-m", options.model, "--port", str(port), "-np", "1", "-c", str(options.context), "--no-webui"]
-    command += [] if mode == "none" else ["--spec-type", mode]
+    flags = [] if mode == "none" else ["--spec-type", mode]
+    return llama_server(options, 4190 + MODES.index(mode), "-c", str(options.context), *flags)[0]
+
+
+def llama_server(options, port, *flags):
+    """Starts a llama-server. Returns its port and its process."""
+    command = [options.llama, "-m", options.model, "--port", str(port), "-np", "1", "--no-webui", *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     atexit.register(process.kill)
     for _ in range(600):
@@ -344,11 +353,11 @@ def llama(options, mode):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
             connection.request("GET", "/health")
             if connection.getresponse().status == 200:
-                return port
+                return port, process
         except OSError:
             pass
         time.sleep(0.1)
-    sys.exit(f"llama-server does not start with {mode}")
+    sys.exit(f"llama-server does not start: {' '.join(command)}")
 
 
 def speed(options):
@@ -384,21 +393,94 @@ def speed(options):
         print(f"{server.model}, {name}: auto/off {statistics.median(ratios):.2f} ({min(ratios):.2f} .. {max(ratios):.2f}); tokens/s: " + ", ".join(texts), flush=True)
 
 
+def passages(paths, seed):
+    """Yields passages of texts."""
+    rng = random.Random(seed)
+    words = [word for path in paths for word in re.findall(r"\S+\s*", pathlib.Path(path).read_text())]
+    while True:
+        first = rng.randrange(len(words))
+        yield "".join(words[first : first + rng.randrange(8, 160)]).strip()
+
+
+def drafted_by_paguro(server, prompt, tokens):
+    """Returns the text of an answer, and its numbers of drafted and accepted tokens."""
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    found = json.loads(server.send("/v1/completions", body)[1])
+    details = found["usage"].get("completion_tokens_details") or {}
+    accepted, rejected = (details.get(f"{name}_prediction_tokens") or 0 for name in ("accepted", "rejected"))
+    return found["choices"][0]["text"], accepted + rejected, accepted
+
+
+def drafted_by_llama(port, prompt, tokens):
+    """Returns the same of llama.cpp."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "cache_prompt": False}
+    connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+    found = json.loads(connection.getresponse().read())
+    connection.close()
+    timings = found["timings"]
+    return found["content"], timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+
+
+def acceptance(options):
+    failed = False
+    for depth in options.depths:
+        server = Server(options.binary, options.model, "--ctx", "1024", "--parallel", "1", "--threads", str(options.threads), "--speculate", f"model:{depth}", *options.more)
+        flags = ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth), "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
+        port, peer = llama_server(options, 4200 + depth, "-c", "1024", "-t", str(options.threads), *flags)
+        rows, same = [], 0
+        for prompt in passages(options.texts, options.seed):
+            text, *own = drafted_by_paguro(server, prompt, options.tokens)
+            other, *theirs = drafted_by_llama(port, prompt, options.tokens)
+            rows.append(own + theirs)
+            same += text == other
+            drafted = [sum(row[column] for row in rows) for column in (0, 2)]
+            if min(drafted) >= options.drafted or len(rows) >= options.drafted:
+                break
+        server.stop()
+        peer.terminate()
+        peer.wait(60)
+
+        def difference(rows):
+            """Returns the difference of the shares, in points."""
+            sums = [sum(column) for column in zip(*rows)]
+            return 100 * (sums[1] / max(sums[0], 1) - sums[3] / max(sums[2], 1))
+
+        rng = random.Random(1)
+        spread = statistics.stdev(difference(rng.choices(rows, k=len(rows))) for _ in range(200))
+        sums = [sum(column) for column in zip(*rows)]
+        shares = [100 * sums[at + 1] / max(sums[at], 1) for at in (0, 2)]
+        failed |= min(sums) == 0 or abs(difference(rows)) > 1
+        print(
+            f"depth {depth}: {sums[1]} of {sums[0]} drafted tokens accepted ({shares[0]:.2f} %), by llama.cpp {sums[3]} of {sums[2]} "
+            f"({shares[1]:.2f} %): {difference(rows):+.2f} points, standard error {spread:.2f}; {same} of {len(rows)} texts are the same",
+            flush=True,
+        )
+    if failed:
+        sys.exit(1)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["equal", "speed"])
+    parser.add_argument("what", choices=["equal", "speed", "acceptance"])
     parser.add_argument("binary")
     parser.add_argument("model")
     parser.add_argument("--count", type=int, default=500, help="requests of `equal`")
     parser.add_argument("--context", type=int, default=8192)
-    parser.add_argument("--llama", help="llama-server, for `speed`")
+    parser.add_argument("--llama", help="llama-server, for `speed` and `acceptance`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", default="edit,chat,random,chat x 8,chat x 32")
-    parser.add_argument("--seed", type=int, default=7, help="of the requests of `equal`")
+    parser.add_argument("--seed", type=int, default=7, help="of the requests of `equal`, and of the passages")
+    docs = sorted(map(str, pathlib.Path(__file__).resolve().parent.parent.glob("docs/*.md")))
+    parser.add_argument("--texts", nargs="+", default=docs, help="of the passages of `acceptance`")
+    parser.add_argument("--depths", nargs="+", type=int, default=[1, 2, 3], help="numbers of drafted tokens of a step")
+    parser.add_argument("--drafted", type=int, default=20000, help="tokens that each engine drafts in all, of each depth")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer of `acceptance`")
+    parser.add_argument("--threads", type=int, default=1, help="of both engines, for `acceptance`")
     own, more = (sys.argv[1:], []) if "--" not in sys.argv else (sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :])
     options = parser.parse_args(own)
     options.more = more
-    {"equal": equal, "speed": speed}[options.what](options)
+    {"equal": equal, "speed": speed, "acceptance": acceptance}[options.what](options)
 
 
 if __name__ == "__main__":

@@ -157,26 +157,56 @@ pub fn draft(
 /// # Errors
 /// As [`draft`].
 pub fn draft_of(source: &Source, model: &Model) -> Outcome<Option<Arc<DraftModel>>> {
-    const HINT: &str = "a draft model is a smaller model of the same family: --draft MODEL";
-    let (file, name) = (file(source)?, source.short_name());
+    let file = file(source)?;
     if file.is_assistant() {
         return Ok(None);
     }
-    let architecture = file.architecture().unwrap_or_default().to_lowercase();
-    if let Some((_, kind)) = OTHER_DRAFTS.iter().find(|(part, _)| architecture.contains(part)) {
-        let failure = Failure::new(format!("the model `{name}` cannot draft: {kind} are not supported"));
-        return Err(failure.hint(HINT));
-    }
+    refuse_other_drafts(&file, source)?;
     let trained = file.context_length().unwrap_or(model.max_context);
     let context = Context::Tokens(model.max_context.min(trained.max(1)));
     let drafting = writer_of(&file, source, context)?;
-    match model.tokenizer.difference(&drafting.tokenizer) {
-        None => Ok(Some(DraftModel::model(&drafting))),
-        Some(difference) => {
-            let model = &model.name;
-            Err(Failure::new(format!("`{name}` cannot draft for `{model}`: {difference}")).hint(HINT))
+    refuse_difference(source, &model.name, model.tokenizer.difference(&drafting.tokenizer))?;
+    Ok(Some(DraftModel::model(&drafting)))
+}
+
+/// Checks that the model which `--draft` names drafts for `model`, without loading either.
+///
+/// # Errors
+/// As [`draft`].
+pub fn check_draft(source: &Source, model: &Source) -> Outcome<()> {
+    let drafting = file(source)?;
+    match source.path().filter(|_| drafting.is_assistant()) {
+        Some(path) => file(model)?.set_assistant(path).map_err(failure),
+        None => {
+            refuse_other_drafts(&drafting, source)?;
+            let own = drafting.tokenizer().map_err(failure)?;
+            refuse_difference(source, &model.short_name(), tokenizer(model)?.difference(&own))
         }
     }
+}
+
+/// Hint for a draft model that cannot be used.
+const DRAFT_HINT: &str = "a draft model is a smaller model of the same family: --draft MODEL";
+
+/// Refuses draft models of kinds that are not supported, by name.
+fn refuse_other_drafts(file: &ModelFile, source: &Source) -> Outcome<()> {
+    let architecture = file.architecture().unwrap_or_default().to_lowercase();
+    match OTHER_DRAFTS.iter().find(|(part, _)| architecture.contains(part)) {
+        None => Ok(()),
+        Some((_, kind)) => {
+            let name = source.short_name();
+            let message = format!("the model `{name}` cannot draft: drafts of {kind} are not supported");
+            Err(Failure::new(message).hint(DRAFT_HINT))
+        }
+    }
+}
+
+/// Refuses a draft model whose tokens differ from those of the model with this name.
+fn refuse_difference(source: &Source, model: &str, difference: Option<String>) -> Outcome<()> {
+    difference.map_or(Ok(()), |difference| {
+        let name = source.short_name();
+        Err(Failure::new(format!("`{name}` cannot draft for `{model}`: {difference}")).hint(DRAFT_HINT))
+    })
 }
 
 /// Starts an engine on the chosen device. If memory is short and `may_shrink` is true, it gets fewer pages.

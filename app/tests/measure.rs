@@ -95,7 +95,7 @@ fn bench_decodes_with_drafts_of_a_quality() {
         assert!(drafted > 60 && accepted == 0, "{}", batch[3]);
         assert_eq!(counts(0), [0, 0]);
     }
-    for wrong in ["1.5", "0.7x0", "0.7x99", "some"] {
+    for wrong in ["1.5", "0.7x0", "0.7x99", "model:9", "some"] {
         assert!(run(&["bench", "--speculate", wrong]).err.contains("must be off, auto"), "{wrong}");
     }
 }

@@ -184,6 +184,7 @@ fn drafts(target: &Target, case: &Case, prompts: &[Vec<u32>], most: usize) -> Ou
     let (thousandths, length, of_model) = match case.drafts {
         BenchDrafts::Off => return Ok(vec![DraftOptions::off(); prompts.len()]),
         BenchDrafts::Auto => return Ok(vec![DraftOptions::default(); prompts.len()]),
+        BenchDrafts::Model(depth) => return Ok(vec![DraftOptions::default().of_model(depth); prompts.len()]),
         BenchDrafts::Known { thousandths, length, of_model } => (thousandths, length, of_model),
     };
     let tokens: Arc<[u32]> = vec![0; most].into();

@@ -335,7 +335,7 @@ fn options(args: &BenchArgs, setup: Setup, cases: &[Case], images: &[ImageCase])
     let pages = |case: &Case| case.batch * case.context().next_multiple_of(block_size);
     let batch = cases.iter().map(|case| case.batch).max().unwrap_or(1);
     let longest = cases.iter().map(|case| match case.drafts {
-        BenchDrafts::Known { length: Some(length), .. } => length,
+        BenchDrafts::Known { length: Some(length), .. } | BenchDrafts::Model(length) => length,
         _ => 0,
     });
     let longest = longest.max().unwrap_or(0);

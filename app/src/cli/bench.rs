@@ -80,8 +80,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = choices::not_negative)]
     pub temperature: f32,
 
-    /// Drafts while decoding: off, auto (the engine's own), or those of the known answer whose tokens are right with a chance (0.7),
-    /// perhaps of a fixed length (0.7x4), perhaps in the place of those of a model, whose time they take (0.7x4@model)
+    /// Drafts while decoding: off, auto (the engine's own), those of the head or draft model in every step (model:3), or those of the
+    /// known answer whose tokens are right with a chance (0.7), perhaps of a fixed length (0.7x4), perhaps in the place of those of a
+    /// model, whose time they take (0.7x4@model)
     #[arg(long, value_name = "DRAFTS,...", value_delimiter = ',', default_value = "off")]
     pub speculate: Vec<BenchDrafts>,
 

@@ -4,6 +4,7 @@ use std::{fmt, str::FromStr};
 
 use clap::{Arg, ValueEnum};
 use paguro_backend::AttentionMode;
+use paguro_engine::EngineOptions;
 use serde::{Deserialize, Serialize};
 
 use super::Limit;
@@ -186,13 +187,72 @@ impl From<KvDtype> for paguro_backend::KvDtype {
 }
 
 /// Values of `--speculate`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Speculate {
     /// Drafts where they make answers faster.
+    #[default]
     Auto,
     /// No drafts.
     Off,
+    /// Drafts of the head, the assistant or the draft model alone, of this many tokens in every step.
+    Model(usize),
+}
+
+impl Speculate {
+    /// Returns the options of an engine with these drafts.
+    pub fn of(self, options: EngineOptions) -> EngineOptions {
+        let draft_depth = match self {
+            Self::Auto | Self::Off => None,
+            Self::Model(depth) => Some(depth),
+        };
+        EngineOptions { speculate: self != Self::Off, draft_depth, ..options }
+    }
+}
+
+/// Returns the depth of `model:DEPTH`.
+fn model_depth(text: &str) -> Option<usize> {
+    let depth = text.strip_prefix("model:")?.parse().ok();
+    depth.filter(|depth| (1..=paguro_engine::MOST_BY_MODEL).contains(depth))
+}
+
+impl FromStr for Speculate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let most = paguro_engine::MOST_BY_MODEL;
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            _ => model_depth(text)
+                .map(Self::Model)
+                .ok_or_else(|| format!("must be auto, off, or model:N with N from 1 to {most}")),
+        }
+    }
+}
+
+impl TryFrom<String> for Speculate {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for Speculate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("off"),
+            Self::Model(depth) => write!(f, "model:{depth}"),
+        }
+    }
+}
+
+impl From<Speculate> for String {
+    fn from(choice: Speculate) -> Self {
+        choice.to_string()
+    }
 }
 
 /// Values of `bench --speculate`.
@@ -203,6 +263,8 @@ pub enum BenchDrafts {
     Off,
     /// Those of the engine.
     Auto,
+    /// Those of the model that drafts, of this many tokens in every step.
+    Model(usize),
     /// Drafts of the known answer.
     Known {
         /// Chance of each token to be right, in thousandths.
@@ -221,10 +283,13 @@ impl FromStr for BenchDrafts {
         let wrong = || {
             let most = paguro_engine::MOST_DRAFTED;
             format!(
-                "must be off, auto, a chance such as 0.7, or a chance and a length of at most {most}: 0.7x4; and may \
+                "must be off, auto, model:N, a chance such as 0.7, or a chance and a length of at most {most}: 0.7x4, which may \
                  end with @model"
             )
         };
+        if let Some(depth) = model_depth(text) {
+            return Ok(Self::Model(depth));
+        }
         let (text, of_model) = match text.strip_suffix("@model") {
             Some(text) => (text, true),
             None => (text, false),
@@ -248,6 +313,7 @@ impl fmt::Display for BenchDrafts {
         match *self {
             Self::Off => f.write_str("off"),
             Self::Auto => f.write_str("auto"),
+            Self::Model(depth) => write!(f, "model:{depth}"),
             Self::Known { thousandths, length, of_model } => {
                 write!(f, "{}", f64::from(thousandths) / 1000.0)?;
                 length.map_or(Ok(()), |length| write!(f, "x{length}"))?;

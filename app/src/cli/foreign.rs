@@ -57,8 +57,8 @@ use On::{Both, Measure, Run, Serve};
 const ADAPTERS: &str = "control vectors are not supported; `--lora` loads adapters";
 const PROJECTOR: &str =
     "`paguro pull` downloads a projector with its model; --mmproj FILE names one on the disk";
-const SPECULATION: &str =
-    "--speculate auto chooses when and how much to draft; --speculate off drafts nothing";
+const SPECULATION: &str = "--speculate auto chooses when and how much to draft; --speculate model:3 drafts three tokens by the model's head or draft model in \
+     every step; --speculate off drafts nothing";
 const TLS: &str = "`paguro serve` speaks HTTP; put a proxy with TLS in front of it";
 const ROPE: &str = "RoPE scaling comes from the model's file";
 const MIROSTAT: &str = "Paguro samples with --temperature, --top-k, --top-p and --min-p";
@@ -128,7 +128,12 @@ const FLAGS: &[(On, &str, Becomes)] = &[
     (Serve, "--enable-lora --lora-init-without-apply", Nothing),
     (Both, "--control-vector", Refused(ADAPTERS)),
     (Both, "-md --model-draft --spec-draft-model -hfd", Ours("--draft")),
-    (Both, "--draft-n --draft-max --draft-min --draft-n-min --draft-p-min --spec-type", Refused(SPECULATION)),
+    (
+        Both,
+        "--draft-n --draft-max --draft-min --draft-n-min --draft-p-min --spec-type \
+         --spec-draft-n-max --spec-draft-n-min --spec-draft-p-min",
+        Refused(SPECULATION),
+    ),
     (Both, "--speculative-config", Refused(SPECULATION)),
     (Both, "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-ext-factor", Refused(ROPE)),
     (Both, "--chat-template --chat-template-file", Refused(TEMPLATE)),

@@ -241,16 +241,9 @@ pub struct KvDtypeArg {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct SpeculateArg {
-    /// Guess tokens of an answer from the text before it and check several in a step, where that is faster: `auto` or
-    /// `off`. Answers are the same
-    #[arg(
-        long,
-        value_enum,
-        default_value = "auto",
-        env = "PAGURO_SPECULATE",
-        hide_possible_values = true,
-        value_name = "auto|off"
-    )]
+    /// Guess tokens of an answer and check several in a step: `auto`, from the text before it or by a head or draft model, where that is
+    /// faster; `model:N`, always N tokens by the head or draft model; or `off`. Answers are the same
+    #[arg(long, default_value_t, env = "PAGURO_SPECULATE", value_name = "auto|model:N|off")]
     pub speculate: Speculate,
 
     /// See [`DraftArg`].

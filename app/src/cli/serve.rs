@@ -326,16 +326,9 @@ layered! {
         #[arg(long, value_enum, env = "PAGURO_KV_DTYPE", choice = "f16|q8|q4", help_heading = "Models")]
         pub kv_dtype: Option<KvDtype>,
 
-        /// Guess tokens of answers from the text before them and check several in a step, where that is faster: auto, or off. Answers are
-        /// the same [default: auto]
-        #[arg(
-            long,
-            value_enum,
-            env = "PAGURO_SPECULATE",
-            hide_possible_values = true,
-            value_name = "auto|off",
-            help_heading = "Models"
-        )]
+        /// Guess tokens of answers and check several in a step: auto, from the text before them or by a head or draft model, where that is
+        /// faster; model:N, always N tokens by the head or draft model; or off. Answers are the same [default: auto]
+        #[arg(long, env = "PAGURO_SPECULATE", value_name = "auto|model:N|off", help_heading = "Models")]
         pub speculate: Option<Speculate>,
 
         /// Also let a smaller model with the same tokens, or its assistant, draft the answers of the first model on the command line

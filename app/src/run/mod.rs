@@ -29,7 +29,7 @@ use paguro_model::Model;
 
 use crate::{
     adapters, assistant,
-    cli::{RunArgs, Speculate},
+    cli::RunArgs,
     devices::Devices,
     eval,
     failure::{Failure, Outcome},
@@ -325,7 +325,7 @@ fn start(
     };
     let trained = model.context_length;
     let defaults = EngineOptions::default();
-    let options = EngineOptions {
+    let options = args.speculate.speculate.of(EngineOptions {
         block_size: args.page_size.unwrap_or(defaults.block_size),
         pages: PageBudget::Tokens(context.saturating_mul(args.branches)),
         max_context: Some(context),
@@ -336,11 +336,10 @@ fn start(
         max_image_tokens: Some(images::MOST_TOKENS),
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
-        speculate: args.speculate.speculate == Speculate::Auto,
         draft,
         disk,
         ..defaults
-    };
+    });
     let may_shrink = args.ctx.is_none();
     let loaded =
         load::start(model, options, may_shrink, args.threads.threads, (devices, &args.on), terminal)?;

@@ -1,15 +1,17 @@
-//! Tokens that the device carries from one step to the next.
+//! Tokens and rows that the device carries from one step to the next.
 
 use std::collections::VecDeque;
 
 use paguro_backend::{
-    Carried, Output, OutputKind, OutputValue, PageId, SampleRequest, SamplingParams, Step, StepError,
-    StepOutput, StepSequence, Ticket,
+    Carried, GivenRows, Output, OutputKind, OutputValue, PageId, SampleRequest, SamplingParams, Step,
+    StepError, StepOutput, StepSequence, Ticket, WeightFormat,
 };
 
 use super::{
     DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict,
     contract::{Prompt, require},
+    heads::shape_of,
+    rows::unless_refused,
     submit,
 };
 
@@ -47,14 +49,14 @@ fn carried_with(subject: &Subject, shape: &ModelShape) -> Verdict {
         Err(StepError::Invalid(_)) => Ok(()),
         other => Err(format!("a step with {carried:?} gave {other:?}")),
     };
-    refused(&mut driver, &[Carried { row: 0, output: 0 }])?;
+    refused(&mut driver, &[Carried { row: 0, output: 0, given: None }])?;
     let logits = [Output { row: 19, kind: OutputKind::Logits }];
     submit(driver.runner(), &prompt.step(&logits), &mut StepOutput::default())?;
     for carried in [
-        &[Carried { row: 0, output: 0 }][..],
-        &[Carried { row: 0, output: 1 }],
-        &[Carried { row: 20, output: 0 }],
-        &[Carried { row: 1, output: 0 }, Carried { row: 1, output: 0 }],
+        &[Carried { row: 0, output: 0, given: None }][..],
+        &[Carried { row: 0, output: 1, given: None }],
+        &[Carried { row: 20, output: 0, given: None }],
+        &[Carried { row: 1, output: 0, given: None }, Carried { row: 1, output: 0, given: None }],
     ] {
         refused(&mut driver, carried)?;
     }
@@ -166,7 +168,7 @@ impl<'a> Decoding<'a> {
         let outputs: Vec<_> = ends.map(|row| Output { row, kind: OutputKind::Sample(request) }).collect();
         let carried = |(which, output): (&usize, &Output<'_>)| {
             let output_before = before.iter().position(|other| other == which)?;
-            Some(Carried { row: output.row, output: output_before })
+            Some(Carried { row: output.row, output: output_before, given: None })
         };
         let carried: Vec<_> = own.iter().zip(&outputs).filter_map(carried).collect();
         let step = Step {
@@ -200,5 +202,149 @@ impl<'a> Decoding<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// Sequences of a step of [`Chain`], with their outputs: a token, and the row behind it.
+const CHAIN: [&[usize]; 8] = [&[0, 1], &[0, 1], &[1, 0], &[0], &[0], &[0], &[0], &[0]];
+
+/// A program that joins tokens with given rows may begin with a token and a row of the step before, as drafts of a head do. Steps that
+/// follow each other without being collected give the same results as steps with tokens and rows from the host.
+pub(super) fn carried_rows(subject: &Subject) -> Verdict {
+    [WeightFormat::F32, WeightFormat::Q8_0].into_iter().try_for_each(|format| {
+        let model = shape_of(format).build(3);
+        unless_refused(subject, || {
+            let options = DriveOptions { least_rows: 0, ..subject.options() };
+            let new = || Driver::new(&*(subject.backend)(2), &model, &options);
+            let carries = new()?.runner().carries(&OutputKind::Embedding);
+            let serial = Chain::new(new()?, &model).run(false)?;
+            if carries {
+                let carried = Chain::new(new()?, &model).run(true)?;
+                require(serial == carried, || format!("carried rows give {carried:?}, others {serial:?}"))?;
+            }
+            Chain::new(new()?, &model).refuses()
+        })
+    })
+}
+
+/// A sampled token, and the row before it.
+type TokenRow = (u32, Vec<f32>);
+
+/// Two sequences of a program with joined rows.
+struct Chain {
+    driver: Driver,
+    params: SamplingParams,
+    /// Tokens and given rows of their prompts, of which the first one has several rows.
+    prompts: [(Vec<u32>, Vec<f32>); 2],
+    computed: [usize; 2],
+}
+
+impl Chain {
+    fn new(driver: Driver, model: &RandomModel) -> Self {
+        let mut rng = Rng::new(4);
+        let width = model.program.given_width();
+        let prompts = [5, 1].map(|rows| {
+            let values = (0..rows * width).map(|_| rng.normal()).collect();
+            (rng.tokens(rows, model.program.vocab), values)
+        });
+        Self { driver, params: SamplingParams::default(), prompts, computed: [0; 2] }
+    }
+
+    /// Submits a step of these sequences, with the prompts or with `known` tokens and rows. Others are those of the step before.
+    fn submit(
+        &mut self,
+        own: &[usize],
+        known: Option<&[TokenRow]>,
+        before: &[usize],
+    ) -> Result<Ticket, StepError> {
+        let (mut tokens, mut values, mut carried) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut sequences, mut pages, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
+        let request = SampleRequest {
+            params: &self.params,
+            draw: 0,
+            history: &[],
+            prompt_tokens: 0,
+            mask: None,
+            logprobs: None,
+        };
+        for &which in own {
+            let (first, first_page, start) = (tokens.len(), pages.len(), self.computed[which]);
+            let at = before.iter().position(|&other| other == which);
+            match (at, known) {
+                (None, _) => {
+                    tokens.extend(&self.prompts[which].0);
+                    values.extend(&self.prompts[which].1);
+                }
+                (Some(at), Some(known)) => {
+                    tokens.push(known[at].0);
+                    values.extend(&known[at].1);
+                }
+                (Some(at), None) => {
+                    carried.push(Carried { row: first, output: 2 * at, given: Some(2 * at + 1) });
+                    tokens.push(0);
+                }
+            }
+            let end = start + tokens.len() - first;
+            self.computed[which] = end;
+            pages.extend((0..end.div_ceil(16)).map(|block| PageId((1 + 3 * which + block) as u32)));
+            let (rows, tables) = (first..tokens.len(), first_page..pages.len());
+            sequences.push(StepSequence { rows, start, tables, state: None });
+            let row = tokens.len() - 1;
+            outputs.push(Output { row, kind: OutputKind::Sample(request) });
+            outputs.push(Output { row, kind: OutputKind::Embedding });
+        }
+        let given = GivenRows { rows: 0..tokens.len(), values: &values };
+        let step = Step {
+            tokens: &tokens,
+            carried: &carried,
+            given: if carried.is_empty() { std::slice::from_ref(&given) } else { &[] },
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+            ..Step::default()
+        };
+        self.driver.runner().submit(&step)
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Result<Vec<TokenRow>, String> {
+        let mut out = StepOutput::default();
+        self.driver.runner().collect(ticket, &mut out).map_err(|error| error.to_string())?;
+        let pairs = out.outcomes.as_chunks::<2>().0.iter().map(|pair| match pair {
+            [OutputValue::Sampled(sampled), OutputValue::Embedding(row)] => Ok((sampled.token, row.clone())),
+            other => Err(format!("a token and a row, not {other:?}")),
+        });
+        pairs.collect()
+    }
+
+    /// Returns the tokens and rows of all steps.
+    fn run(&mut self, carry: bool) -> Result<Vec<Vec<TokenRow>>, String> {
+        let (mut all, mut before, mut in_flight) = (Vec::new(), &[][..], None);
+        let mut known = Vec::new();
+        for own in CHAIN {
+            let ahead = if carry { None } else { Some(&known[..]) };
+            let ticket = self.submit(own, ahead, before).map_err(|error| error.to_string())?;
+            before = own;
+            match in_flight.replace(ticket).filter(|_| carry) {
+                Some(ticket) => all.push(self.collect(ticket)?),
+                None if carry => {}
+                None => {
+                    known =
+                        in_flight.take().map(|ticket| self.collect(ticket)).transpose()?.unwrap_or_default();
+                    all.push(known.clone());
+                }
+            }
+        }
+        if let Some(ticket) = in_flight {
+            all.push(self.collect(ticket)?);
+        }
+        Ok(all)
+    }
+
+    /// Checks that a row which was not carried, and a carried token without a row, are refused.
+    fn refuses(mut self) -> Verdict {
+        match self.submit(&[0], None, &[0]) {
+            Err(StepError::Invalid(_)) => Ok(()),
+            other => Err(format!("a row of no step gave {other:?}")),
+        }
     }
 }

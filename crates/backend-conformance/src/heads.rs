@@ -10,7 +10,7 @@ use super::{
     rows::{Text, Texts, agrees_on, alone, run, unless_refused},
 };
 
-fn shape_of(format: WeightFormat) -> ModelShape {
+pub(super) fn shape_of(format: WeightFormat) -> ModelShape {
     let windows = vec![None];
     ModelShape {
         joined: true,

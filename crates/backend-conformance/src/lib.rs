@@ -280,6 +280,7 @@ pub const CASES: &[Case] = &[
     Case { name: "outputs", run: contract::outputs },
     Case { name: "samples", run: sampling::samples },
     Case { name: "carried_tokens", run: carried::carried_tokens },
+    Case { name: "carried_rows", run: carried::carried_rows },
     Case { name: "bad_weights", run: contract::bad_weights },
     Case { name: "invalid_steps", run: contract::invalid_steps },
     Case { name: "kernel_counts", run: contract::kernel_counts },
@@ -316,7 +317,7 @@ macro_rules! conformance {
             batch_invariance exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
             exact_in_any_place exact_embeddings exact_experts expert_slots exact_states exact_scans exact_rows exact_latent
-            exact_adapters exact_geometry exact_from_outside foreign_pages outputs samples carried_tokens
+            exact_adapters exact_geometry exact_from_outside foreign_pages outputs samples carried_tokens carried_rows
             bad_weights invalid_steps kernel_counts runners_are_separate
         }
     };

@@ -58,6 +58,7 @@ pub const WITHOUT_PAGES: &[&str] = &[
     "expert_slots",
     "bad_weights",
     "joined_rows",
+    "carried_rows",
     "exact_heads",
     "residuals",
     "stages",

@@ -29,6 +29,10 @@ pub struct Flight {
     pub answers: Vec<Option<OutputValue>>,
     /// Outputs whose tokens the device computes, in the order of the device's tokens.
     pub sampled: Vec<usize>,
+    /// Outputs whose rows the device keeps for the next step, in the order of their places.
+    pub kept: Vec<usize>,
+    /// Outputs that are read together with the tokens, and their places among the rows of the step's only slice.
+    pub late: Vec<(usize, usize)>,
     /// The submission whose end makes the answers readable; none while the step is held.
     pub submission: Option<wgpu::SubmissionIndex>,
     /// Error of reading the data that a held step waited for.
@@ -56,6 +60,10 @@ pub struct Slice {
     pub edits: Vec<[u32; 4]>,
     /// Words of all masks.
     pub masks: Vec<u32>,
+    /// Place of its first row among the rows that are kept for the next step, if they are.
+    pub kept: Option<usize>,
+    /// True if the host reads its rows together with the tokens.
+    pub is_late: bool,
 }
 
 impl Plan {
@@ -88,6 +96,8 @@ impl Flight {
             slices: Vec::new(),
             answers: Vec::new(),
             sampled: Vec::new(),
+            kept: Vec::new(),
+            late: Vec::new(),
             submission: None,
             failure: None,
             readback: None,
@@ -103,6 +113,8 @@ impl Flight {
         self.answers.clear();
         self.answers.resize(outputs, None);
         self.sampled.clear();
+        self.kept.clear();
+        self.late.clear();
         self.submission = None;
         self.failure = None;
         self.readback = None;
@@ -118,6 +130,12 @@ pub struct Encoding<'a> {
     pub model: &'a Model,
     pub canaries: &'a mut Canaries,
     pub kernel_statistics: &'a mut KernelStatistics,
+    /// Rows that a step keeps for the next one, `[outputs, hidden]`, of a program that joins tokens with given rows.
+    pub kept: Option<&'a wgpu::Buffer>,
+    /// Offset of rows behind the tokens for the host.
+    pub late_at: u64,
+    /// Elements of a row.
+    pub width: usize,
     /// Number of the step.
     pub step: u64,
 }
@@ -130,6 +148,7 @@ impl Encoding<'_> {
     /// As [`Encoding::submit`].
     pub fn launch(
         &mut self,
+        mut commands: wgpu::CommandEncoder,
         launches: &[Planned<'_>],
         mut size: impl FnMut() -> usize,
     ) -> Result<wgpu::CommandEncoder, StepError> {
@@ -137,14 +156,45 @@ impl Encoding<'_> {
         loop {
             let (group, later) = rest.split_at(size().min(rest.len()));
             let patience = if self.device.starves_next() { 0 } else { PATIENCE };
-            let mut commands = self.device.encoder();
             encode(&mut commands, group, self.kernel_statistics, patience);
             if later.is_empty() {
                 return Ok(commands);
             }
             self.submit(commands)?;
+            commands = self.device.encoder();
             rest = later;
         }
+    }
+
+    /// Returns the first commands for a slice of the output rows. Before the first one, rows that the step before has kept are copied to
+    /// the given rows.
+    pub fn begin(&self, plan: &Plan, first: usize) -> wgpu::CommandEncoder {
+        let mut commands = self.device.encoder();
+        if let (Some(kept), Some(given), 0) = (self.kept, &self.model.given, first) {
+            let size = self.row_bytes(1);
+            for (number, &place) in (plan.given_rows()..).zip(&plan.kept) {
+                let (from, to) = (self.row_bytes(place), self.row_bytes(number));
+                commands.copy_buffer_to_buffer(kept, from, given, to, size);
+            }
+        }
+        commands
+    }
+
+    /// Adds commands that copy the rows of a slice: for the next step, and for the host.
+    pub fn keep(&self, commands: &mut wgpu::CommandEncoder, slice: &Slice) {
+        let Some(head) = &self.model.head else { return };
+        let (normed, size) = (&head.io.normed, self.row_bytes(slice.count));
+        if let (Some(buffer), Some(place)) = (self.kept, slice.kept) {
+            commands.copy_buffer_to_buffer(normed, 0, buffer, self.row_bytes(place), size);
+        }
+        if slice.is_late {
+            commands.copy_buffer_to_buffer(normed, 0, self.canaries.answers(self.step), self.late_at, size);
+        }
+    }
+
+    /// Returns the bytes of as many rows after the last norm.
+    fn row_bytes(&self, rows: usize) -> u64 {
+        (4 * rows * self.width) as u64
     }
 
     /// Submits launches in groups of a few milliseconds, before each of which another thread may pause. While the device runs one, the next

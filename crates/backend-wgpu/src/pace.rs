@@ -273,7 +273,7 @@ mod tests {
         let tokens: Vec<u32> = (0..41).collect();
         let kind = paguro_backend::OutputKind::Logits;
         let outputs = [Output { row: 40, kind }, Output { row: 3, kind }];
-        let carried = [Carried { row: 40, output: 0 }];
+        let carried = [Carried { row: 40, output: 0, given: None }];
         let step = Step {
             tokens: &tokens,
             carried: &carried,

@@ -214,8 +214,12 @@ pub struct Plan {
     split_plan_of: Vec<usize>,
     /// Words for the device.
     pub words: Vec<u32>,
-    /// True if the step has given rows.
-    has_given: bool,
+    /// Number of given rows with values.
+    given_rows: usize,
+    /// Number of given rows.
+    all_given: usize,
+    /// Rows that follow those with values on the device: their places among the rows that the step before has kept.
+    pub kept: Vec<usize>,
     args: Args,
     /// Rows with outputs.
     pub outputs: OutputRows,
@@ -261,7 +265,9 @@ impl Plan {
             split_plan_of: split_plan_of.collect(),
             split_plans,
             words: Vec::with_capacity(words(kv, limits, tilings, &extra)),
-            has_given: false,
+            given_rows: 0,
+            all_given: 0,
+            kept: Vec::new(),
             args: Args::default(),
             outputs: OutputRows::new(limits),
             embeds: false,
@@ -319,7 +325,12 @@ impl Plan {
 
     /// Returns true if rows are given.
     pub fn has_given(&self) -> bool {
-        self.has_given
+        self.all_given > 0
+    }
+
+    /// Returns the number of given rows with values, behind which are those that the step before has kept.
+    pub fn given_rows(&self) -> usize {
+        self.given_rows
     }
 
     /// Returns the first row and the rows of each slice of the rows with outputs. Those without logits are one slice.
@@ -393,7 +404,9 @@ impl Plan {
 
     /// The number of each row among the given ones, from 1, or 0.
     fn list_given(&mut self, step: &Step<'_>) {
-        self.has_given = !step.given.is_empty();
+        self.kept.clear();
+        self.given_rows = step.given.iter().map(|given| given.rows.len()).sum();
+        self.all_given = self.given_rows;
         let first = self.words.len();
         self.words.resize(first + if self.extra.given { step.tokens.len() } else { 0 }, 0);
         let rows = step.given.iter().flat_map(|given| given.rows.clone());
@@ -440,9 +453,16 @@ impl Plan {
         }
     }
 
-    /// Replaces a row's token by the one that the device has sampled at `place` in the previous step.
-    pub fn carry(&mut self, row: usize, place: usize) {
+    /// Replaces a row's token by the one that the device has sampled at `place` in the previous step, and gives the row the one that
+    /// this step has `kept` in a place.
+    pub fn carry(&mut self, row: usize, place: usize, kept: Option<usize>) {
         self.words[row] = CARRIED | place as u32;
+        if let Some(kept) = kept {
+            self.kept.push(kept);
+            self.all_given += 1;
+            // As in `list_given`.
+            self.words[self.args.rows as usize + row] = self.all_given as u32;
+        }
     }
 
     /// Replaces the rows' places among the device's tokens by the tokens that were in these places.

@@ -15,8 +15,8 @@ use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
     AdapterId, AdapterWork, Carried, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId,
-    OutputKind, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput,
-    Ticket, Weights, sampling::Scratch,
+    OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
+    StepOutput, Ticket, Weights, sampling::Scratch,
 };
 
 use crate::{
@@ -67,6 +67,8 @@ pub struct GpuRunner {
     rows: [wgpu::Buffer; 2],
     /// True if rows may be read when their step is collected.
     defers_rows: bool,
+    /// Rows that a step keeps for the next one, see [`Carried::given`].
+    kept: Option<wgpu::Buffer>,
     /// A page of one layer on its way: buffers are not copied onto themselves.
     copied: wgpu::Buffer,
     /// Words of a page of K, or of V, of one layer.
@@ -90,8 +92,12 @@ pub struct GpuRunner {
     flights: [Flight; 2],
     /// Outputs of the last one in the order of the device's tokens.
     carried: Vec<usize>,
+    /// Outputs of the step that was submitted last whose rows are kept, in the order of their places.
+    carried_rows: Vec<usize>,
     /// The device's tokens of the step that was read last.
     tokens: Vec<u32>,
+    /// Rows that the step which was collected last has kept.
+    kept_rows: Vec<f32>,
     /// Result of reading a step before it was collected.
     early: Option<Result<bool, StepError>>,
     submitted: u64,
@@ -150,11 +156,15 @@ impl GpuRunner {
             options: options.clone(),
             canaries: Canaries::new(
                 &device,
-                1 + limits.max_outputs.max(1),
+                token_words(&limits) + late_words(program, &limits),
                 most_submissions(&model, &limits),
             )?,
             rows,
             defers_rows: lanes(program) > 1 || program.head().is_none(),
+            kept: match kept_words(program, &limits) {
+                0 => None,
+                words => Some(device.buffer(words, "rows for the next step")?),
+            },
             copied: device.buffer(page_words, "a page")?,
             page_words,
             contents: vec![Content::Nothing; if page_kernels.is_some() { limits.pages } else { 0 }],
@@ -176,7 +186,9 @@ impl GpuRunner {
             sampler: sampler::Scratch::default(),
             flights,
             carried: Vec::new(),
+            carried_rows: Vec::new(),
             tokens: Vec::new(),
+            kept_rows: Vec::new(),
             early: None,
             submitted: 0,
             collected: 0,
@@ -217,8 +229,11 @@ impl Runner for GpuRunner {
         if self.submitted - self.collected >= most as u64 {
             return Err(StepError::Invalid("the step before was not collected".into()));
         }
-        let unknown = step.carried.iter().find(|carried| !self.carried.contains(&carried.output));
-        if let Some(Carried { output, .. }) = unknown {
+        let is_known = |carried: &&Carried| {
+            self.carried.contains(&carried.output)
+                && carried.given.is_none_or(|output| self.carried_rows.contains(&output))
+        };
+        if let Some(Carried { output, .. }) = step.carried.iter().find(|carried| !is_known(carried)) {
             return Err(StepError::Invalid(format!("output {output} of the step before was not carried")));
         }
         self.submitted += 1;
@@ -239,6 +254,7 @@ impl Runner for GpuRunner {
         }
         self.carried.clear();
         self.carried.extend(&self.flights[flight].sampled);
+        self.carried_rows.clone_from(&self.flights[flight].kept);
         if submitted.is_err() {
             self.canaries.discard(self.submitted);
             self.submitted -= 1;
@@ -272,15 +288,32 @@ impl Runner for GpuRunner {
         if number <= self.failed {
             return Err(StepError::Device(format!("the step before failed on {}", self.device.target.name)));
         }
+        let Flight { answers, kept, .. } = &mut self.flights[flight_index(number)];
+        self.kept_rows.clear();
+        for &output in kept.iter() {
+            match answers.get(output) {
+                Some(Some(OutputValue::Embedding(row))) => self.kept_rows.extend_from_slice(row),
+                _ => self.kept_rows.resize(self.kept_rows.len() + self.program.hidden, 0.0),
+            }
+        }
         out.outcomes.clear();
-        out.outcomes.extend(self.flights[flight_index(number)].answers.drain(..).flatten());
+        out.outcomes.extend(answers.drain(..).flatten());
         Ok(())
     }
 
     fn carries(&self, kind: &OutputKind<'_>) -> bool {
-        // Launches that are timed run at once, and cannot be held.
-        (self.table.is_none() || !self.device.target.timed)
-            && matches!(kind, OutputKind::Sample(request) if sampler::carries(request, self.program.vocab))
+        match kind {
+            // Launches that are timed run at once, and cannot be held.
+            OutputKind::Sample(request) => {
+                (self.table.is_none() || !self.device.target.timed)
+                    && sampler::carries(request, self.program.vocab)
+            }
+            OutputKind::Embedding => self.kept.is_some(),
+            OutputKind::Score { token: _, top: _ }
+            | OutputKind::Logits
+            | OutputKind::Mean
+            | OutputKind::Residual => false,
+        }
     }
 
     fn lanes(&self) -> usize {
@@ -407,6 +440,21 @@ impl Runner for GpuRunner {
 /// computes one while the host reads the rows of the other and plans the next.
 pub fn lanes(program: &Program) -> usize {
     1 + usize::from(program.bidirectional && program.head().is_some())
+}
+
+/// Words of the tokens of a step for the host, and of the word before them.
+fn token_words(limits: &Limits) -> usize {
+    1 + limits.max_outputs.max(1)
+}
+
+/// Words of the rows that the host reads together with the tokens, see [`Slice::is_late`](crate::flight::Slice::is_late).
+pub fn late_words(program: &Program, limits: &Limits) -> usize {
+    if program.head().is_some() { limits.max_outputs.min(LOGIT_ROWS) * program.hidden } else { 0 }
+}
+
+/// Words of the rows that are kept for the next step.
+pub fn kept_words(program: &Program, limits: &Limits) -> usize {
+    if program.joined().is_some() { limits.max_outputs * program.hidden } else { 0 }
 }
 
 /// Submissions of the largest step, if each launch had its own.

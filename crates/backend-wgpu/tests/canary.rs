@@ -56,7 +56,7 @@ fn tokens(runner: &mut dyn Runner) -> Result<Vec<u32>, StepError> {
     let first = collect(runner, ticket)?;
     runner.move_pages(&[PageMove::Copy { from: PageId(1), to: PageId(2) }])?;
     let one = submit(runner, &[first], 5, 2, &[])?;
-    let two = submit(runner, &[0], 6, 2, &[Carried { row: 0, output: 0 }])?;
+    let two = submit(runner, &[0], 6, 2, &[Carried { row: 0, output: 0, given: None }])?;
     let second = collect(runner, one);
     // A step that continues a failed one must not answer, either.
     let third = collect(runner, two);

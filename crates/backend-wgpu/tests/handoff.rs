@@ -4,9 +4,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use paguro_backend::{
-    AdapterId, AdapterUse, AttentionMode, Backend, Carried, KvDtype, Limits, Output, OutputKind, OutputValue,
-    PageId, QkNormKind, Runner, SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence,
-    Ticket, WeightFormat,
+    AdapterId, AdapterUse, AttentionMode, Backend, Carried, GivenRows, KvDtype, Limits, Output, OutputKind,
+    OutputValue, PageId, QkNormKind, Runner, SampleRequest, SamplingParams, Step, StepError, StepOutput,
+    StepSequence, Ticket, WeightFormat,
 };
 use paguro_backend_conformance::{Biases, Draw, ModelShape, random_adapter, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
@@ -197,6 +197,7 @@ impl Sequence {
     fn submit(
         &mut self,
         tokens: &[u32],
+        values: &[f32],
         carried: &[Carried],
         wants: &[OutputKind<'_>],
     ) -> Result<Ticket, StepError> {
@@ -205,14 +206,23 @@ impl Sequence {
         let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len(), state: None }];
         let outputs: Vec<_> = wants.iter().map(|&kind| Output { row: tokens.len() - 1, kind }).collect();
         self.1 = end;
+        let given = GivenRows { rows: 0..tokens.len(), values };
         self.0.submit(&Step {
             tokens,
+            given: if values.is_empty() { &[] } else { std::slice::from_ref(&given) },
             carried,
             sequences: &sequences,
             pages: &pages,
             outputs: &outputs,
             ..Step::default()
         })
+    }
+
+    /// Returns how many steps were repeated.
+    fn repeated(&self) -> u64 {
+        let counts = self.0.kernel_counts();
+        let repeated = counts.iter().find(|count| count.name.contains("repeated"));
+        repeated.map_or(0, |count| count.launches)
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<Vec<OutputValue>, StepError> {
@@ -251,19 +261,48 @@ fn outcomes(runner: Box<dyn Runner>) -> Result<(Vec<Vec<OutputValue>>, u64), Ste
         (&[5], &[OutputKind::Logits]),
         (&[7], &[sample(1)]),
     ] {
-        let ticket = sequence.submit(tokens, &[], wants)?;
+        let ticket = sequence.submit(tokens, &[], &[], wants)?;
         all.push(sequence.collect(ticket)?);
     }
-    let carried = [Carried { row: 0, output: 0 }];
-    let one = sequence.submit(&[token(&all[3])], &[], &[sample(2)])?;
-    let two = sequence.submit(&[0], &carried, &[sample(3)])?;
+    let carried = [Carried { row: 0, output: 0, given: None }];
+    let one = sequence.submit(&[token(&all[3])], &[], &[], &[sample(2)])?;
+    let two = sequence.submit(&[0], &[], &carried, &[sample(3)])?;
     all.push(sequence.collect(one)?);
-    let three = sequence.submit(&[0], &carried, &[sample(4), OutputKind::Logits])?;
+    let three = sequence.submit(&[0], &[], &carried, &[sample(4), OutputKind::Logits])?;
     all.push(sequence.collect(two)?);
     all.push(sequence.collect(three)?);
-    let counts = sequence.0.kernel_counts();
-    let repeated = counts.iter().find(|count| count.name.contains("repeated"));
-    Ok((all, repeated.map_or(0, |count| count.launches)))
+    let repeated = sequence.repeated();
+    Ok((all, repeated))
+}
+
+/// Outcomes of steps of a head, of which the last two begin with tokens and rows of the step before. Also returns how many steps were
+/// repeated.
+fn chain_outcomes(runner: Box<dyn Runner>, width: usize) -> (Vec<Vec<OutputValue>>, u64) {
+    let params = SamplingParams::default();
+    let request = SampleRequest {
+        params: &params,
+        draw: 0,
+        history: &[],
+        prompt_tokens: 0,
+        mask: None,
+        logprobs: None,
+    };
+    let wants = [OutputKind::Sample(request), OutputKind::Embedding];
+    let values: Vec<f32> = (0..40 * width).map(|at| (at as f32 * 0.7).sin()).collect();
+    let tokens: Vec<u32> = (0..40).map(|at| at * 7 % 100).collect();
+    let carried = [Carried { row: 0, output: 0, given: Some(1) }];
+    let mut sequence = Sequence(runner, 0);
+    let mut all = Vec::new();
+    let prompt = sequence.submit(&tokens, &values, &[], &wants).unwrap();
+    all.push(sequence.collect(prompt).unwrap());
+    let one = sequence.submit(&[5], &values[..width], &[], &wants).unwrap();
+    let two = sequence.submit(&[0], &[], &carried, &wants).unwrap();
+    all.push(sequence.collect(one).unwrap());
+    let three = sequence.submit(&[0], &[], &carried, &wants).unwrap();
+    all.push(sequence.collect(two).unwrap());
+    all.push(sequence.collect(three).unwrap());
+    let repeated = sequence.repeated();
+    (all, repeated)
 }
 
 #[test]
@@ -272,7 +311,7 @@ fn a_step_that_gives_up_is_repeated_without_handoff() {
         Ok(gpu) => gpu,
         Err(error) => return println!("skipped: handoff that gives up on a GPU: {error}"),
     };
-    let model = ModelShape {
+    let shape = ModelShape {
         hidden: 256,
         ffn: 512,
         heads: 4,
@@ -280,8 +319,8 @@ fn a_step_that_gives_up_is_repeated_without_handoff() {
         head_dim: 64,
         windows: vec![None; 2],
         ..ModelShape::of_format(WeightFormat::Q8_0)
-    }
-    .build(1);
+    };
+    let model = shape.build(1);
     let limits = Limits {
         block_size: 32,
         pages: 16,
@@ -314,4 +353,15 @@ fn a_step_that_gives_up_is_repeated_without_handoff() {
         notices += usize::from(repeated > 0);
     }
     assert_eq!(NOTICES.load(Ordering::Relaxed) - before, notices, "one notice each");
+
+    // Rows of the step before are there as well.
+    let head = ModelShape { joined: true, given_parts: 1, ..shape }.build(2);
+    let run = || chain_outcomes(gpu.load(&head.program, head.weights.clone(), limits).unwrap(), 256);
+    let (expected, repeated) = run();
+    assert_eq!(repeated, 0);
+    let steps = Vec::from_iter(0..4);
+    for step in draw().some("steps of a head that give up", &steps, 2) {
+        gpu.starve_handoff(step);
+        assert_eq!(run().0, expected, "after step {step} of a head was repeated");
+    }
 }

@@ -21,7 +21,8 @@ pub trait Runner: Send {
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError>;
 
     /// Returns true if the next step may be submitted before this output is collected, with its token as an input
-    /// ([`Step::carried`]), and if that step's output may be carried as well. Steps are computed in the order of
+    /// ([`Step::carried`]) or its embedding as a given row ([`Carried::given`](crate::Carried::given)), and if that step's output may be
+    /// carried as well. Steps are computed in the order of
     /// submission, so a page may be reused by the next step. Devices that compute concurrently with the host support
     /// it, so that they do not wait for the host.
     fn carries(&self, kind: &OutputKind<'_>) -> bool;

@@ -25,8 +25,8 @@ pub struct Step<'a> {
     /// that do not [carry](crate::Runner::carries) tokens from step to step.
     pub carried: &'a [Carried],
     /// Rows whose residual stream is given instead of embedded, in order and disjoint: all rows of a program without
-    /// [tokens](crate::Input::Tokens) or of one that [joins](crate::Joined) both, some rows of another one with [`given_parts`](crate::Program::given_parts). None of
-    /// them is carried. Their entries in `tokens` are ids all the same, and choose rows of
+    /// [tokens](crate::Input::Tokens) or of one that [joins](crate::Joined) both, except for [carried](Carried::given) rows; some rows of
+    /// another one with [`given_parts`](crate::Program::given_parts). None of them is carried. Their entries in `tokens` are ids all the same, and choose rows of
     /// [`LayerEmbeds::table`](crate::LayerEmbeds::table) only; they are 0 in a program without tokens.
     pub given: &'a [GivenRows<'a>],
     /// Coordinates of each row for [rotations](crate::Rope::axes), `[rows]`; empty if the coordinates of each row are its position.
@@ -156,6 +156,9 @@ pub struct Carried {
     /// Index into the [`Step::outputs`] of the step that was submitted last: one that the runner
     /// [carries](crate::Runner::carries).
     pub output: usize,
+    /// For a program that [joins](crate::Joined) tokens with given rows, and only then: index of the output of that step which is
+    /// the row's given row, an [embedding](OutputKind::Embedding) that the runner carries.
+    pub given: Option<usize>,
 }
 
 /// Something to compute from the end of one row.

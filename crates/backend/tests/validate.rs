@@ -314,7 +314,7 @@ fn given_rows() {
         |step| (step.given, step.tokens[1]) = (vec![(1..2, 8)], 70),
         expect!["invalid step: row 1: token 70 of 70 does not exist"],
     );
-    let carried = |row| Carried { row, output: 0 };
+    let carried = |row| Carried { row, output: 0, given: None };
     check_rows(
         1,
         |step| (step.given, step.carried) = (vec![(1..3, 16)], vec![carried(0), carried(3)]),

@@ -199,6 +199,7 @@ impl Engine {
         let mut shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
         shared.adapter_limits = options.adapters;
         shared.draft_problem = draft_problem;
+        shared.draft_depth = options.draft_depth;
         shared.device = backend.name().to_owned();
         shared.blocks = blocks;
         (shared.step_tokens, shared.lanes) = (step_tokens, lanes);

@@ -143,6 +143,8 @@ pub(crate) struct Shared {
     pub is_failing: AtomicBool,
     /// See [`Handle::draft_problem`].
     pub draft_problem: Option<String>,
+    /// See [`EngineOptions::draft_depth`].
+    pub draft_depth: Option<usize>,
     adapters: Mutex<HeldAdapters>,
     /// The store of pages on disk, if there is one.
     pub disk: OnceLock<Space>,
@@ -174,6 +176,7 @@ impl Shared {
             blocks: None,
             is_failing: AtomicBool::new(false),
             draft_problem: None,
+            draft_depth: None,
             adapters: Mutex::default(),
             disk: OnceLock::new(),
             stopped: OnceLock::new(),
@@ -305,6 +308,9 @@ impl Handle {
         }
         let id = shared.next_request.fetch_add(1, Ordering::Relaxed);
         let mut checked = CheckedRequest::new(id, &request, &shared.model_stop_tokens, shared.limits)?;
+        if let Some(depth) = shared.draft_depth {
+            checked.drafts = checked.drafts.of_model(depth);
+        }
         if let Some(limit) = request.thought {
             let Some(tokenizer) = tokenizer.clone() else {
                 let problem = "cannot be bounded: the engine has no tokenizer".into();

@@ -61,7 +61,7 @@ pub use pictures::{Picture, PixelSource};
 pub use replicas::Replicas;
 pub use request::{Event, FinishReason, Request, Usage};
 pub use snapshot::{PicturesSnapshot, SequenceSnapshot, Snapshot};
-pub use speculation::{DraftOptions, MOST_DRAFTED, Replay};
+pub use speculation::{DraftOptions, MOST_BY_MODEL, MOST_DRAFTED, Replay};
 pub use stats::{EncoderTimes, Sizes, Stats, StepTimes};
 pub use text::StopMatcher;
 pub use thought::ThoughtLimit;

@@ -51,6 +51,9 @@ pub struct EngineOptions {
     /// A model that drafts answers, beside the texts of requests; it is not loaded unless [`EngineOptions::speculate`]. A head that
     /// the device does not run is not used; see [`Handle::draft_problem`](crate::Handle::draft_problem).
     pub draft: Option<Arc<DraftModel>>,
+    /// Number of tokens that the model drafts in every step, see [`DraftOptions::of_model`](crate::DraftOptions::of_model). `None` lets
+    /// the engine choose the source and the length of each draft.
+    pub draft_depth: Option<usize>,
     /// True if blocks stay in the prefix cache after their sequence has ended.
     pub prefix_cache: bool,
     /// A store on disk that outlives the engine; `None` for pages in memory only. It requires the prefix cache.
@@ -100,6 +103,7 @@ impl Default for EngineOptions {
             max_wait_steps: 1000,
             speculate: true,
             draft: None,
+            draft_depth: None,
             prefix_cache: true,
             disk: None,
             host: None,

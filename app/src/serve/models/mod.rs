@@ -36,6 +36,7 @@ use crate::{
     cli::{BatchTokensArg, RunOnArgs, ServeOptions, Speculate},
     devices::{Chosen, Devices},
     failure::{Failure, Outcome},
+    load,
     models::{EMBEDDED, Source},
     presets::Preset,
     projector::Projector,
@@ -58,9 +59,9 @@ pub struct ServedModels {
     kv_bytes: Option<u64>,
     kv_dtype: KvDtype,
     /// `--speculate`.
-    speculate: bool,
-    /// The model of `--draft`, which drafts for the first model.
-    draft: Option<Source>,
+    speculate: Speculate,
+    /// The model of `--draft`, and the path of the first model, for which it drafts.
+    draft: Option<(Source, PathBuf)>,
     /// Memory limit of all models together, in bytes.
     memory: u64,
     parallel: usize,
@@ -139,6 +140,25 @@ impl ServedModels {
                 Some((name.clone(), file.clone()))
             }
         };
+        let draft = match &options.draft {
+            None => None,
+            Some(draft) => {
+                let own = models.iter().find(|(name, _)| first.as_ref() == Some(name));
+                let model = match (own, &first) {
+                    (Some((_, source)), _) => source.clone(),
+                    (None, Some(name)) => Source::find(Some(name), settings)?,
+                    (None, None) => Source::Embedded,
+                };
+                let Some(path) = model.path() else {
+                    let failure = Failure::usage("--draft needs a model on the command line");
+                    return Err(failure.hint("paguro serve MODEL --draft DRAFT_MODEL"));
+                };
+                let draft = Source::find(Some(draft), settings)?;
+                // Errors are reported at the start instead of at the first request.
+                load::check_draft(&draft, &model)?;
+                Some((draft, path.to_owned()))
+            }
+        };
         let defaults = EngineOptions::default();
         let parallel = options.parallel.unwrap_or(defaults.max_sequences);
         Ok(Self {
@@ -151,8 +171,8 @@ impl ServedModels {
             context: options.ctx,
             kv_bytes: options.kv_memory.map(|bytes| bytes.0),
             kv_dtype: options.kv_dtype.map_or(defaults.kv_dtype, KvDtype::from),
-            speculate: options.speculate != Some(Speculate::Off),
-            draft: options.draft.as_deref().map(|name| Source::find(Some(name), settings)).transpose()?,
+            speculate: options.speculate.unwrap_or_default(),
+            draft,
             memory,
             parallel,
             step_time: options.step_time.map_or(defaults.step_time, |time| time.0),

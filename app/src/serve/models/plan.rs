@@ -1,9 +1,6 @@
 //! Memory and limits of a load.
 
-use std::{
-    path::Path,
-    sync::{Arc, PoisonError},
-};
+use std::sync::{Arc, PoisonError};
 
 use paguro_backend::KvDtype;
 use paguro_engine::{DraftModel, EngineOptions, EnginePlan, PageBudget};
@@ -47,7 +44,7 @@ impl ServedModels {
 
     /// Returns the options of an engine.
     pub(super) fn engine_options(&self, preset: &Preset, context: usize, pages: PageBudget) -> EngineOptions {
-        EngineOptions {
+        self.speculate.of(EngineOptions {
             pages,
             max_context: Some(context),
             max_sequences: self.parallel,
@@ -57,18 +54,16 @@ impl ServedModels {
             queue_capacity: self.queue,
             queue_tokens: self.queue_tokens,
             kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
-            speculate: self.speculate,
             max_image_tokens: self.image_tokens,
             adapters: self.adapter_limits,
             ..EngineOptions::default()
-        }
+        })
     }
 
     /// Returns the model that drafts for the model in this file, if one was set for it.
     pub(super) fn drafts_for(&self, file: &ModelFile) -> Option<&Source> {
-        let (_, first) = self.named(&self.first)?;
-        let is_of_first = |path: &Path| file.files().iter().any(|file| file.starts_with(path));
-        self.draft.as_ref().filter(|_| first.path().is_some_and(is_of_first))
+        let (draft, first) = self.draft.as_ref()?;
+        file.files().iter().any(|file| file.starts_with(first)).then_some(draft)
     }
 
     /// Returns the memory and limits of an engine for sequences of `context` tokens, and the placement of the model. The placement and

@@ -251,6 +251,7 @@ pub(super) fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> 
             &["format_f32", "batch_invariance"],
         ),
         ("carries another sequence's token", Defect { carried: neighbours, ..NONE }, &["carried_tokens"]),
+        ("carries another sequence's row", Defect { carried: rows_of_neighbours, ..NONE }, &["carried_rows"]),
         // Mixers with a state
         (
             "ignores gates of attention",

@@ -233,6 +233,12 @@ pub(super) fn neighbours(carried: &mut [Carried]) {
     }
 }
 
+pub(super) fn rows_of_neighbours(carried: &mut [Carried]) {
+    if let [first, second, ..] = carried {
+        std::mem::swap(&mut first.given, &mut second.given);
+    }
+}
+
 /// The smallest possible change.
 pub(super) fn nudge(logits: &mut [f32], by: usize) {
     if by.is_multiple_of(2) {

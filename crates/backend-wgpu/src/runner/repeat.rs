@@ -2,9 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use bytemuck::cast_slice;
 use paguro_backend::StepError;
 
-use super::{GpuRunner, flight_index};
+use super::{GpuRunner, flight_index, token_words};
 use crate::{
     device::Device,
     flight::{Encoding, Flight, gave_up_at},
@@ -45,25 +46,40 @@ impl GpuRunner {
     fn repeat_step(&mut self, step: u64, is_first: bool) -> Result<(), StepError> {
         self.canaries.forget(step);
         self.repeated += 1;
-        let Self { device, canaries, kernel_statistics, flights, rows, upload, .. } = self;
+        let late_at = 4 * token_words(&self.limits) as u64;
+        let Self { device, canaries, kernel_statistics, flights, rows, upload, kept, program, .. } = self;
         let Flight { plan, slices, sampled, submission, timed, is_apart, readback, .. } =
             &mut flights[flight_index(step)];
+        let width = program.hidden;
+        let model = self.adapted.of(plan, &self.model);
         if is_first {
             plan.uncarry(&self.tokens);
+            // Kept rows are those that were read.
+            for (number, place) in (plan.given_rows()..).zip(plan.kept.drain(..)) {
+                if let (Some(given), Some(row)) =
+                    (&model.given, self.kept_rows.get(place * width..(place + 1) * width))
+                {
+                    device.queue.write_buffer(given, (4 * number * width) as u64, cast_slice(row));
+                }
+            }
         }
         (*is_apart, *timed) = (true, None);
-        let model = self.adapted.of(plan, &self.model);
         plan.upload(device, model);
-        if let (true, Some(upload), Some(given)) = (plan.has_given(), upload, &model.given)
+        if let (1.., Some(upload), Some(given)) = (plan.given_rows(), upload, &model.given)
             && !upload.repeat(device, step, given)
         {
             return Err(gave_up(device));
         }
-        let mut encoding = Encoding { device, model, canaries, kernel_statistics, step };
+        let kept = kept.as_ref();
+        let mut encoding =
+            Encoding { device, model, canaries, kernel_statistics, kept, late_at, width, step };
         for slice in slices.iter() {
             plan.upload_adapted(device, model, true, slice.first);
-            let mut commands = encoding.launch(&launches(model, plan, slice.first, slice.count), || 1)?;
+            let commands = encoding.begin(plan, slice.first);
+            let launches = launches(model, plan, slice.first, slice.count);
+            let mut commands = encoding.launch(commands, &launches, || 1)?;
             encoding.sample(&mut commands, plan, slice);
+            encoding.keep(&mut commands, slice);
             if let Some(readback) = readback {
                 readback.encode(model, &mut commands, &rows[flight_index(step)]);
             }

@@ -2,15 +2,18 @@
 
 use std::{collections::BTreeSet, sync::atomic::Ordering, time::Instant};
 
-use paguro_backend::{OutputKind, OutputValue, Sampled, Step, StepError, sampling};
+use paguro_backend::{OutputKind, OutputValue, Program, Sampled, Step, StepError, sampling};
 
 use super::{
     GpuRunner, flight_index,
     rows::{HostRow, Readback, Source, floats},
+    token_words,
 };
 use crate::{
     flight::{Encoding, Flight, Slice},
+    lower::LOGIT_ROWS,
     pace::Pass,
+    plan::Plan,
     planned::{PATIENCE, Planned, encode_all, launches},
     sampler::Sampler,
 };
@@ -44,9 +47,11 @@ impl GpuRunner {
         let plan = &mut self.flights[flight_index(self.submitted)].plan;
         plan.make(step);
         for carried in step.carried {
-            // `submit` has checked that the output is carried.
-            let at = self.carried.iter().position(|&output| output == carried.output);
-            plan.carry(carried.row, at.unwrap_or_default());
+            // `submit` has checked that the outputs are carried.
+            let place =
+                |of: &[usize], output| of.iter().position(|&other| other == output).unwrap_or_default();
+            let kept = carried.given.map(|output| place(&self.carried_rows, output));
+            plan.carry(carried.row, place(&self.carried, carried.output), kept);
         }
         self.plan_adapters(step)?;
         self.prepare_table_rows(step, is_whole)?;
@@ -62,27 +67,28 @@ impl GpuRunner {
     ) -> Result<(), StepError> {
         let plan = &self.flights[self.flight_index()].plan;
         plan.upload(&self.device, self.adapted.of(plan, &self.model));
-        if let (true, Some(upload), Some(given)) = (plan.has_given(), &mut self.upload, &self.model.given) {
+        if let (1.., Some(upload), Some(given)) = (plan.given_rows(), &mut self.upload, &self.model.given) {
             upload.write(&self.device, self.submitted, step, given)?;
         }
         let slices = plan.slices();
-        // Rows that a later slice or pass overwrites are read at once.
-        let defers = self.defers_rows && is_whole && slices.len() == 1;
-        slices.into_iter().try_for_each(|slice| self.run_slice(step, place, slice, defers))
+        let is_only = is_whole && slices.len() == 1;
+        slices.into_iter().try_for_each(|slice| self.run_slice(step, place, slice, is_only))
     }
 
-    /// Runs a slice of the output rows, and the whole pass before the first one. If it `defers`, rows are read with the answers of the
-    /// step, if they need no further work.
+    /// Runs a slice of the output rows, which may be the step's only one, and the whole pass before the first one. Rows of the only slice
+    /// are read with the answers of the step, if they need no further work; those that a later slice or pass overwrites are read at once.
     fn run_slice(
         &mut self,
         step: &Step<'_>,
         place_of: &dyn Fn(usize) -> usize,
         (first, count): (usize, usize),
-        defers: bool,
+        is_only: bool,
     ) -> Result<(), StepError> {
         let flight = self.flight_index();
+        let late_at = 4 * token_words(&self.limits);
         let Self { device, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
-        let Flight { plan, slices, sampled, timed, is_apart, .. } = &mut flights[flight];
+        let Flight { plan, slices, sampled, kept, late, submission, timed, is_apart, .. } =
+            &mut flights[flight];
         let model = self.adapted.of(plan, &self.model);
         plan.upload_adapted(device, model, true, first);
         let launches = launches(model, plan, first, count);
@@ -93,7 +99,16 @@ impl GpuRunner {
                 encode_all(pass, launches.iter().filter(|planned| planned.timed_as() == kernel), PATIENCE);
             })?;
         }
-        let mut encoding = Encoding { device, model, canaries, kernel_statistics, step: self.submitted };
+        let mut encoding = Encoding {
+            device,
+            model,
+            canaries,
+            kernel_statistics,
+            kept: self.kept.as_ref(),
+            late_at: late_at as u64,
+            width: self.program.hidden,
+            step: self.submitted,
+        };
         // A step that carries tokens is encoded while the one before runs.
         let mut next = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
         let step_rows = step.tokens.len();
@@ -104,7 +119,7 @@ impl GpuRunner {
         *is_apart = device.in_doubt.load(Ordering::Relaxed);
         let mut commands = match &self.pauses {
             Some(pauses) => encoding.launch_paced(&launches, pauses)?,
-            None => encoding.launch(&launches, || {
+            None => encoding.launch(encoding.begin(plan, first), &launches, || {
                 // Submissions run in order, independent of wgpu's knowledge of their buffers.
                 let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
                 next = next.saturating_mul(2);
@@ -115,8 +130,15 @@ impl GpuRunner {
         let edits_room = model.head.as_ref().map_or(0, |head| head.io.edits.size() / 16);
         let mut sampler = Sampler::new(vocab, edits_room as usize);
         let mut for_host = Vec::new();
+        let is_row = |index: usize| matches!(step.outputs[index].kind, OutputKind::Embedding);
+        let keeps = self.kept.is_some() && plan.embeds;
+        let slice_kept = keeps.then_some(kept.len());
         for row in 0..count {
             let outputs = plan.outputs.outputs_of(first + row);
+            if keeps {
+                let output = outputs.iter().copied().find(|&index| is_row(index));
+                kept.push(output.map_or(usize::MAX, place_of));
+            }
             for &index in outputs {
                 match &step.outputs[index].kind {
                     OutputKind::Sample(request)
@@ -139,23 +161,29 @@ impl GpuRunner {
             words.extend_from_slice(mask.bits());
             words.resize((index + 1) * vocab.div_ceil(32), 0);
         }
-        slices.push(Slice { first, count, samples, edits, masks: words });
-        encoding.sample(&mut commands, plan, &slices[slices.len() - 1]);
-        let sampled_count = sampled.len();
+        // Rows of a step that defers them have a buffer of their own.
+        let is_late = is_only
+            && !self.defers_rows
+            && count <= LOGIT_ROWS
+            && !for_host.is_empty()
+            && for_host.iter().all(|&(index, _)| is_row(index));
+        if is_late {
+            late.append(&mut for_host);
+        }
+        let slice = Slice { first, count, samples, edits, masks: words, kept: slice_kept, is_late };
+        encoding.sample(&mut commands, plan, &slice);
+        encoding.keep(&mut commands, &slice);
+        slices.push(slice);
         let has_logits = first < plan.outputs.logit_rows;
-        let readback = self.readback_of(step, place_of, (first, count), &for_host);
-        let Self { device, canaries, kernel_statistics, flights, rows, .. } = self;
-        let Flight { plan, submission, .. } = &mut flights[flight];
-        let model = self.adapted.of(plan, &self.model);
-        let mut encoding = Encoding { device, model, canaries, kernel_statistics, step: self.submitted };
-        let host = &rows[flight];
+        let readback = readback_of(&self.program, plan, step, place_of, (first, count), &for_host);
+        let host = &self.rows[flight];
         let is_read = !readback.rows.is_empty();
-        let is_deferred = is_read && defers && !has_logits && readback.is_plain();
+        let is_deferred = is_read && is_only && self.defers_rows && !has_logits && readback.is_plain();
         readback.encode(model, &mut commands, host);
         if is_read && !is_deferred && device.target.handoff {
             encoding.copy_gave_up(&mut commands, host, readback.bytes as u64);
         }
-        *submission = encoding.finish(commands, sampled_count)?;
+        *submission = encoding.finish(commands, sampled.len())?;
         if is_deferred {
             flights[flight].readback = Some(readback);
             return Ok(());
@@ -185,59 +213,11 @@ impl GpuRunner {
         })
     }
 
-    /// Returns the rows for the host of a slice of `count` output rows from `first` on. `for_host` has outputs and their rows of the slice.
-    fn readback_of(
-        &self,
-        step: &Step<'_>,
-        place_of: &dyn Fn(usize) -> usize,
-        (first, count): (usize, usize),
-        for_host: &[(usize, usize)],
-    ) -> Readback {
-        let plan = &self.flights[self.flight_index()].plan;
-        let (logits, hidden) = (self.program.vocab * 4, self.program.hidden * 4);
-        let (residual, merged) =
-            (self.program.residual_width() * 4, self.program.merged().map_or(1, |merged| merged.rows));
-        let is_residual = |index: usize| matches!(step.outputs[index].kind, OutputKind::Residual);
-        let rows = for_host.iter().filter(|&&(index, _)| is_residual(index)).map(|&(_, row)| row);
-        let mut residuals: Vec<usize> = rows.collect();
-        residuals.dedup();
-        let has_logits = first < plan.outputs.logit_rows;
-        let logits_end = if has_logits { count * logits } else { 0 };
-        let normed_end = logits_end + if plan.embeds { count * hidden } else { 0 };
-        let residual_end = normed_end + if residuals.is_empty() { 0 } else { count * residual };
-        let means = plan.outputs.means.iter().filter(|_| !has_logits).map(|&(index, _)| index);
-        let means: Vec<usize> = means.collect();
-        let mut readback = Readback::of(residual_end + means.len() * hidden);
-        if for_host.is_empty() && means.is_empty() {
-            return readback;
-        }
-        readback.copy(Source::Logits, 0, 0, logits_end);
-        readback.copy(Source::Normed, 0, logits_end, normed_end - logits_end);
-        let source = |row: usize| plan.outputs.rows[first + row] / merged;
-        for run in residuals.chunk_by(|&row, &next| next == row + 1 && source(next) == source(row) + 1) {
-            let (from, to) = (source(run[0]) * residual, normed_end + run[0] * residual);
-            readback.copy(Source::Residual, from, to, run.len() * residual);
-        }
-        readback.copy(Source::Means, 0, residual_end, means.len() * hidden);
-        for &(output, row) in for_host {
-            let (at, bytes, source) = match step.outputs[output].kind {
-                OutputKind::Embedding => (logits_end + row * hidden, hidden, Source::Normed),
-                OutputKind::Residual => (normed_end + row * residual, residual, Source::Residual),
-                _ => (row * logits, logits, Source::Logits),
-            };
-            readback.rows.push(HostRow { output, place: place_of(output), at, bytes, source });
-        }
-        for (index, &output) in means.iter().enumerate() {
-            let (at, source) = (residual_end + index * hidden, Source::Means);
-            readback.rows.push(HostRow { output, place: place_of(output), at, bytes: hidden, source });
-        }
-        readback
-    }
-
     /// Reads the answers of a step, once the device has run it. Returns true if a kernel gave up waiting.
     pub(super) fn read(&mut self, step: u64) -> Result<bool, StepError> {
         let Self { flights, device, canaries, tokens, pace, rows, .. } = self;
-        let Flight { answers, sampled, submission, failure, timed, readback, .. } =
+        let late_at = 4 * token_words(&self.limits);
+        let Flight { answers, sampled, late, submission, failure, timed, readback, .. } =
             &mut flights[flight_index(step)];
         if let Some(failure) = failure.take() {
             return Err(failure);
@@ -245,8 +225,15 @@ impl GpuRunner {
         let submission = submission.take().ok_or_else(nothing_submitted)?;
         let mut gave_up = false;
         let last = submission.clone();
-        let mut read = canaries.read(device, step, 4 + sampled.len() * 4, last, |words| {
-            let (flag, words) = words.split_at(4);
+        let width = 4 * self.program.hidden;
+        let tokens_end = 4 + sampled.len() * 4;
+        let end = late.iter().map(|&(_, place)| late_at + (place + 1) * width).max().unwrap_or(tokens_end);
+        let mut read = canaries.read(device, step, end, last, |words| {
+            for &(index, place) in late.iter() {
+                let row = floats(&words[late_at + place * width..][..width]).collect();
+                answers[index] = Some(OutputValue::Embedding(row));
+            }
+            let (flag, words) = words[..tokens_end].split_at(4);
             gave_up = flag != [0; 4];
             if gave_up {
                 return;
@@ -271,4 +258,52 @@ impl GpuRunner {
 
 fn nothing_submitted() -> StepError {
     StepError::Invalid("nothing was submitted".into())
+}
+
+/// Returns the rows for the host of a slice of `count` output rows from `first` on. `for_host` has outputs and their rows of the slice.
+fn readback_of(
+    program: &Program,
+    plan: &Plan,
+    step: &Step<'_>,
+    place_of: &dyn Fn(usize) -> usize,
+    (first, count): (usize, usize),
+    for_host: &[(usize, usize)],
+) -> Readback {
+    let (logits, hidden) = (program.vocab * 4, program.hidden * 4);
+    let (residual, merged) = (program.residual_width() * 4, program.merged().map_or(1, |merged| merged.rows));
+    let is_residual = |index: usize| matches!(step.outputs[index].kind, OutputKind::Residual);
+    let rows = for_host.iter().filter(|&&(index, _)| is_residual(index)).map(|&(_, row)| row);
+    let mut residuals: Vec<usize> = rows.collect();
+    residuals.dedup();
+    let has_logits = first < plan.outputs.logit_rows;
+    let logits_end = if has_logits { count * logits } else { 0 };
+    let normed_end = logits_end + if plan.embeds { count * hidden } else { 0 };
+    let residual_end = normed_end + if residuals.is_empty() { 0 } else { count * residual };
+    let means = plan.outputs.means.iter().filter(|_| !has_logits).map(|&(index, _)| index);
+    let means: Vec<usize> = means.collect();
+    let mut readback = Readback::of(residual_end + means.len() * hidden);
+    if for_host.is_empty() && means.is_empty() {
+        return readback;
+    }
+    readback.copy(Source::Logits, 0, 0, logits_end);
+    readback.copy(Source::Normed, 0, logits_end, normed_end - logits_end);
+    let source = |row: usize| plan.outputs.rows[first + row] / merged;
+    for run in residuals.chunk_by(|&row, &next| next == row + 1 && source(next) == source(row) + 1) {
+        let (from, to) = (source(run[0]) * residual, normed_end + run[0] * residual);
+        readback.copy(Source::Residual, from, to, run.len() * residual);
+    }
+    readback.copy(Source::Means, 0, residual_end, means.len() * hidden);
+    for &(output, row) in for_host {
+        let (at, bytes, source) = match step.outputs[output].kind {
+            OutputKind::Embedding => (logits_end + row * hidden, hidden, Source::Normed),
+            OutputKind::Residual => (normed_end + row * residual, residual, Source::Residual),
+            _ => (row * logits, logits, Source::Logits),
+        };
+        readback.rows.push(HostRow { output, place: place_of(output), at, bytes, source });
+    }
+    for (index, &output) in means.iter().enumerate() {
+        let (at, source) = (residual_end + index * hidden, Source::Means);
+        readback.rows.push(HostRow { output, place: place_of(output), at, bytes: hidden, source });
+    }
+    readback
 }

@@ -21,10 +21,10 @@ pub use pages::{KvRounding, RoundFn, round_f16, round_q4, round_q8};
 use recurrent::States;
 
 use crate::{
-    Adaptable, AdapterId, AdapterUse, Backend, Capacity, DeviceLayout, ExpertCount, KernelCount, KvDtype,
-    Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, Output, OutputKind, OutputValue, PacedRunner,
-    PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket,
-    VectorId, WeightFormat, Weights, sampling::Scratch,
+    Adaptable, AdapterId, AdapterUse, Backend, Capacity, DeviceLayout, ExpertCount, GivenRows, KernelCount,
+    KvDtype, Limits, Linear, LoadError, LowRank, Matrix, MatrixId, Norm, Output, OutputKind, OutputValue,
+    PacedRunner, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput,
+    Ticket, VectorId, WeightFormat, Weights, sampling::Scratch,
 };
 
 /// Version of the bits that the reference computes. It is a part of [`PageFormat::name`], and changes with them.
@@ -203,8 +203,8 @@ pub struct ReferenceRunner {
     answers: Vec<OutputValue>,
     /// Outputs of steps that were not collected.
     in_flight: VecDeque<(Ticket, Vec<OutputValue>)>,
-    /// Tokens of the last step that the next one may begin with, by output.
-    carried: Vec<Option<u32>>,
+    /// Outputs of the last step that the next one may begin with.
+    carried: Vec<Option<OutputValue>>,
     /// Number of steps submitted, and the ticket of the last one.
     submitted: u64,
     launches: BTreeMap<&'static str, u64>,
@@ -218,23 +218,32 @@ impl Runner for ReferenceRunner {
             return Err(StepError::Invalid("the step before was not collected".into()));
         }
         let mut tokens = step.tokens.to_vec();
+        let mut rows = Vec::new();
         for carried in step.carried {
-            let token = self.carried.get(carried.output).copied().flatten();
-            tokens[carried.row] = token.ok_or_else(|| {
-                StepError::Invalid(format!("output {} of the step before was not carried", carried.output))
-            })?;
+            let known = |output: usize| self.carried.get(output).and_then(Option::as_ref);
+            let not_carried = |output: usize| {
+                StepError::Invalid(format!("output {output} of the step before was not carried"))
+            };
+            tokens[carried.row] = match known(carried.output) {
+                Some(OutputValue::Sampled(sampled)) => sampled.token,
+                _ => return Err(not_carried(carried.output)),
+            };
+            if let Some(output) = carried.given {
+                let Some(OutputValue::Embedding(values)) = known(output) else {
+                    return Err(not_carried(output));
+                };
+                rows.push((carried.row, values.clone()));
+            }
         }
-        self.forward(&Step { tokens: &tokens, ..*step })?;
+        let mut given = step.given.to_vec();
+        given.extend(rows.iter().map(|(row, values)| GivenRows { rows: *row..row + 1, values }));
+        given.sort_by_key(|given| given.rows.start);
+        self.forward(&Step { tokens: &tokens, given: &given, ..*step })?;
         let answers = std::mem::take(&mut self.answers);
-        let token = |(output, answer): (&Output<'_>, &OutputValue)| match answer {
-            OutputValue::Sampled(sampled) if self.carries(&output.kind) => Some(sampled.token),
-            OutputValue::Sampled(_)
-            | OutputValue::Score(_)
-            | OutputValue::Logits(_)
-            | OutputValue::Embedding(_)
-            | OutputValue::Residual(_) => None,
+        let carried = |(output, answer): (&Output<'_>, &OutputValue)| {
+            self.carries(&output.kind).then(|| answer.clone())
         };
-        self.carried = step.outputs.iter().zip(&answers).map(token).collect();
+        self.carried = step.outputs.iter().zip(&answers).map(carried).collect();
         self.submitted += 1;
         self.in_flight.push_back((Ticket(self.submitted), answers));
         Ok(Ticket(self.submitted))
@@ -252,8 +261,15 @@ impl Runner for ReferenceRunner {
     }
 
     fn carries(&self, kind: &OutputKind<'_>) -> bool {
-        // Penalties would need the token that is carried.
-        matches!(kind, OutputKind::Sample(request) if request.mask.is_none() && !request.params.penalizes())
+        match kind {
+            // Penalties would need the token that is carried.
+            OutputKind::Sample(request) => request.mask.is_none() && !request.params.penalizes(),
+            OutputKind::Embedding => self.program.joined().is_some(),
+            OutputKind::Score { token: _, top: _ }
+            | OutputKind::Logits
+            | OutputKind::Mean
+            | OutputKind::Residual => false,
+        }
     }
 
     fn load_head(

@@ -10,6 +10,11 @@ impl Step<'_> {
         let rows = self.tokens.len();
         for (index, carried) in self.carried.iter().enumerate() {
             rule!(carried.row < rows, "carried token {index}: row {} of {rows} does not exist", carried.row);
+            let joins = program.joined().is_some();
+            rule!(
+                joins == carried.given.is_some(),
+                "carried token {index}: its given row is carried as well if the model joins both, and only then"
+            );
         }
         let in_order = self.carried.is_sorted_by(|one, next| one.row < next.row);
         rule!(in_order, "carried tokens are not in order of their rows");
@@ -45,7 +50,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Given rows exist, are in order, have all values, and are no carried ones. All rows are given if no row has a token.
+    /// Given rows exist, are in order, have all values, and are no carried ones. All rows are given or carried if the model needs that.
     fn validate_given(&self, program: &Program) -> Result<(), StepError> {
         let (rows, width) = (self.tokens.len(), program.given_width());
         rule!(self.given.is_empty() || width > 0, "given rows, but all rows of the model are tokens");
@@ -67,7 +72,8 @@ impl Step<'_> {
             next = own.end;
         }
         if program.needs_given_rows() {
-            let given: usize = self.given.iter().map(|given| given.rows.len()).sum();
+            let carried = self.carried.iter().filter(|carried| carried.given.is_some()).count();
+            let given = carried + self.given.iter().map(|given| given.rows.len()).sum::<usize>();
             rule!(given == rows, "{given} of {rows} rows are given, but the model needs all of them");
         }
         Ok(())

@@ -159,7 +159,7 @@ impl Scheduler {
             let row = plan.tokens.len();
             let samples = match (next, output) {
                 (Next::Carried, Some(output)) => {
-                    plan.carried.push(Carried { row, output });
+                    plan.carried.push(Carried { row, output, given: None });
                     position..end
                 }
                 _ if end == sequence.tokens.len() && sequence.may_sample() => end - 1..end,

@@ -26,15 +26,15 @@ mod times;
 
 use std::sync::Arc;
 
-pub use self::drafter::Replay;
 pub(crate) use self::{
     acceptance::Acceptance,
     drafter::{Drafter, History, Replayed},
     lengths::{Candidate, Credit, LEAST_RATE, choose},
     rows::{HiddenRows, KEPT_ROWS},
-    runner::{DraftRunner, Lag, MOST_BY_MODEL, MOST_READ, Text, kept_rows},
+    runner::{DraftRunner, Lag, MOST_READ, Text, kept_rows},
     times::RowTimes,
 };
+pub use self::{drafter::Replay, runner::MOST_BY_MODEL};
 
 /// Most drafted tokens of a sequence in a step.
 pub const MOST_DRAFTED: usize = 31;
@@ -82,6 +82,8 @@ pub struct DraftOptions {
     pub prediction: Arc<[u32]>,
     /// True to check drafts of the full length, whatever their chances and the times of steps: for measurements.
     pub eager: bool,
+    /// True for drafts of a model alone. The text's own guesses are not used.
+    pub only_model: bool,
     /// Drafts for a measurement.
     pub replay: Option<Replay>,
 }
@@ -89,7 +91,15 @@ pub struct DraftOptions {
 impl Default for DraftOptions {
     fn default() -> Self {
         let prediction = Arc::from([]);
-        Self { most: MOST_DRAFTED, least: 0, least_chance: 0.0, prediction, eager: false, replay: None }
+        Self {
+            most: MOST_DRAFTED,
+            least: 0,
+            least_chance: 0.0,
+            prediction,
+            eager: false,
+            only_model: false,
+            replay: None,
+        }
     }
 }
 
@@ -97,6 +107,12 @@ impl DraftOptions {
     /// Options without drafts.
     pub fn off() -> Self {
         Self { most: 0, ..Self::default() }
+    }
+
+    /// Returns the options with drafts of a model alone, of `depth` tokens in every step, or of the request's most tokens if these are
+    /// fewer.
+    pub fn of_model(self, depth: usize) -> Self {
+        Self { most: self.most.min(depth), eager: true, only_model: true, ..self }
     }
 }
 
@@ -130,6 +146,8 @@ pub(crate) struct Speculator {
     pub by_model: Acceptance,
     /// True if drafts of a [`Replay`] take the place of a model's.
     replays_model: bool,
+    /// True for drafts of a model alone.
+    only_model: bool,
 }
 
 impl Speculator {
@@ -145,7 +163,7 @@ impl Speculator {
         let read = prompt_tokens.saturating_sub(MOST_HELD / 2);
         let (own, by_model) = (Acceptance::default(), Acceptance::of_model());
         let replays_model = options.replay.as_ref().is_some_and(|replay| replay.of_model);
-        Self { drafter, read, compared: 0, own, by_model, replays_model }
+        Self { drafter, read, compared: 0, own, by_model, replays_model, only_model: options.only_model }
     }
 
     /// Returns the number of tokens in memory.
@@ -194,7 +212,7 @@ impl Speculator {
         all: &Acceptance,
     ) -> Draft {
         let mut draft = Draft::default();
-        if self.read < tokens.len() || self.replays_model {
+        if self.read < tokens.len() || self.replays_model || self.only_model {
             return draft;
         }
         let mut together = 1.0;

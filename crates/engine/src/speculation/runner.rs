@@ -11,12 +11,17 @@
 //! wanted. Their positions count from the first token that they have read, because rotations depend on distances alone. An
 //! assistant reads the model's pages ([`Program::shares_pages`]). All rows of a draft are at the position of the last token, and
 //! see the tokens before it.
+//!
+//! The lengths of drafts are chosen before their first step. So a device that [carries](Runner::carries) tokens and rows gets each step
+//! before the tokens of the step before are read, and is never idle within a chain of drafts. Tokens that only one of the models has
+//! end a draft when they are read.
 
 use std::{collections::HashMap, time::Instant};
 
 use paguro_backend::{
-    GivenRows, Limits, Output, OutputKind, OutputValue, PageId, Program, Runner, STATE_CHUNK, SampleRequest,
-    Sampled, SamplingParams, StateId, StateUse, Step, StepError, StepOutput, StepSequence,
+    Carried, GivenRows, Limits, Output, OutputKind, OutputValue, PageId, Program, Runner, STATE_CHUNK,
+    SampleRequest, Sampled, SamplingParams, StateId, StateUse, Step, StepError, StepOutput, StepSequence,
+    Ticket,
 };
 
 use super::{HiddenRows, KEPT_ROWS, MOST_DRAFTED, RowTimes};
@@ -26,7 +31,7 @@ use crate::{
 };
 
 /// Most drafted tokens of a model in a step.
-pub(crate) const MOST_BY_MODEL: usize = 8;
+pub const MOST_BY_MODEL: usize = 8;
 
 /// Most tokens before the end of a text that a draft model reads when it begins.
 pub(crate) const MOST_READ: usize = 2048;
@@ -38,6 +43,8 @@ pub(crate) struct DraftRunner {
     /// Number of K/V groups.
     groups: usize,
     is_head: bool,
+    /// True if a step may begin with tokens and rows of the step before that were not read.
+    carries: bool,
     /// True for an assistant, which has no pages.
     shares_pages: bool,
     /// Tokens that both models have.
@@ -113,11 +120,25 @@ impl Lag {
 /// Rows of a sequence in a step.
 struct Part<'a> {
     text: Text<'a>,
-    tokens: &'a [u32],
-    /// For heads, `[rows, hidden]`.
-    given: &'a [f32],
+    rows: PartRows<'a>,
     /// True if a token is drafted after the last row.
     samples: bool,
+}
+
+/// Tokens of the rows of a part, and what a head joins with them.
+#[derive(Clone, Copy)]
+enum PartRows<'a> {
+    /// The tokens, and for heads `[rows, hidden]`.
+    Known { tokens: &'a [u32], given: &'a [f32] },
+    /// One row: the token, and for heads the row, after the part of this number among those of the step before that have a drafted
+    /// token.
+    Carried(usize),
+}
+
+/// A step that was submitted.
+struct Submitted {
+    ticket: Ticket,
+    work: Work,
 }
 
 impl DraftRunner {
@@ -131,13 +152,17 @@ impl DraftRunner {
     ) -> Self {
         let mut cost = StepCost::default();
         cost.learn(Work::default().and(0, rows), seconds);
+        let (greedy, is_head) = (SamplingParams::default(), program.joined().is_some());
+        let carries = runner.carries(&OutputKind::Sample(request(&greedy)))
+            && (!is_head || runner.carries(&OutputKind::Embedding));
         let shares_pages = program.shares_pages;
         let pages = if shares_pages { 1 } else { limits.pages };
         Self {
             runner,
             limits,
             groups: program.kv.groups.len(),
-            is_head: program.joined().is_some(),
+            is_head,
+            carries,
             shares_pages,
             vocab: vocab.min(program.vocab),
             has_states: !program.state.is_empty(),
@@ -147,7 +172,7 @@ impl DraftRunner {
             sequences: HashMap::new(),
             cost,
             times: RowTimes::default(),
-            greedy: SamplingParams::default(),
+            greedy,
             out: StepOutput::default(),
         }
     }
@@ -260,34 +285,60 @@ impl DraftRunner {
             if samples {
                 drafting.push((index, most));
             }
-            parts.push(Part { text: *text, tokens: &text.tokens[lag.start..end], given, samples });
+            let rows = PartRows::Known { tokens: &text.tokens[lag.start..end], given };
+            parts.push(Part { text: *text, rows, samples });
         }
         if parts.is_empty() {
             return Ok(drafts);
         }
-        let mut sampled = self.step(&parts)?;
-        // A row each for the following ones.
-        loop {
-            let mut next = Vec::new();
-            for ((index, most), (token, row)) in drafting.drain(..).zip(sampled) {
-                let draft = &mut drafts[index];
-                if token != Sampled::NO_TOKEN && (token as usize) < self.vocab {
-                    draft.push(token);
-                    if draft.len() < most {
-                        next.push((index, most, token, row));
-                    }
+        let mut begin = Instant::now();
+        let mut submitted = self.submit(&parts)?;
+        // True for drafts that have ended with a token that only one of the models has.
+        let mut has_ended = vec![false; texts.len()];
+        // A row each for the following tokens.
+        for length in 1.. {
+            let ahead = self.carries.then(|| {
+                let longer = drafting.iter().enumerate().filter(|(_, (_, most))| *most > length);
+                let part = |(number, (index, _)): (usize, &(usize, usize))| Part {
+                    text: texts[*index].0,
+                    rows: PartRows::Carried(number),
+                    samples: true,
+                };
+                longer.map(part).collect::<Vec<_>>()
+            });
+            let ahead = match ahead.filter(|parts| !parts.is_empty()) {
+                Some(parts) => Some(self.submit(&parts)?),
+                None => None,
+            };
+            let sampled = self.collect(submitted, &mut begin)?;
+            for (&(index, _), (token, _)) in drafting.iter().zip(&sampled) {
+                let exists = *token != Sampled::NO_TOKEN && (*token as usize) < self.vocab;
+                has_ended[index] |= !exists;
+                if !has_ended[index] {
+                    drafts[index].push(*token);
                 }
             }
-            if next.is_empty() {
-                break;
-            }
-            let mut parts = Vec::with_capacity(next.len());
-            for (index, _, token, row) in &next {
-                let (text, tokens) = (texts[*index].0, std::slice::from_ref(token));
-                parts.push(Part { text, tokens, given: row, samples: true });
-            }
-            sampled = self.step(&parts)?;
-            drafting = next.into_iter().map(|(index, most, ..)| (index, most)).collect();
+            let numbered = drafting.iter().copied().zip(&sampled);
+            let next = numbered
+                .filter(|((index, most), _)| *most > length && (ahead.is_some() || !has_ended[*index]));
+            let (next, sampled): (Vec<_>, Vec<_>) = next.unzip();
+            submitted = match ahead {
+                Some(ahead) => ahead,
+                None if next.is_empty() => break,
+                None => {
+                    let parts: Vec<_> = next
+                        .iter()
+                        .zip(sampled)
+                        .map(|((index, _), (token, row))| Part {
+                            text: texts[*index].0,
+                            rows: PartRows::Known { tokens: std::slice::from_ref(token), given: row },
+                            samples: true,
+                        })
+                        .collect();
+                    self.submit(&parts)?
+                }
+            };
+            drafting = next;
         }
         for ((text, _), draft) in texts.iter().zip(&drafts) {
             if let Some(known) = self.sequences.get_mut(&text.owner) {
@@ -338,60 +389,76 @@ impl DraftRunner {
         true
     }
 
-    /// Computes rows. Returns the drafted token after each part that has one, and for heads the last row.
-    fn step(&mut self, parts: &[Part<'_>]) -> Result<Vec<(u32, Vec<f32>)>, StepError> {
-        let begin = Instant::now();
-        let Self { runner, limits, is_head, shares_pages, sequences, greedy, out, .. } = self;
+    /// Submits a step of these rows. The step before was not collected if some are carried.
+    fn submit(&mut self, parts: &[Part<'_>]) -> Result<Submitted, StepError> {
+        let Self { runner, limits, is_head, shares_pages, sequences, greedy, .. } = self;
         let (mut tokens, mut given, mut pages) = (Vec::new(), Vec::new(), Vec::new());
         let (mut steps, mut outputs, mut work) = (Vec::new(), Vec::new(), Work::default());
+        let mut carried = Vec::new();
         for part in parts {
             let (first_row, first_page) = (tokens.len(), pages.len());
+            match part.rows {
+                PartRows::Known { tokens: own, given: values } => {
+                    tokens.extend_from_slice(own);
+                    given.extend_from_slice(values);
+                }
+                PartRows::Carried(number) => {
+                    let output = if *is_head { 2 * number } else { number };
+                    let given = is_head.then_some(output + 1);
+                    carried.push(Carried { row: first_row, output, given });
+                    tokens.push(0);
+                }
+            }
+            let count = tokens.len() - first_row;
             let (start, state) = if *shares_pages {
                 let start = part.text.tokens.len() - 1;
                 let blocks = start.div_ceil(limits.block_size);
                 part.text.tables.iter().for_each(|table| pages.extend_from_slice(&table.pages[..blocks]));
                 (start, None)
             } else {
-                let Some(known) = sequences.get(&part.text.owner) else { continue };
-                let blocks = (known.rows + part.tokens.len()).div_ceil(limits.block_size);
+                let known = sequences.entry(part.text.owner).or_default();
+                let start = known.rows;
+                known.rows += count;
+                let blocks = known.rows.div_ceil(limits.block_size);
                 known.tables.iter().for_each(|table| pages.extend_from_slice(&table[..blocks]));
-                (known.rows, known.state.map(StateUse::in_place))
+                (start, known.state.map(StateUse::in_place))
             };
-            tokens.extend_from_slice(part.tokens);
-            given.extend_from_slice(part.given);
-            work = work.and(start, part.tokens.len());
+            work = work.and(start, count);
             let (rows, tables) = (first_row..tokens.len(), first_page..pages.len());
             steps.push(StepSequence { rows, start, tables, state });
             if part.samples {
                 let row = tokens.len() - 1;
-                let request = SampleRequest {
-                    params: greedy,
-                    draw: 0,
-                    history: &[],
-                    prompt_tokens: 0,
-                    mask: None,
-                    logprobs: None,
-                };
-                outputs.push(Output { row, kind: OutputKind::Sample(request) });
+                outputs.push(Output { row, kind: OutputKind::Sample(request(greedy)) });
                 if *is_head {
                     outputs.push(Output { row, kind: OutputKind::Embedding });
                 }
             }
         }
         let rows = GivenRows { rows: 0..tokens.len(), values: &given };
-        let given = if *is_head { std::slice::from_ref(&rows) } else { &[] };
+        let has_given = *is_head && carried.is_empty();
         let step = Step {
             tokens: &tokens,
-            given,
+            carried: &carried,
+            given: if has_given { std::slice::from_ref(&rows) } else { &[] },
             sequences: &steps,
             pages: &pages,
             outputs: &outputs,
             ..Step::default()
         };
-        let ticket = runner.submit(&step)?;
-        runner.collect(ticket, out)?;
+        Ok(Submitted { ticket: runner.submit(&step)?, work })
+    }
+
+    /// Waits for a step. Returns the drafted token after each part that has one, and for heads the last row. The time of the step is
+    /// counted from `begin` on, which becomes now.
+    fn collect(
+        &mut self,
+        submitted: Submitted,
+        begin: &mut Instant,
+    ) -> Result<Vec<(u32, Vec<f32>)>, StepError> {
+        let Submitted { ticket, work } = submitted;
+        self.runner.collect(ticket, &mut self.out)?;
         let mut sampled: Vec<(u32, Vec<f32>)> = Vec::new();
-        for outcome in out.outcomes.drain(..) {
+        for outcome in self.out.outcomes.drain(..) {
             match outcome {
                 OutputValue::Sampled(Sampled { token, .. }) => sampled.push((token, Vec::new())),
                 OutputValue::Embedding(row) => {
@@ -402,12 +469,8 @@ impl DraftRunner {
                 OutputValue::Score(_) | OutputValue::Logits(_) | OutputValue::Residual(_) => {}
             }
         }
-        for part in parts {
-            if let Some(known) = self.sequences.get_mut(&part.text.owner) {
-                known.rows += part.tokens.len();
-            }
-        }
-        let duration = begin.elapsed();
+        let now = Instant::now();
+        let duration = now - std::mem::replace(begin, now);
         self.cost.learn(work, duration);
         self.times.learn(work, duration.as_secs_f64());
         Ok(sampled)
@@ -424,6 +487,11 @@ impl DraftRunner {
             false => Err(format!("a draft model has {all:?} pages and states of {:?}", self.limits)),
         }
     }
+}
+
+/// Returns the request for a drafted token: the most probable one.
+fn request(greedy: &SamplingParams) -> SampleRequest<'_> {
+    SampleRequest { params: greedy, draw: 0, history: &[], prompt_tokens: 0, mask: None, logprobs: None }
 }
 
 /// Returns the number of a model's rows that are kept for a head, or for an assistant, which reads the last row that remains after a check.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use paguro_backend::{MatrixId, SamplingParams, WeightFormat};
+use paguro_backend::{Backend, MatrixId, SamplingParams, WeightFormat, reference::Reference};
 use paguro_backend_conformance::{ModelShape, PagesOf, RandomModel, Rng};
 
 use super::{
@@ -101,6 +101,11 @@ fn answers_with_drafts_of_models_are_bit_for_bit_those_without() {
     }
 }
 
+/// Backends whose steps begin with tokens and rows from the host, and with those of the step before that were not read.
+fn backends() -> [Box<dyn Backend>; 2] {
+    [Box::new(BACKEND), Box::new(Reference::default())]
+}
+
 /// Generates an answer, and returns it with the statistics of the engine.
 fn generate(engine: &Engine, request: Request) -> (Vec<u32>, Stats) {
     let mut generation = engine.handle().generate(request).unwrap();
@@ -118,7 +123,9 @@ fn generate(engine: &Engine, request: Request) -> (Vec<u32>, Stats) {
 /// A model that is its own draft model guesses every token of a greedy answer, after prompts of all lengths.
 #[test]
 fn a_model_accepts_its_own_drafts() {
-    for mixers in ["", "dac"] {
+    let backends = backends();
+    for (backend, mixers) in [(0, ""), (0, "dac"), (1, ""), (1, "dac")] {
+        let backend = &*backends[backend];
         let parts = model_of(&[None; 3], mixers);
         let options = EngineOptions {
             block_size: 4,
@@ -128,7 +135,7 @@ fn a_model_accepts_its_own_drafts() {
             ..EngineOptions::default()
         };
         for prompt in [1, 30, 31, 32, 33, 70] {
-            let engine = Engine::start(&BACKEND, parts.clone(), options.clone()).unwrap();
+            let engine = Engine::start(backend, parts.clone(), options.clone()).unwrap();
             let prompt = Rng::new(prompt as u64).tokens(prompt, parts.program.vocab);
             let drafts = DraftOptions { most: 5, eager: true, ..DraftOptions::default() };
             let sampling = SamplingParams::default();
@@ -207,6 +214,7 @@ fn chain(next: impl Fn(usize) -> usize, is_assistant: bool) -> (ModelParts, Arc<
 /// prompts in chunks, after accepted and after rejected drafts.
 #[test]
 fn a_head_gets_the_row_of_the_token_before() {
+    let backends = backends();
     // No period is shorter than the answer, so that the text's own drafts are none.
     for (is_assistant, most, share) in [
         (false, 1, 1.0),
@@ -217,7 +225,8 @@ fn a_head_gets_the_row_of_the_token_before() {
         (true, 3, 1.0),
     ] {
         let (parts, head) = chain(|token| (token * 2 + 1) % 61, is_assistant);
-        for rows in [4, 64] {
+        for (backend, rows) in [(0, 4), (0, 64), (1, 4), (1, 64)] {
+            let backend = &*backends[backend];
             let options = EngineOptions {
                 block_size: 4,
                 max_sequences: 1,
@@ -226,7 +235,7 @@ fn a_head_gets_the_row_of_the_token_before() {
                 pages: PageBudget::Tokens(160),
                 ..EngineOptions::default()
             };
-            let engine = Engine::start(&BACKEND, parts.clone(), options).unwrap();
+            let engine = Engine::start(backend, parts.clone(), options).unwrap();
             assert_eq!(engine.handle().draft_problem(), None);
             let drafts = DraftOptions { most, eager: true, ..DraftOptions::default() };
             let prompt = (0..9).map(|at| at * 5).collect();

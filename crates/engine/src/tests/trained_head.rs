@@ -178,7 +178,7 @@ fn drafts_of_a_trained_head_are_accepted_and_change_no_text() {
         for (seed, prompt) in ["Once upon a time", "The miller and the cat"].into_iter().enumerate() {
             let temperature = 0.5 * seed as f32;
             let sampling = SamplingParams { temperature, seed: 3, ..SamplingParams::default() };
-            let drafts = DraftOptions { most, eager: true, ..DraftOptions::default() };
+            let drafts = DraftOptions::default().of_model(most);
             let prompt = model.tokenizer.encode(prompt, SpecialTokens::AsText);
             let request = Request { sampling, drafts, max_tokens: Some(60), ..Request::new(prompt) };
             assert_eq!(answer(&drafting, request.clone()), answer(&plain, request));
