@@ -19,9 +19,8 @@ const TOKENS: usize = 48;
 const MOST_LEADING: usize = 4;
 const LONGEST_PATTERN: usize = 12;
 
-/// Bytes of weights up to which a model is run as a whole, and which half of a larger one's layers should have at most. With few
-/// small layers, the time of a token would be that of the host.
-const WHOLE: u64 = 1 << 30;
+/// Bytes of weights up to which a model is run as a whole, and which the parts of a larger one should have at most. With few small
+/// layers, the time of a token would be that of the host.
 const MOST: u64 = 8 << 30;
 
 /// Fewest layers of each device, and that are added on it.
@@ -56,7 +55,7 @@ pub fn trial(
         pattern * wanted.max(FEWEST).div_ceil(pattern)
     };
     let few = |index: usize| if index == 0 { leading + added(index) } else { added(index) };
-    let has_more = |index: usize| weights > WHOLE && few(index) + added(index) < owns[index];
+    let has_more = |index: usize| weights > MOST && few(index) + added(index) < owns[index];
     let smallest: Vec<_> =
         owns.iter().enumerate().map(|(index, own)| if has_more(index) { few(index) } else { *own }).collect();
     let bytes = |part: &Placement| -> Vec<u64> {

@@ -234,8 +234,10 @@ impl Prefill {
         });
         let (counts, _) = steps(gpu, &mut *runner, &sequences, &table, &[])?;
         let attention = counts.iter().filter(|count| count.name.starts_with("attend"));
-        let launches =
-            counts.iter().find(|count| count.name == "rope_store").map_or(1, |count| count.launches);
+        let launches = counts
+            .iter()
+            .find(|count| count.name.starts_with("rope_store"))
+            .map_or(1, |count| count.launches);
         let each = attention.map(|count| count.nanoseconds).sum::<u64>() as f64 / launches as f64;
         let seen = rows * depth + rows * (rows + 1) / 2 + decodes * (depth + 1);
         println!(

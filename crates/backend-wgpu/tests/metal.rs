@@ -209,7 +209,13 @@ fn every_kernel_becomes_metal() {
     let expected = [
         ["attend1_q8", "rope_store_q8", "matvec1_q8_rope", "matvec1_q4_gate", "matvec1_q6_add"],
         ["attend_coop1x16", "attend_coop8x16", "attend_coop1x8", "attend_coop4x8", "attend8"],
-        ["attend_fewx16", "attend_fewx8", "attend_coop8x16_few", "rope_store_few", "matvec1_f32_rope_few"],
+        [
+            "attend_fewx16",
+            "attend_fewx8",
+            "attend_coop8x16_few",
+            "rope_store_words_few",
+            "matvec1_f32_rope_few",
+        ],
         ["matvec1_q4_experts", "matvec1_q4_routed_gate", "route", "route_tiles", "add_experts"],
     ];
     for name in expected.as_flattened() {
