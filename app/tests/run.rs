@@ -393,6 +393,7 @@ mod gpu {
         assert_eq!(count(last).map(|(end, start)| end - start), Some(2));
         let memory = |stage: &serde_json::Value| stage["weights"].as_u64().unwrap();
         assert!(memory(first) > 0 && memory(last) > 0, "{plan}");
+        assert!(plan["seconds_per_token"][0]["seconds"].as_f64().is_some_and(|time| time > 0.0), "{plan}");
     }
 
     /// Memory for a part of the model: the CPU runs the other layers.
@@ -403,12 +404,25 @@ mod gpu {
         }
         let plan = |memory: &str, device: &str| {
             run(&[
-                "devices", "--plan", "tales", "--device", device, "--memory", memory, "--ctx", "256",
+                "devices",
+                "--plan",
+                "tales",
+                "--device",
+                device,
+                "--memory",
+                memory,
+                "--ctx",
+                "256",
+                "--no-trial",
                 "--json",
             ])
         };
         let whole = plan("1GB", "gpu,cpu").json();
         assert_eq!(whole["stages"].as_array().map(Vec::len), Some(1), "{whole}");
+        assert!(
+            whole["seconds_per_token"].is_null() && !whole["least_seconds_per_token"].is_null(),
+            "{whole}"
+        );
         let needed: u64 = ["weights", "kv", "states", "buffers"]
             .iter()
             .map(|key| whole["stages"][0][key].as_u64().unwrap())

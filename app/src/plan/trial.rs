@@ -45,7 +45,8 @@ pub fn trial(
     options: &EngineOptions,
     link: Option<f64>,
 ) -> Outcome<Option<Trial>> {
-    let (leading, pattern) = pattern(&placing.program.layers);
+    let kinds: Vec<_> = placing.program.layers.iter().map(kind).collect();
+    let (leading, pattern) = pattern(&kinds);
     let owns: Vec<_> = placement.stages.iter().map(|(_, own)| own.len()).collect();
     let weights = placing.weights.bytes_on(&*placing.devices.main().backend).max(1);
     let share = (MOST as f64 / weights as f64).min(0.5);
@@ -106,15 +107,14 @@ fn kind(layer: &Layer) -> Kind {
 
 /// Returns the number of leading layers, and the length of the pattern that the kinds of the others repeat. Layers without a short
 /// pattern are one.
-fn pattern(layers: &[Layer]) -> (usize, usize) {
-    let kinds: Vec<_> = layers.iter().map(kind).collect();
+fn pattern<K: PartialEq>(kinds: &[K]) -> (usize, usize) {
     let all =
         (0..=MOST_LEADING).flat_map(|leading| (1..=LONGEST_PATTERN).map(move |length| (leading, length)));
     let repeats = |(leading, length): &(usize, usize)| {
         let rest = kinds.get(*leading..).unwrap_or_default();
         rest.iter().zip(rest.iter().skip(*length)).all(|(one, next)| one == next)
     };
-    all.filter(repeats).min_by_key(|(leading, length)| leading + length).unwrap_or((0, layers.len()))
+    all.filter(repeats).min_by_key(|(leading, length)| leading + length).unwrap_or((0, kinds.len()))
 }
 
 /// Returns the time of a token of the first layers with a placement, without that of copies of experts.
@@ -148,4 +148,23 @@ fn seconds(
         Engine::start(placed.backend(), parts, options).map_err(|error| Failure::from_error(&error))?;
     let (seconds, copied) = bench::token_seconds(engine.handle(), vocab, TOKENS.min(context / 2))?;
     Ok(seconds - link.map_or(0.0, |link| copied / link))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pattern;
+
+    #[test]
+    fn kinds_of_layers_repeat() {
+        // Llama; three dense layers before experts; Gemma 3; Qwen 3.5.
+        for (kinds, expected) in [
+            ("aaaaaaaaaaaaaaaa", (0, 1)),
+            ("aaabbbbbbbbbbbbb", (3, 1)),
+            ("aaaaabaaaaabaaaaab", (0, 6)),
+            ("dddadddadddaddda", (0, 4)),
+            ("abcdefghijklmnopqrstuvwx", (0, 24)),
+        ] {
+            assert_eq!(pattern(kinds.as_bytes()), expected, "{kinds}");
+        }
+    }
 }
