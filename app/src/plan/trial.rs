@@ -1,5 +1,6 @@
-//! The time of a token, measured with a part of the model. Its first layers run on the devices as in the whole model, once with few
-//! of them and once with more on each device. All other layers of a device are taken to need the time of the added ones for each byte.
+//! The time of a token, measured with a part of the model. Its first layers run on the devices as in the whole model, and then on each
+//! device alone, once with few of them and once with more. All other layers of a device are taken to need the time of the added ones for
+//! each byte.
 
 use std::mem::{Discriminant, discriminant};
 
@@ -66,17 +67,15 @@ pub fn trial(
     let (least, all) = (bytes(&part), bytes(placement));
     let at_least = seconds(placing, &part, options, link)?;
     let mut trial = Trial { seconds: at_least, layers: smallest.iter().sum() };
-    for device in 0..owns.len() {
-        if !has_more(device) {
-            continue;
-        }
-        let mut counts = smallest.clone();
-        counts[device] += added(device);
-        let Some(part) = self::part(placing, placement, &counts) else { return Ok(None) };
-        let more = seconds(placing, &part, options, link)? - at_least;
-        let per_byte = more.max(0.0) / bytes(&part)[device].saturating_sub(least[device]).max(1) as f64;
-        trial.seconds += per_byte * all[device].saturating_sub(least[device]) as f64;
-        trial.layers = trial.layers.max(counts.iter().sum());
+    for (index, (device, _)) in placement.stages.iter().enumerate().filter(|(index, _)| has_more(*index)) {
+        // Alone, so that the time of rows between devices is not a part of the difference.
+        let alone = |layers: usize| Placement { stages: vec![(*device, 0..layers)] };
+        let (few, more) = (alone(few(index)), alone(few(index) + added(index)));
+        let before = if owns.len() == 1 { at_least } else { seconds(placing, &few, options, link)? };
+        let longer = (seconds(placing, &more, options, link)? - before).max(0.0);
+        let per_byte = longer / bytes(&more)[0].saturating_sub(bytes(&few)[0]).max(1) as f64;
+        trial.seconds += per_byte * all[index].saturating_sub(least[index]) as f64;
+        trial.layers = trial.layers.max(more.stages[0].1.end);
     }
     Ok(Some(trial))
 }
