@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use paguro_backend::SamplingParams;
 use paguro_engine::{Adapter, DraftOptions, Event, Generation, Handle, MOST_DRAFTED, Replay, Request};
 
-use super::{Case, Test};
+use super::{Case, Test, report::median};
 use crate::{
     cli::BenchDrafts,
     failure::{Failure, Outcome},
@@ -132,10 +132,9 @@ pub fn token_seconds(handle: Handle, vocab: usize, tokens: usize) -> Outcome<(f6
     };
     let before = copied()?;
     let rounds = (0..ROUNDS).map(|_| Ok(measure(&target, &case, &prefixes, &mut random)?.tokens_per_second));
-    let mut rates = rounds.collect::<Outcome<Vec<_>>>()?;
-    rates.sort_by(f64::total_cmp);
+    let rates = rounds.collect::<Outcome<Vec<_>>>()?;
     let copied = (copied()? - before) as f64 / (ROUNDS * (tokens + case.slack())) as f64;
-    Ok((1.0 / rates[ROUNDS / 2], copied))
+    Ok((1.0 / median(rates), copied))
 }
 
 /// Runs the case once. Returns `None` if a sequence ended before the others had begun.
