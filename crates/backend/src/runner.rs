@@ -39,7 +39,7 @@ pub trait Runner: Send {
     /// pages](Program::shares_pages) reads those of this runner, with the same limits of pages.
     ///
     /// # Errors
-    /// [`LoadError`], as for [`Backend::load`]. A device that runs no heads refuses them by name.
+    /// [`LoadError`], as for [`Backend::load`](crate::Backend::load). A device that runs no heads refuses them by name.
     fn load_head(
         &mut self,
         program: &Program,
@@ -122,7 +122,7 @@ pub enum PageMove {
     SaveState {
         /// Source.
         state: StateId,
-        /// Number of the part: the state is cut into parts of a page each, `checkpoint_pages` of the [`Backend`] in all.
+        /// Number of the part: the state is cut into parts of a page each, `checkpoint_pages` of the [`Backend`](crate::Backend) in all.
         part: usize,
         /// Destination; its old content is lost.
         to: PageId,

@@ -30,8 +30,9 @@
 //! | [`Rule::RequestHasMore`] | of the same tenant | as for tenants, of the requests |
 //! | [`Rule::RequestsAlternate`] | of the same tenant | the head's request has no place; the victim is one of several answers, or claims at least twice the head's pages while pages are short |
 //!
-//! The rules by which sequences alternate also need a victim that has run for twice the steps in which it recomputed lost
-//! tokens; otherwise it would lose them again. The first victim has the lowest priority, then the tenant with the most
+//! The rules by which sequences alternate also need a victim that has run for twice the steps until its lost tokens were
+//! computed again; otherwise it would lose them again. These include steps without a row of it, so that sequences that take turns in
+//! the steps of several lanes get beyond their lost tokens. The first victim has the lowest priority, then the tenant with the most
 //! places, then with the most tokens, then the request with the most places, then the shortest wait.
 
 use std::collections::BTreeMap;
@@ -61,7 +62,7 @@ pub(super) struct Running<'a> {
     pub candidate: Candidate<'a>,
     /// Steps since it left the queue.
     pub ran: u64,
-    /// Number of these steps that recomputed lost tokens.
+    /// Number of these steps until its lost tokens were computed again.
     pub restoring: u64,
     /// Number of answers of its request.
     pub answers: usize,

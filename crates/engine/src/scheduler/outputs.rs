@@ -97,6 +97,9 @@ impl Scheduler {
         let Self { layout, pages, states, saves, events, .. } = self;
         sequence.sched.last_step = self.step;
         sequence.sched.last_rows = (self.stats.steps, rows);
+        if sequence.kv.restores() {
+            sequence.sched.restoring_steps = self.step - sequence.sched.runs_since;
+        }
         let rows = sequence.advance(rows, layout, pages, states);
         saves.keys.extend(sequence.save_state(layout, pages, &mut saves.moves));
         self.ledger.charge(&sequence.request.tenant, rows);

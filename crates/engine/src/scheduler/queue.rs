@@ -149,10 +149,14 @@ impl Scheduler {
 
     /// Returns the running sequences as admission sees them, in order.
     fn places(&self) -> Vec<Running<'_>> {
+        let ran = |sequence: &Sequence| self.step - sequence.sched.runs_since;
         let place = |sequence| Running {
             candidate: self.candidate(sequence),
-            ran: self.step - sequence.sched.runs_since,
-            restoring: sequence.sched.restoring_steps,
+            ran: ran(sequence),
+            restoring: match sequence.kv.restores() {
+                true => ran(sequence),
+                false => sequence.sched.restoring_steps,
+            },
             answers: sequence.request.sampling.len(),
         };
         self.running.iter().map(place).collect()

@@ -122,6 +122,11 @@ impl KvState {
         (!self.computed.is_multiple_of(layout.block_size)).then_some(self.computed / layout.block_size)
     }
 
+    /// Returns true if tokens that a preemption has lost are not computed again yet.
+    pub fn restores(&self) -> bool {
+        self.computed < self.reached
+    }
+
     /// Marks the next `rows` tokens of `tokens` as computed: full blocks enter the cache, and pages that no later row
     /// attends to are released. Returns the number of rows that had not been computed before.
     pub fn advance(

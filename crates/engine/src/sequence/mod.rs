@@ -211,7 +211,6 @@ impl Sequence {
         pages: &mut Pages,
         states: &mut States,
     ) -> usize {
-        self.sched.restoring_steps += u64::from(self.kv.computed < self.kv.reached);
         self.planned.rows -= rows;
         self.planned.drafted = 0;
         let new = self.kv.advance(rows, &self.tokens, &self.request.pictures, layout, pages, states);

@@ -23,7 +23,7 @@ pub(crate) struct SchedState {
     pub waits_since: u64,
     /// The step in which it left the queue.
     pub runs_since: u64,
-    /// Steps since then that computed rows again which a preemption had lost.
+    /// Steps from then until all tokens that a preemption had lost were computed again, with those in which it had no rows.
     pub restoring_steps: u64,
     /// Rows of younger prompts of its tenant that were computed before its own.
     pub overtaken: usize,
