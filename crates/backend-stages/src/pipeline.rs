@@ -1,5 +1,6 @@
-//! A thread for each stage. Jobs pass all stages in the order of their submission: while one stage computes a step, the one before
-//! computes the next.
+//! A thread for each stage. Tasks pass all stages in the order of their submission: while one stage computes a step, the one before
+//! computes the next. Each stage has a step from its submission on, and [prepares](Runner::submit_early) it before it has the rows of the
+//! stage before, or the tokens of an earlier step. These pass from thread to thread, without the engine.
 
 use std::{
     collections::VecDeque,
@@ -13,10 +14,14 @@ use std::{
 };
 
 use paguro_backend::{
-    GivenRows, Output, OutputKind, OutputValue, PageMove, Program, Runner, Step, StepError, StepOutput,
+    GivenRows, Output, OutputKind, OutputValue, PageMove, Program, Runner, Sampled, Step, StepError,
+    StepInputs, StepOutput,
 };
 
 use crate::step::OwnedStep;
+
+/// Waits for the inputs of a step.
+type InputsFn<'a> = dyn FnMut() -> Result<StepInputs, StepError> + 'a;
 
 /// A stage on its device.
 pub struct LoadedStage {
@@ -25,6 +30,8 @@ pub struct LoadedStage {
     pub layers: Range<usize>,
     /// True if its rows are embeddings of tokens.
     has_tokens: bool,
+    /// Elements of a row that it is given.
+    width: usize,
     /// Pages of a copy of its states; 0 if it has none.
     state_parts: usize,
 }
@@ -32,7 +39,13 @@ pub struct LoadedStage {
 impl LoadedStage {
     /// Creates a stage of these layers.
     pub fn new(runner: Box<dyn Runner>, program: &Program, layers: Range<usize>, state_parts: usize) -> Self {
-        Self { runner: Mutex::new(runner), layers, has_tokens: program.embed().is_some(), state_parts }
+        Self {
+            runner: Mutex::new(runner),
+            layers,
+            has_tokens: program.embed().is_some(),
+            width: program.hidden,
+            state_parts,
+        }
     }
 
     /// Returns the runner, after the job that it computes.
@@ -41,81 +54,234 @@ impl LoadedStage {
         self.runner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does the part of a job that belongs to this stage.
-    fn run(&self, job: &mut Job, is_last: bool) -> Result<(), StepError> {
+    /// Copies the pages and states of this stage.
+    fn move_pages(&self, moves: &[PageMove]) -> Result<(), StepError> {
+        let is_own = |page_move: &&PageMove| match page_move {
+            PageMove::Copy { .. } => true,
+            PageMove::SaveState { part, .. } | PageMove::RestoreState { part, .. } => {
+                *part < self.state_parts
+            }
+        };
+        let own: Vec<_> = moves.iter().filter(is_own).copied().collect();
+        self.runner().move_pages(&own)
+    }
+
+    /// Computes this stage of a step, whose `inputs` may come later.
+    fn run(
+        &self,
+        step: &OwnedStep,
+        is_last: bool,
+        inputs: Option<&mut InputsFn<'_>>,
+    ) -> Result<StepOutput, StepError> {
         let mut runner = self.runner();
-        let Job { task, rows, answers, error: _ } = job;
-        match task {
-            Task::Move(moves) => {
-                let is_own = |page_move: &&PageMove| match page_move {
-                    PageMove::Copy { .. } => true,
-                    PageMove::SaveState { part, .. } | PageMove::RestoreState { part, .. } => {
-                        *part < self.state_parts
+        let count = step.tokens.len();
+        let residual = |row| Output { row, kind: OutputKind::Residual };
+        let outputs = if is_last { step.outputs() } else { (0..count).map(residual).collect() };
+        let (mut zeros, mut rows) = (Vec::new(), Vec::new());
+        if !self.has_tokens {
+            zeros.resize(count, 0);
+            rows.resize(count * self.width, 0.0);
+        }
+        let (tokens, given) = match self.has_tokens {
+            true => (&step.tokens, step.given()),
+            false => (&zeros, vec![GivenRows { rows: 0..count, values: &rows }]),
+        };
+        let mut sequences = step.sequences.clone();
+        if self.state_parts == 0 {
+            sequences.iter_mut().for_each(|sequence| sequence.state = None);
+        }
+        let step = Step { tokens, sequences: &sequences, ..step.step(&given, &outputs) };
+        let ticket = match inputs {
+            Some(inputs) => runner.submit_early(&step, inputs)?,
+            None => runner.submit(&step)?,
+        };
+        let mut answers = StepOutput::default();
+        runner.collect(ticket, &mut answers)?;
+        Ok(answers)
+    }
+}
+
+/// Work for all stages, which have it from its submission on.
+enum Task {
+    /// Number of a step, and the one whose tokens it carries.
+    Step {
+        number: u64,
+        step: OwnedStep,
+        source: Option<u64>,
+    },
+    Move(Vec<PageMove>),
+}
+
+/// Rows between two stages, `[rows, hidden]`, or the first error of a stage; the stages after it do nothing.
+type Passed = Result<Vec<f32>, StepError>;
+
+/// Sampled tokens of a step by output, for steps that carry them.
+struct StepTokens {
+    number: u64,
+    /// The error of a step that failed is a text.
+    tokens: Result<Vec<Option<u32>>, String>,
+}
+
+/// The part of a stage's thread that waits for others.
+enum Inlet {
+    /// Of the first stage: tokens of the last steps, the oldest first.
+    Tokens { tokens: Receiver<StepTokens>, known: VecDeque<StepTokens>, most: usize },
+    /// Of a later one.
+    Rows(Receiver<Passed>),
+}
+
+/// Another thread has ended.
+struct Ended;
+
+impl Inlet {
+    /// Waits for the rows of a task from the stage before.
+    fn rows(&self) -> Result<Passed, Ended> {
+        match self {
+            Self::Tokens { .. } => Ok(Ok(Vec::new())),
+            Self::Rows(rows) => rows.recv().map_err(|_| Ended),
+        }
+    }
+
+    /// Returns the tokens of a step, of which those that are carried come from step `source`.
+    fn tokens(&mut self, step: &OwnedStep, source: u64) -> Result<Result<Vec<u32>, StepError>, Ended> {
+        let Self::Tokens { tokens, known, most } = self else { return Ok(Ok(step.tokens.clone())) };
+        while known.back().is_none_or(|last| last.number < source) {
+            known.push_back(tokens.recv().map_err(|_| Ended)?);
+            if known.len() > *most {
+                known.pop_front();
+            }
+        }
+        let sampled = known.iter().find(|known| known.number == source).map(|known| &known.tokens);
+        Ok(match sampled {
+            Some(Ok(sampled)) => {
+                let mut own = step.tokens.clone();
+                for carried in &step.carried {
+                    let token = sampled.get(carried.output).copied().flatten();
+                    // As on a device that carries them itself, a token that could not be sampled is 0.
+                    own[carried.row] = token.filter(|&token| token != Sampled::NO_TOKEN).unwrap_or_default();
+                }
+                Ok(own)
+            }
+            Some(Err(error)) => Err(StepError::Device(format!("the step before failed: {error}"))),
+            None => Err(StepError::Invalid("the step before was collected too early".into())),
+        })
+    }
+}
+
+/// The part of a stage's thread that others wait for.
+enum Outlet {
+    Rows(Sender<Passed>),
+    /// Of the last stage.
+    Results {
+        tokens: Sender<StepTokens>,
+        finished: Sender<Finished>,
+    },
+}
+
+/// A task that has passed all stages.
+struct Finished {
+    is_step: bool,
+    result: Result<StepOutput, StepError>,
+}
+
+impl Outlet {
+    /// Passes the result of a task on.
+    fn send(&self, task: &Task, result: Result<StepOutput, StepError>) -> Result<(), Ended> {
+        match self {
+            Self::Rows(rows) => rows.send(result.and_then(rows_of)).map_err(|_| Ended),
+            Self::Results { tokens, finished } => {
+                let is_step = match task {
+                    Task::Move(_) => false,
+                    Task::Step { number, .. } => {
+                        let sampled = match &result {
+                            Ok(answers) => Ok(answers.outcomes.iter().map(token_of).collect()),
+                            Err(error) => Err(error.to_string()),
+                        };
+                        tokens.send(StepTokens { number: *number, tokens: sampled }).map_err(|_| Ended)?;
+                        true
                     }
                 };
-                let own: Vec<_> = moves.iter().filter(is_own).copied().collect();
-                runner.move_pages(&own)
-            }
-            Task::Step(step) => {
-                let count = step.tokens.len();
-                let residual = |row| Output { row, kind: OutputKind::Residual };
-                let outputs = if is_last { step.outputs() } else { (0..count).map(residual).collect() };
-                let given = match self.layers.start {
-                    0 => step.given(),
-                    _ => vec![GivenRows { rows: 0..count, values: rows }],
-                };
-                let zeros = vec![0; if self.has_tokens { 0 } else { count }];
-                let tokens = if self.has_tokens { &step.tokens } else { &zeros };
-                let mut sequences = step.sequences.clone();
-                if self.state_parts == 0 {
-                    sequences.iter_mut().for_each(|sequence| sequence.state = None);
-                }
-                let step = Step { tokens, sequences: &sequences, ..step.step(&given, &outputs) };
-                let ticket = runner.submit(&step)?;
-                runner.collect(ticket, answers)?;
-                if is_last {
-                    return Ok(());
-                }
-                rows.clear();
-                for answer in &answers.outcomes {
-                    let OutputValue::Residual(row) = answer else {
-                        return Err(StepError::Invalid(
-                            "a stage has returned something other than rows".into(),
-                        ));
-                    };
-                    rows.extend_from_slice(row);
-                }
-                Ok(())
+                // Without a receiver, the model is dropped.
+                finished.send(Finished { is_step, result }).map_err(|_| Ended)
             }
         }
     }
 }
 
-/// Work for all stages.
-enum Task {
-    Step(OwnedStep),
-    Move(Vec<PageMove>),
+fn token_of(answer: &OutputValue) -> Option<u32> {
+    match answer {
+        OutputValue::Sampled(sampled) => Some(sampled.token),
+        _ => None,
+    }
 }
 
-/// A task on its way through the stages.
-struct Job {
-    task: Task,
-    /// Rows between two stages, `[rows, hidden]`.
-    rows: Vec<f32>,
-    answers: StepOutput,
-    /// The first error of a stage; the stages after it do nothing.
-    error: Option<StepError>,
+/// Returns the rows that a stage answered.
+fn rows_of(answers: StepOutput) -> Passed {
+    let mut rows = Vec::new();
+    for answer in &answers.outcomes {
+        let OutputValue::Residual(row) = answer else {
+            return Err(StepError::Invalid("a stage has returned something other than rows".into()));
+        };
+        rows.extend_from_slice(row);
+    }
+    Ok(rows)
+}
+
+/// Serves a stage until another thread ends.
+fn serve(
+    stage: &LoadedStage,
+    tasks: &Receiver<Arc<Task>>,
+    mut inlet: Inlet,
+    outlet: &Outlet,
+) -> Result<(), Ended> {
+    let is_last = matches!(outlet, Outlet::Results { .. });
+    for task in tasks {
+        let result = match &*task {
+            Task::Move(moves) => {
+                inlet.rows()?.and_then(|_| stage.move_pages(moves)).map(|()| StepOutput::default())
+            }
+            Task::Step { number: _, step, source } => {
+                let mut has_ended = false;
+                let mut inputs = || {
+                    let passed = match (&mut inlet, *source) {
+                        (Inlet::Rows(rows), _) => {
+                            rows.recv().map_err(|_| Ended).map(|rows| rows.map(StepInputs::Rows))
+                        }
+                        (first, Some(source)) => {
+                            first.tokens(step, source).map(|tokens| tokens.map(StepInputs::Tokens))
+                        }
+                        (_, None) => unreachable!("a first stage without carried tokens waits for nothing"),
+                    };
+                    passed.unwrap_or_else(|Ended| {
+                        has_ended = true;
+                        Err(StepError::Device("another stage has ended".into()))
+                    })
+                };
+                let waits = !stage.has_tokens || source.is_some();
+                let result = stage.run(step, is_last, waits.then_some(&mut inputs as &mut InputsFn<'_>));
+                if has_ended {
+                    return Err(Ended);
+                }
+                result
+            }
+        };
+        outlet.send(&task, result)?;
+    }
+    Ok(())
 }
 
 /// The stages and their threads.
 pub struct Pipeline {
     stages: Vec<Arc<LoadedStage>>,
-    /// Queue of the first stage; `None` at the end.
-    first: Option<Sender<Job>>,
-    /// Jobs that have passed all stages.
-    finished: Receiver<Job>,
+    /// Queues of the stages; none at the end.
+    queues: Vec<Sender<Arc<Task>>>,
+    finished: Receiver<Finished>,
     threads: Vec<JoinHandle<()>>,
-    /// Jobs that have not passed all stages.
+    /// Number of the last step.
+    steps: u64,
+    /// Steps that are not collected.
+    in_flight: u64,
+    /// Tasks that have not passed all stages.
     pending: usize,
     /// Error of copies of pages, after which all steps fail: the pages are undefined, and the engine has used them since.
     failed_move: Option<String>,
@@ -130,30 +296,31 @@ impl Pipeline {
     /// The system refuses a thread.
     pub fn start(stages: Vec<LoadedStage>) -> std::io::Result<Self> {
         let stages: Vec<_> = stages.into_iter().map(Arc::new).collect();
-        let (first, mut jobs) = channel::<Job>();
-        let mut threads = Vec::new();
+        let (tokens, own_tokens) = channel();
+        let (results, finished) = channel();
+        // As many steps may be in flight, and one more that carries tokens of the oldest one.
+        let mut inlet = Inlet::Tokens { tokens: own_tokens, known: VecDeque::new(), most: stages.len() + 2 };
+        let (mut queues, mut threads) = (Vec::new(), Vec::new());
         for (index, stage) in stages.iter().enumerate() {
-            let (next, next_jobs) = channel::<Job>();
-            let (stage, own_jobs) = (Arc::clone(stage), std::mem::replace(&mut jobs, next_jobs));
-            let is_last = index + 1 == stages.len();
-            let serve = move || {
-                for mut job in own_jobs {
-                    if job.error.is_none() {
-                        job.error = stage.run(&mut job, is_last).err();
-                    }
-                    // Without a receiver, the model is dropped or the next stage has panicked.
-                    if next.send(job).is_err() {
-                        return;
-                    }
-                }
+            let (queue, tasks) = channel();
+            let (rows, next_rows) = channel();
+            let outlet = match index + 1 == stages.len() {
+                true => Outlet::Results { tokens: tokens.clone(), finished: results.clone() },
+                false => Outlet::Rows(rows),
             };
+            let (stage, own_inlet) =
+                (Arc::clone(stage), std::mem::replace(&mut inlet, Inlet::Rows(next_rows)));
+            let serve = move || drop(serve(&stage, &tasks, own_inlet, &outlet));
             threads.push(thread::Builder::new().name(format!("paguro-stage-{index}")).spawn(serve)?);
+            queues.push(queue);
         }
         Ok(Self {
             stages,
-            first: Some(first),
-            finished: jobs,
+            queues,
+            finished,
             threads,
+            steps: 0,
+            in_flight: 0,
             pending: 0,
             failed_move: None,
             results: VecDeque::new(),
@@ -173,9 +340,13 @@ impl Pipeline {
         &self.stages
     }
 
-    /// Submits a step.
+    /// Submits a step. Its carried tokens are those of the oldest step in flight.
     pub fn submit(&mut self, step: OwnedStep) {
-        self.send(Task::Step(step));
+        self.steps += 1;
+        self.in_flight += 1;
+        let oldest = self.steps - self.in_flight + 1;
+        let source = (!step.carried.is_empty()).then_some(oldest);
+        self.send(Task::Step { number: self.steps, step, source });
     }
 
     /// Submits copies of pages and states. If they fail, so do all later steps.
@@ -187,6 +358,7 @@ impl Pipeline {
     pub fn collect(&mut self) -> Result<StepOutput, StepError> {
         loop {
             if let Some(result) = self.results.pop_front() {
+                self.in_flight -= 1;
                 return result;
             }
             self.receive();
@@ -194,32 +366,31 @@ impl Pipeline {
     }
 
     fn send(&mut self, task: Task) {
-        let job = Job { task, rows: Vec::new(), answers: StepOutput::default(), error: None };
+        let task = Arc::new(task);
         self.pending += 1;
-        if self.first.as_ref().is_none_or(|first| first.send(job).is_err()) {
+        if self.queues.iter().any(|queue| queue.send(Arc::clone(&task)).is_err()) {
             self.end();
         }
     }
 
-    /// Waits for the next finished job.
+    /// Waits for the next finished task.
     fn receive(&mut self) {
-        let Ok(Job { task, rows: _, answers, error }) = self.finished.recv() else { return self.end() };
+        let Ok(Finished { is_step, result }) = self.finished.recv() else { return self.end() };
         self.pending -= 1;
-        match task {
-            Task::Move(_) => {
-                let message = |error| format!("pages were not copied: {error}; load the model again");
-                self.failed_move = self.failed_move.take().or(error.map(message));
-            }
-            Task::Step(_) => {
-                let error = self.failed_move.clone().map(StepError::Device).or(error);
-                self.results.push_back(error.map_or(Ok(answers), Err));
-            }
+        if is_step {
+            self.results.push_back(match &self.failed_move {
+                Some(failed) => Err(StepError::Device(failed.clone())),
+                None => result,
+            });
+        } else if let Err(error) = result {
+            let message = format!("pages were not copied: {error}; load the model again");
+            self.failed_move.get_or_insert(message);
         }
     }
 
     /// Continues the panic of a stage.
     fn end(&mut self) {
-        self.first = None;
+        self.queues.clear();
         for thread in self.threads.drain(..) {
             if let Err(panic) = thread.join() {
                 resume_unwind(panic);
@@ -231,7 +402,7 @@ impl Pipeline {
 
 impl Drop for Pipeline {
     fn drop(&mut self) {
-        self.first = None;
+        self.queues.clear();
         for thread in self.threads.drain(..) {
             // A panic has been reported by the step that waited for it.
             let _ = thread.join();

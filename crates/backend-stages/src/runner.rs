@@ -1,10 +1,11 @@
 //! A model that is loaded on several devices.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use paguro_backend::{
-    AdapterId, AdapterWork, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind,
-    PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
+    AdapterId, AdapterWork, Carried, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId,
+    OutputKind, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError, StepOutput,
+    Ticket, Weights,
 };
 
 use crate::{
@@ -27,6 +28,8 @@ pub struct StagesRunner {
     state_parts: usize,
     submitted: u64,
     collected: u64,
+    /// Steps in flight, with the outputs that are carried.
+    in_flight: VecDeque<Vec<bool>>,
 }
 
 impl StagesRunner {
@@ -53,6 +56,7 @@ impl StagesRunner {
             state_parts,
             submitted: 0,
             collected: 0,
+            in_flight: VecDeque::new(),
         })
     }
 
@@ -80,11 +84,20 @@ impl StagesRunner {
 impl Runner for StagesRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
-        step.carries_nothing()?;
         step.has_adapters(|id| self.adapters.contains(&id))?;
-        if self.submitted - self.collected >= self.lanes() as u64 {
-            return Err(StepError::Invalid(format!("{} steps were not collected", self.lanes())));
+        let most = self.lanes() + usize::from(!step.carried.is_empty());
+        if self.in_flight.len() >= most {
+            return Err(StepError::Invalid(format!("{most} steps were not collected")));
         }
+        let is_carried =
+            |output: usize| self.in_flight.front().is_some_and(|carried| carried.get(output) == Some(&true));
+        if let Some(Carried { output, .. }) = step.carried.iter().find(|carried| !is_carried(carried.output))
+        {
+            return Err(StepError::Invalid(format!(
+                "output {output} of the oldest step in flight is not carried"
+            )));
+        }
+        self.in_flight.push_back(step.outputs.iter().map(|output| self.carries(&output.kind)).collect());
         self.pipeline.submit(OwnedStep::new(step));
         self.submitted += 1;
         Ok(Ticket(self.submitted))
@@ -96,6 +109,7 @@ impl Runner for StagesRunner {
             return Err(StepError::Invalid(format!("step {number} is not the oldest one in flight")));
         }
         self.collected = number;
+        self.in_flight.pop_front();
         *out = self.pipeline.collect()?;
         Ok(())
     }
@@ -104,9 +118,9 @@ impl Runner for StagesRunner {
         self.pipeline.stages().len()
     }
 
-    fn carries(&self, _: &OutputKind<'_>) -> bool {
-        // The first stage needs the token, which only the last one knows.
-        false
+    fn carries(&self, kind: &OutputKind<'_>) -> bool {
+        // Penalties would need the token that is carried.
+        matches!(kind, OutputKind::Sample(request) if request.mask.is_none() && !request.params.penalizes())
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

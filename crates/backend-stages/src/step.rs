@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use paguro_backend::{
-    AdapterUse, Coordinates, GivenRows, Output, OutputKind, PageId, SampleRequest, SamplingParams, Step,
-    StepSequence, TokenMask,
+    AdapterUse, Carried, Coordinates, GivenRows, Output, OutputKind, PageId, SampleRequest, SamplingParams,
+    Step, StepSequence, TokenMask,
 };
 
-/// A copy of a [`Step`] without carried tokens.
+/// A copy of a [`Step`].
 pub struct OwnedStep {
     pub tokens: Vec<u32>,
+    pub carried: Vec<Carried>,
     given: Vec<(Range<usize>, Vec<f32>)>,
     coordinates: Vec<Coordinates>,
     spans: Vec<Range<usize>>,
@@ -47,11 +48,11 @@ struct OwnedRequest {
 impl OwnedStep {
     /// Copies a step.
     pub fn new(step: &Step<'_>) -> Self {
-        let Step { tokens, carried: _, given, coordinates, spans, adapters, sequences, pages, outputs } =
-            step;
+        let Step { tokens, carried, given, coordinates, spans, adapters, sequences, pages, outputs } = step;
         let given = given.iter().map(|GivenRows { rows, values }| (rows.clone(), values.to_vec()));
         Self {
             tokens: tokens.to_vec(),
+            carried: carried.to_vec(),
             given: given.collect(),
             coordinates: coordinates.to_vec(),
             spans: spans.to_vec(),
@@ -72,9 +73,10 @@ impl OwnedStep {
         self.outputs.iter().map(OwnedOutput::output).collect()
     }
 
-    /// Returns the step with these given rows and outputs.
+    /// Returns the step with these given rows and outputs. Its carried tokens are [inputs](StepInputs) of the first stage.
     pub fn step<'a>(&'a self, given: &'a [GivenRows<'a>], outputs: &'a [Output<'a>]) -> Step<'a> {
-        let Self { tokens, given: _, coordinates, spans, adapters, sequences, pages, outputs: _ } = self;
+        let Self { tokens, carried: _, given: _, coordinates, spans, adapters, sequences, pages, outputs: _ } =
+            self;
         Step { tokens, carried: &[], given, coordinates, spans, adapters, sequences, pages, outputs }
     }
 }

@@ -465,6 +465,11 @@ impl Plan {
         }
     }
 
+    /// Sets the tokens of all rows of a planned step.
+    pub fn set_tokens(&mut self, tokens: &[u32]) {
+        self.words[..tokens.len()].copy_from_slice(tokens);
+    }
+
     /// Replaces the rows' places among the device's tokens by the tokens that were in these places.
     pub fn uncarry(&mut self, tokens: &[u32]) {
         for word in &mut self.words[..self.args.rows as usize] {

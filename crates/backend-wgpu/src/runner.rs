@@ -3,6 +3,7 @@
 mod adapters;
 mod moves;
 mod page_kernels;
+mod prepare;
 mod repeat;
 mod rows;
 mod run;
@@ -16,7 +17,7 @@ use half::f16;
 use paguro_backend::{
     AdapterId, AdapterWork, Carried, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId,
     OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
-    StepOutput, Ticket, Weights, sampling::Scratch,
+    StepInputs, StepOutput, Ticket, Weights, sampling::Scratch,
 };
 
 use crate::{
@@ -98,6 +99,8 @@ pub struct GpuRunner {
     tokens: Vec<u32>,
     /// Rows that the step which was collected last has kept.
     kept_rows: Vec<f32>,
+    /// True while a step is encoded whose inputs are not known.
+    awaits_inputs: bool,
     /// Result of reading a step before it was collected.
     early: Option<Result<bool, StepError>>,
     submitted: u64,
@@ -189,6 +192,7 @@ impl GpuRunner {
             carried_rows: Vec::new(),
             tokens: Vec::new(),
             kept_rows: Vec::new(),
+            awaits_inputs: false,
             early: None,
             submitted: 0,
             collected: 0,
@@ -260,6 +264,18 @@ impl Runner for GpuRunner {
             self.submitted -= 1;
         }
         submitted.map(|()| Ticket(self.submitted))
+    }
+
+    fn submit_early(
+        &mut self,
+        step: &Step<'_>,
+        inputs: &mut dyn FnMut() -> Result<StepInputs, StepError>,
+    ) -> Result<Ticket, StepError> {
+        if self.can_hold(step) {
+            return self.submit_prepared(step, inputs);
+        }
+        let inputs = inputs()?;
+        self.submit(&inputs.step(step, &inputs.given(step)))
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {

@@ -88,7 +88,7 @@ mod twice {
     use super::{one, subject};
 
     paguro_backend_conformance::conformance!(maybe subject([one(), one()]); only
-        adapters exact_after_copy_on_write exact_from_outside outputs);
+        adapters carried_tokens exact_after_copy_on_write exact_from_outside outputs);
 }
 
 mod behind_the_reference {

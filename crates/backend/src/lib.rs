@@ -59,7 +59,7 @@ pub use squares::{InputSquares, MatrixSquares};
 pub use stages::{Stage, first_layers, legal_cuts, obstacle, split, stage_program};
 pub use step::{
     AXES, Carried, Coordinates, GivenRows, Output, OutputKind, OutputValue, PageId, SampleRequest, Sampled,
-    Score, Step, StepOutput, StepSequence, TokenMask, mean_of_rows,
+    Score, Step, StepInputs, StepOutput, StepSequence, TokenMask, mean_of_rows,
 };
 pub use weights::{ByteSource, Bytes, Matrix, Weights};
 

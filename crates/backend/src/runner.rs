@@ -2,7 +2,7 @@
 
 use crate::{
     AdapterId, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind, PageContent,
-    PageFormat, PageId, Program, StateId, Step, StepOutput, Weights,
+    PageFormat, PageId, Program, StateId, Step, StepInputs, StepOutput, Weights,
 };
 
 /// A loaded model with its arena of pages.
@@ -14,17 +14,30 @@ pub trait Runner: Send {
     /// [`StepError`]; the pages and states that the step would have written are then undefined, all others untouched.
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError>;
 
+    /// Starts a pass, some of whose inputs are not known yet: prepares what it can, and calls `inputs` once, which waits for them. In
+    /// `step`, tokens or given rows have their sizes and places, and arbitrary values; no token is carried.
+    ///
+    /// # Errors
+    /// As [`Runner::submit`], and those of `inputs`, after which nothing is in flight.
+    fn submit_early(
+        &mut self,
+        step: &Step<'_>,
+        inputs: &mut dyn FnMut() -> Result<StepInputs, StepError>,
+    ) -> Result<Ticket, StepError> {
+        let inputs = inputs()?;
+        self.submit(&inputs.step(step, &inputs.given(step)))
+    }
+
     /// Waits for a pass and fills `out` in the order of the step's outputs.
     ///
     /// # Errors
     /// [`StepError`], as for [`Runner::submit`].
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError>;
 
-    /// Returns true if the next step may be submitted before this output is collected, with its token as an input
-    /// ([`Step::carried`]) or its embedding as a given row ([`Carried::given`](crate::Carried::given)), and if that step's output may be
-    /// carried as well. Steps are computed in the order of
-    /// submission, so a page may be reused by the next step. Devices that compute concurrently with the host support
-    /// it, so that they do not wait for the host.
+    /// Returns true if a later step may be submitted before this output of the oldest step in flight is collected, with its token as an
+    /// input ([`Step::carried`]) or its embedding as a given row ([`Carried::given`](crate::Carried::given)), and if that step's output
+    /// may be carried as well. Steps are computed in the order of submission, so a page may be reused by the next step. Devices that
+    /// compute concurrently with the host support it, so that they do not wait for the host.
     fn carries(&self, kind: &OutputKind<'_>) -> bool;
 
     /// Returns the number of steps that may be in flight without [carried](Step::carried) tokens. A device of several stages computes
@@ -102,7 +115,7 @@ pub trait Runner: Send {
 /// Work of [`Runner::prepare_adapters`].
 pub type AdapterWork = Box<dyn FnOnce() -> Result<(), LoadError> + Send>;
 
-/// A submitted step. At most [`Runner::lanes`] are in flight, or two if the second one uses [tokens of the first](Step::carried).
+/// A submitted step. At most [`Runner::lanes`] are in flight, and one more that uses [tokens of the oldest one](Step::carried).
 /// They are collected in order.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a submitted step must be collected"]

@@ -148,17 +148,47 @@ impl StepSequence {
     }
 }
 
-/// A row that begins with a token that the previous step has sampled and that was not collected.
+/// A row that begins with a token of a step that was not collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// Row of [`Step::tokens`].
     pub row: usize,
-    /// Index into the [`Step::outputs`] of the step that was submitted last: one that the runner
-    /// [carries](crate::Runner::carries).
+    /// Index into the [`Step::outputs`] of the oldest step in flight: one that the runner [carries](crate::Runner::carries).
     pub output: usize,
     /// For a program that [joins](crate::Joined) tokens with given rows, and only then: index of the output of that step which is
     /// the row's given row, an [embedding](OutputKind::Embedding) that the runner carries.
     pub given: Option<usize>,
+}
+
+/// Inputs of a step that come [after it](crate::Runner::submit_early).
+#[derive(Clone, Debug, PartialEq)]
+pub enum StepInputs {
+    /// All of [`Step::tokens`].
+    Tokens(Vec<u32>),
+    /// Values of all rows of [`Step::given`], one after the other.
+    Rows(Vec<f32>),
+}
+
+impl StepInputs {
+    /// Returns the given rows of a step with these inputs.
+    pub fn given<'a>(&'a self, step: &Step<'a>) -> Vec<GivenRows<'a>> {
+        let Self::Rows(rows) = self else { return step.given.to_vec() };
+        let mut rest = rows.as_slice();
+        let given = step.given.iter().map(|GivenRows { rows, values }| {
+            let own;
+            (own, rest) = rest.split_at(values.len().min(rest.len()));
+            GivenRows { rows: rows.clone(), values: own }
+        });
+        given.collect()
+    }
+
+    /// Returns a step with these inputs, and with its given rows.
+    pub fn step<'a>(&'a self, step: &Step<'a>, given: &'a [GivenRows<'a>]) -> Step<'a> {
+        match self {
+            Self::Tokens(tokens) => Step { tokens, given, ..*step },
+            Self::Rows(_) => Step { given, ..*step },
+        }
+    }
 }
 
 /// Something to compute from the end of one row.

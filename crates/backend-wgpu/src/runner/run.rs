@@ -65,14 +65,22 @@ impl GpuRunner {
         is_whole: bool,
         place: &dyn Fn(usize) -> usize,
     ) -> Result<(), StepError> {
-        let plan = &self.flights[self.flight_index()].plan;
-        plan.upload(&self.device, self.adapted.of(plan, &self.model));
-        if let (1.., Some(upload), Some(given)) = (plan.given_rows(), &mut self.upload, &self.model.given) {
-            upload.write(&self.device, self.submitted, step, given)?;
+        if !self.awaits_inputs {
+            self.upload_inputs(step)?;
         }
-        let slices = plan.slices();
+        let slices = self.flights[self.flight_index()].plan.slices();
         let is_only = is_whole && slices.len() == 1;
         slices.into_iter().try_for_each(|slice| self.run_slice(step, place, slice, is_only))
+    }
+
+    /// Uploads the planned words of a step, and its given rows.
+    pub(super) fn upload_inputs(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+        let plan = &self.flights[self.flight_index()].plan;
+        plan.upload(&self.device, self.adapted.of(plan, &self.model));
+        match (plan.given_rows(), &mut self.upload, &self.model.given) {
+            (1.., Some(upload), Some(given)) => upload.write(&self.device, self.submitted, step, given),
+            _ => Ok(()),
+        }
     }
 
     /// Runs a slice of the output rows, which may be the step's only one, and the whole pass before the first one. Rows of the only slice
@@ -109,8 +117,9 @@ impl GpuRunner {
             width: self.program.hidden,
             step: self.submitted,
         };
-        // A step that carries tokens is encoded while the one before runs.
-        let mut next = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
+        // A step that carries tokens is encoded while the one before runs, and one without its inputs while these are computed.
+        let is_early = self.awaits_inputs || !step.carried.is_empty();
+        let mut next = if is_early { launches.len() } else { FIRST_LAUNCHES };
         let step_rows = step.tokens.len();
         *timed = match (first, timed.is_none() && self.pauses.is_none(), self.submitted - self.collected) {
             (0, true, 1) => Some((Instant::now(), step_rows, launches.len())),

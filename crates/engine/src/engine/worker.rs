@@ -237,11 +237,11 @@ impl Worker {
         Ok(())
     }
 
-    /// Plans and submits the step after the running one, if the device carries its tokens.
+    /// Plans and submits the step that follows the one that is about to be collected, if the device carries its tokens.
     fn submit_ahead(&mut self) -> Result<(), StepError> {
         let drafter = self.drafter.as_ref();
         let drafts = drafter.is_some_and(|drafter| self.scheduler.will_draft_by_model(drafter));
-        let may_plan = self.scheduler.lanes == 1 && self.in_flight.is_empty() && !drafts;
+        let may_plan = self.in_flight.len() < self.scheduler.lanes && !drafts;
         if may_plan && self.scheduler.plan_ahead(Instant::now(), |kind| self.runner.carries(kind)) {
             self.rescue();
             self.submit_planned()?;

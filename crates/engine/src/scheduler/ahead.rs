@@ -4,6 +4,7 @@
 //! | Sequence | Rows in the next step |
 //! |-|-|
 //! | samples a token that the device carries | one, whose token the device knows before the host |
+//! | has its last rows in a step of another [lane](super::lanes) | the next chunk of its prompt, or none |
 //! | has a prompt to compute, with or without a chunk in the running step | a chunk |
 //! | has left the running step out, and its mask is known | one, whose token the host knows |
 //! | samples a token on which the next mask depends: a grammar, the end of reasoning | none: it is held, and has a row in the step after |
@@ -21,6 +22,8 @@
 //! The row of a sequence that has ended meanwhile is dropped. Its pages can be reused at once, because steps run in the
 //! order of their plans. No step is planned ahead if a sequence will probably have a [draft](super::drafts) then, because a
 //! draft continues a text that the host knows.
+//!
+//! With several lanes, the running step is the oldest one in flight, whose sequences go on in the step that is planned.
 //!
 //! The CPU backend computes on threads of the host and carries no tokens, so nothing is planned ahead there.
 
@@ -51,7 +54,7 @@ enum Next {
 }
 
 impl Scheduler {
-    /// Plans the step after the running one, in which the device `carries` some tokens; see the [module](self). Requests
+    /// Plans the step that follows the oldest one in flight, in which the device `carries` some tokens; see the [module](self). Requests
     /// that leave the queue start at `now`. Returns true if the step was planned.
     pub fn plan_ahead(&mut self, now: Instant, carries: impl Fn(&OutputKind<'_>) -> bool) -> bool {
         self.read_for_drafts();
@@ -62,8 +65,7 @@ impl Scheduler {
         if !self.saves.moves.is_empty() || !self.may_run_ahead(&carries) || !self.admit_ahead(now) {
             return false;
         }
-        let next: Vec<Next> =
-            self.running.iter().map(|sequence| self.next(sequence, &carries).unwrap_or(Next::Held)).collect();
+        let next = self.kinds(&carries).map(|next| next.unwrap_or(Next::Held)).collect::<Vec<_>>();
         if !self.share_rows_ahead(&next) {
             return false;
         }
@@ -78,8 +80,8 @@ impl Scheduler {
     /// Returns true if the running sequences allow a step ahead: at least one is carried, and few are held.
     fn may_run_ahead(&self, carries: &impl Fn(&OutputKind<'_>) -> bool) -> bool {
         let (mut carried, mut held) = (0, 0);
-        for sequence in &self.running {
-            match self.next(sequence, carries) {
+        for next in self.kinds(carries) {
+            match next {
                 Some(Next::Carried) => carried += 1,
                 Some(Next::Held) => held += 1,
                 Some(Next::Known | Next::None) => {}
@@ -89,8 +91,26 @@ impl Scheduler {
         carried > 0 && held * HELD_SHARE <= carried
     }
 
-    /// Returns the part of a sequence in the next step; `None` if that step cannot be planned ahead.
-    fn next(&self, sequence: &Sequence, carries: &impl Fn(&OutputKind<'_>) -> bool) -> Option<Next> {
+    /// Returns the part of each running sequence in the next step, as [`Scheduler::next`] does.
+    fn kinds(&self, carries: &impl Fn(&OutputKind<'_>) -> bool) -> impl Iterator<Item = Option<Next>> {
+        let mut cursor = self.in_flight.front().unwrap_or(&self.plan).cursor();
+        self.running.iter().map(move |sequence| {
+            let rows = cursor.of(sequence).map_or(0, |(_, owner)| owner.rows);
+            self.next(sequence, rows < sequence.planned.rows, carries)
+        })
+    }
+
+    /// Returns the part of a sequence in the next step; `None` if that step cannot be planned ahead. `in_other_lane` says that rows of it
+    /// are in flight in other steps than the oldest one.
+    fn next(
+        &self,
+        sequence: &Sequence,
+        in_other_lane: bool,
+        carries: &impl Fn(&OutputKind<'_>) -> bool,
+    ) -> Option<Next> {
+        if in_other_lane && !sequence.may_continue(&self.layout) {
+            return Some(Next::None);
+        }
         let is_in_flight = sequence.planned.rows > 0;
         let reports = !sequence.unscored().is_empty() || !sequence.unembedded().is_empty();
         // The state at the end of a block is copied before the next row changes it.
@@ -145,7 +165,7 @@ impl Scheduler {
     fn write_plan_ahead(&mut self, next: &[Next]) {
         self.begin_plan();
         let Self { running, layout, pages, states, plan, in_flight, .. } = self;
-        let mut cursor = in_flight.back().expect("a step is in flight").cursor();
+        let mut cursor = in_flight.front().expect("a step is in flight").cursor();
         let mut copies = Vec::new();
         for (sequence, next) in running.iter_mut().zip(next) {
             let (position, rows) = (sequence.next_position(), sequence.planned.granted);
@@ -176,7 +196,8 @@ impl Scheduler {
         }
     }
 
-    /// Divides the rows of the next step. Returns false if there is no time for all that decode.
+    /// Divides the rows of the next step. Returns false if there is no time for all that decode in its lane, or if none of these has a
+    /// carried token.
     fn share_rows_ahead(&mut self, next: &[Next]) -> bool {
         self.running.iter_mut().for_each(|sequence| sequence.planned.granted = 0);
         let decodes = |&index: &usize| match next[index] {
@@ -187,12 +208,15 @@ impl Scheduler {
         let decoding: Vec<usize> = (0..next.len()).filter(decodes).collect();
         let prompts = |&index: &usize| next[index] == Next::Known && self.running[index].prefills_next();
         let prompts: Vec<usize> = (0..next.len()).filter(prompts).collect();
-        let count = decoding.len();
-        let (granted, work) = self.share_among_decoding(decoding, usize::MAX);
+        let most = self.decoding_in_lane();
+        let count = decoding.len().min(most);
+        let (granted, work) = self.share_among_decoding(decoding, most);
         if granted < count {
             return false;
         }
         self.share_rest(granted, work, prompts, true);
-        true
+        let has_rows =
+            |(sequence, next): (&Sequence, &Next)| sequence.planned.granted > 0 && *next == Next::Carried;
+        self.running.iter().zip(next).any(has_rows)
     }
 }

@@ -94,11 +94,12 @@ impl Scheduler {
 
     /// Marks the first `rows` planned rows of a sequence as computed, charges its tenant, and reports what the prompt has now.
     pub(super) fn advance(&mut self, sequence: &mut Sequence, rows: usize, at: Instant) {
+        let steps = self.steps_of(sequence);
         let Self { layout, pages, states, saves, events, .. } = self;
         sequence.sched.last_step = self.step;
         sequence.sched.last_rows = (self.stats.steps, rows);
         if sequence.kv.restores() {
-            sequence.sched.restoring_steps = self.step - sequence.sched.runs_since;
+            sequence.sched.restoring_steps = steps;
         }
         let rows = sequence.advance(rows, layout, pages, states);
         saves.keys.extend(sequence.save_state(layout, pages, &mut saves.moves));

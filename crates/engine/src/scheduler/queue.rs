@@ -147,14 +147,18 @@ impl Scheduler {
         Candidate { rank: sequence.rank(), tenant, tenant_tokens: self.ledger.of(tenant) }
     }
 
+    /// Returns the steps since a sequence left the queue. An empty plan, which is no step, may have taken it out.
+    pub(super) fn steps_of(&self, sequence: &Sequence) -> u64 {
+        self.step.saturating_sub(sequence.sched.runs_since)
+    }
+
     /// Returns the running sequences as admission sees them, in order.
     fn places(&self) -> Vec<Running<'_>> {
-        let ran = |sequence: &Sequence| self.step - sequence.sched.runs_since;
         let place = |sequence| Running {
             candidate: self.candidate(sequence),
-            ran: ran(sequence),
+            ran: self.steps_of(sequence),
             restoring: match sequence.kv.restores() {
-                true => ran(sequence),
+                true => self.steps_of(sequence),
                 false => sequence.sched.restoring_steps,
             },
             answers: sequence.request.sampling.len(),

@@ -37,10 +37,12 @@ pub enum Flow {
     Carries,
     /// A step for each of several stages.
     Lanes(usize),
+    /// The same, and one with tokens of the oldest.
+    CarryingLanes(usize),
 }
 
 /// One of each flow.
-pub const FLOWS: [Flow; 3] = [Flow::Single, Flow::Carries, Flow::Lanes(2)];
+pub const FLOWS: [Flow; 4] = [Flow::Single, Flow::Carries, Flow::Lanes(2), Flow::CarryingLanes(2)];
 
 /// Starts an engine on a device with this flow.
 pub fn start_with_flow(flow: Flow, windows: &[Option<u32>], options: EngineOptions) -> (Engine, Control) {
@@ -49,6 +51,10 @@ pub fn start_with_flow(flow: Flow, windows: &[Option<u32>], options: EngineOptio
         Flow::Single => {}
         Flow::Carries => backend.control.carry(),
         Flow::Lanes(lanes) => backend.control.divide(lanes),
+        Flow::CarryingLanes(lanes) => {
+            backend.control.carry();
+            backend.control.divide(lanes);
+        }
     }
     start_on(backend, windows, options, Vec::new()).unwrap()
 }

@@ -287,6 +287,15 @@ impl TokensState {
     }
 }
 
+/// A step that was not collected.
+struct FakeStep {
+    number: u64,
+    /// Nothing if collecting it is to fail.
+    answers: Option<Vec<OutputValue>>,
+    /// Tokens by output.
+    sampled: Vec<Option<u32>>,
+}
+
 pub struct FakeRunner {
     program: Program,
     limits: Limits,
@@ -295,10 +304,8 @@ pub struct FakeRunner {
     /// The part of a state that a page has, by page.
     saved: Vec<Option<(usize, TokensState)>>,
     control: Control,
-    /// Steps that were not collected: their answers, or nothing if that is to fail.
-    in_flight: VecDeque<(u64, Option<Vec<OutputValue>>)>,
-    /// Tokens sampled by the last step, by output.
-    sampled: Vec<Option<u32>>,
+    /// Steps that were not collected.
+    in_flight: VecDeque<FakeStep>,
     /// Numbers that adapters add to digests.
     adapters: BTreeMap<AdapterId, u64>,
     steps: u64,
@@ -314,7 +321,6 @@ impl FakeRunner {
             limits,
             control,
             in_flight: VecDeque::new(),
-            sampled: Vec::new(),
             adapters: BTreeMap::new(),
             steps: 0,
         }
@@ -409,11 +415,14 @@ impl Runner for FakeRunner {
         step.has_adapters(|id| self.adapters.contains_key(&id))?;
         match step.carried {
             [] => assert!(self.in_flight.len() < self.lanes(), "a step for each lane"),
-            _ => assert_eq!(self.in_flight.len(), 1, "carried tokens are those of the step before"),
+            _ => assert!(
+                (1..=self.lanes()).contains(&self.in_flight.len()),
+                "a step for each lane, and the next"
+            ),
         }
         let mut tokens = step.tokens.to_vec();
         for carried in step.carried {
-            tokens[carried.row] = self.sampled[carried.output].expect("a token was sampled");
+            tokens[carried.row] = self.in_flight[0].sampled[carried.output].expect("a token was sampled");
         }
         let step = &Step { tokens: &tokens, ..*step };
         let digests = self.forward(step)?;
@@ -454,7 +463,7 @@ impl Runner for FakeRunner {
             OutputValue::Sampled(sampled) => Some(sampled.token),
             _ => None,
         };
-        self.sampled = answers.iter().map(token).collect();
+        let sampled = answers.iter().map(token).collect();
         let mut answers = Some(answers);
         match fault {
             Fault::None => {}
@@ -477,13 +486,13 @@ impl Runner for FakeRunner {
             Fault::Panic => panic!("the runner was made to panic"),
         }
         self.steps += 1;
-        self.in_flight.push_back((self.steps, answers));
+        self.in_flight.push_back(FakeStep { number: self.steps, answers, sampled });
         Ok(Ticket(self.steps))
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
-        let (step, answers) = self.in_flight.pop_front().expect("a step in flight");
-        assert_eq!(ticket, Ticket(step));
+        let FakeStep { number, answers, sampled: _ } = self.in_flight.pop_front().expect("a step in flight");
+        assert_eq!(ticket, Ticket(number));
         let mut answers = answers.ok_or_else(|| StepError::Device("collect was made to fail".into()))?;
         out.outcomes.clear();
         out.outcomes.append(&mut answers);

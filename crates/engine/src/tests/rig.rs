@@ -348,7 +348,7 @@ impl Rig {
         ticket: Ticket,
         mut submitted: Result<(), StepError>,
     ) -> Result<Result<(), StepError>, String> {
-        let may_plan = submitted.is_ok() && self.scheduler.lanes == 1 && self.in_flight.is_empty();
+        let may_plan = submitted.is_ok() && self.in_flight.len() < self.scheduler.lanes;
         self.ahead = may_plan && self.scheduler.plan_ahead(Instant::now(), |kind| self.runner.carries(kind));
         if self.ahead {
             self.scheduler.check()?;
