@@ -31,8 +31,6 @@ pub struct Flight {
     pub sampled: Vec<usize>,
     /// Outputs whose rows the device keeps for the next step, in the order of their places.
     pub kept: Vec<usize>,
-    /// Outputs that are read together with the tokens, and their places among the rows of the step's only slice.
-    pub late: Vec<(usize, usize)>,
     /// The submission whose end makes the answers readable; none while the step is held.
     pub submission: Option<wgpu::SubmissionIndex>,
     /// Error of reading the data that a held step waited for.
@@ -62,8 +60,6 @@ pub struct Slice {
     pub masks: Vec<u32>,
     /// Place of its first row among the rows that are kept for the next step, if they are.
     pub kept: Option<usize>,
-    /// True if the host reads its rows together with the tokens.
-    pub is_late: bool,
 }
 
 impl Plan {
@@ -97,7 +93,6 @@ impl Flight {
             answers: Vec::new(),
             sampled: Vec::new(),
             kept: Vec::new(),
-            late: Vec::new(),
             submission: None,
             failure: None,
             readback: None,
@@ -114,7 +109,6 @@ impl Flight {
         self.answers.resize(outputs, None);
         self.sampled.clear();
         self.kept.clear();
-        self.late.clear();
         self.submission = None;
         self.failure = None;
         self.readback = None;
@@ -132,8 +126,6 @@ pub struct Encoding<'a> {
     pub kernel_statistics: &'a mut KernelStatistics,
     /// Rows that a step keeps for the next one, `[outputs, hidden]`, of a program that joins tokens with given rows.
     pub kept: Option<&'a wgpu::Buffer>,
-    /// Offset of rows behind the tokens for the host.
-    pub late_at: u64,
     /// Elements of a row.
     pub width: usize,
     /// Number of the step.
@@ -180,15 +172,12 @@ impl Encoding<'_> {
         commands
     }
 
-    /// Adds commands that copy the rows of a slice: for the next step, and for the host.
+    /// Adds commands that copy the rows of a slice for the next step.
     pub fn keep(&self, commands: &mut wgpu::CommandEncoder, slice: &Slice) {
         let Some(head) = &self.model.head else { return };
         let (normed, size) = (&head.io.normed, self.row_bytes(slice.count));
         if let (Some(buffer), Some(place)) = (self.kept, slice.kept) {
             commands.copy_buffer_to_buffer(normed, 0, buffer, self.row_bytes(place), size);
-        }
-        if slice.is_late {
-            commands.copy_buffer_to_buffer(normed, 0, self.canaries.answers(self.step), self.late_at, size);
         }
     }
 

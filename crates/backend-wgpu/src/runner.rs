@@ -159,7 +159,7 @@ impl GpuRunner {
             options: options.clone(),
             canaries: Canaries::new(
                 &device,
-                token_words(&limits) + late_words(program, &limits),
+                token_words(&limits) + row_words(program, &limits),
                 most_submissions(&model, &limits),
             )?,
             rows,
@@ -463,9 +463,9 @@ fn token_words(limits: &Limits) -> usize {
     1 + limits.max_outputs.max(1)
 }
 
-/// Words of the rows that the host reads together with the tokens, see [`Slice::is_late`](crate::flight::Slice::is_late).
-pub fn late_words(program: &Program, limits: &Limits) -> usize {
-    if program.head().is_some() { limits.max_outputs.min(LOGIT_ROWS) * program.hidden } else { 0 }
+/// Words of the rows that the host reads together with the tokens: those of a step that is not large.
+pub fn row_words(program: &Program, limits: &Limits) -> usize {
+    if program.merged().is_none() { limits.max_outputs.min(LOGIT_ROWS) * program.hidden } else { 0 }
 }
 
 /// Words of the rows that are kept for the next step.

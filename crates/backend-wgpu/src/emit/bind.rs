@@ -20,7 +20,7 @@ use crate::{
     lower::{Facts, LOGIT_ROWS, List, Node, RowClass, Sizes, Slot, lower},
     matrix::{DeviceMatrix, Order},
     pages::{self, page_bytes, page_words},
-    runner::{kept_words, lanes, late_words, page_kernel_words},
+    runner::{kept_words, lanes, page_kernel_words, row_words},
     sampler,
     template::Value::U,
 };
@@ -47,7 +47,7 @@ pub fn buffer_bytes(facts: &Facts<'_>) -> u64 {
     // Rows of logits and of the residual stream on their way to the host.
     let rows = lanes(program) * host_row_words(program, limits)
         + kept_words(program, limits)
-        + 2 * late_words(program, limits);
+        + 2 * row_words(program, limits);
     // Given rows on their way to the device.
     let given = sizes.words(Slot::Given);
     sizes.bytes() + 4 * (rotations + page_kernels + rows + given) as u64

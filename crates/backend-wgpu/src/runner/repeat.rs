@@ -46,7 +46,7 @@ impl GpuRunner {
     fn repeat_step(&mut self, step: u64, is_first: bool) -> Result<(), StepError> {
         self.canaries.forget(step);
         self.repeated += 1;
-        let late_at = 4 * token_words(&self.limits) as u64;
+        let tokens_end = 4 * token_words(&self.limits) as u64;
         let Self { device, canaries, kernel_statistics, flights, rows, upload, kept, program, .. } = self;
         let Flight { plan, slices, sampled, submission, timed, is_apart, readback, .. } =
             &mut flights[flight_index(step)];
@@ -71,8 +71,7 @@ impl GpuRunner {
             return Err(gave_up(device));
         }
         let kept = kept.as_ref();
-        let mut encoding =
-            Encoding { device, model, canaries, kernel_statistics, kept, late_at, width, step };
+        let mut encoding = Encoding { device, model, canaries, kernel_statistics, kept, width, step };
         for slice in slices.iter() {
             plan.upload_adapted(device, model, true, slice.first);
             let commands = encoding.begin(plan, slice.first);
@@ -81,7 +80,9 @@ impl GpuRunner {
             encoding.sample(&mut commands, plan, slice);
             encoding.keep(&mut commands, slice);
             if let Some(readback) = readback {
-                readback.encode(model, &mut commands, &rows[flight_index(step)]);
+                let behind = (encoding.canaries.answers(step), tokens_end);
+                let host = readback.host(behind, &rows[flight_index(step)]);
+                readback.encode(model, &mut commands, host);
             }
             *submission = encoding.finish(commands, sampled.len())?;
         }

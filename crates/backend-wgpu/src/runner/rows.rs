@@ -48,6 +48,8 @@ pub struct Readback {
     pub rows: Vec<HostRow>,
     /// Bytes in the host's buffer.
     pub bytes: usize,
+    /// True if they are behind the tokens of the step, in one buffer; otherwise they have their own.
+    pub is_behind_tokens: bool,
 }
 
 impl Readback {
@@ -61,13 +63,27 @@ impl Readback {
         self.copies.push((from, first, to, bytes));
     }
 
+    /// Returns the host's buffer of the rows, which is that `behind` the tokens or one `apart`, and their first byte there.
+    pub fn host<'a>(
+        &self,
+        behind: (&'a wgpu::Buffer, u64),
+        apart: &'a wgpu::Buffer,
+    ) -> (&'a wgpu::Buffer, u64) {
+        if self.is_behind_tokens { behind } else { (apart, 0) }
+    }
+
     /// True if all rows are answers as they are.
     pub fn is_plain(&self) -> bool {
         self.rows.iter().all(|row| row.source != Source::Logits)
     }
 
-    /// Adds the copies to the commands of a step.
-    pub fn encode(&self, model: &Model, commands: &mut wgpu::CommandEncoder, host: &wgpu::Buffer) {
+    /// Adds the copies to the commands of a step, to places of a buffer from byte `start` on.
+    pub fn encode(
+        &self,
+        model: &Model,
+        commands: &mut wgpu::CommandEncoder,
+        (host, start): (&wgpu::Buffer, u64),
+    ) {
         for &(source, from, to, bytes) in &self.copies {
             let of_head = |of: fn(&Head) -> Option<&wgpu::Buffer>| model.head.as_ref().and_then(of);
             let buffer = match source {
@@ -77,7 +93,7 @@ impl Readback {
                 Source::Residual => Some(&model.io.residual),
             };
             if let Some(buffer) = buffer {
-                commands.copy_buffer_to_buffer(buffer, from as u64, host, to as u64, bytes as u64);
+                commands.copy_buffer_to_buffer(buffer, from as u64, host, start + to as u64, bytes as u64);
             }
         }
     }

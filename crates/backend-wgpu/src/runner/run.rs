@@ -5,13 +5,12 @@ use std::{collections::BTreeSet, sync::atomic::Ordering, time::Instant};
 use paguro_backend::{OutputKind, OutputValue, Program, Sampled, Step, StepError, sampling};
 
 use super::{
-    GpuRunner, flight_index,
+    GpuRunner, flight_index, row_words,
     rows::{HostRow, Readback, Source, floats},
     token_words,
 };
 use crate::{
     flight::{Encoding, Flight, Slice},
-    lower::LOGIT_ROWS,
     pace::Pass,
     plan::Plan,
     planned::{PATIENCE, Planned, encode_all, launches},
@@ -93,10 +92,10 @@ impl GpuRunner {
         is_only: bool,
     ) -> Result<(), StepError> {
         let flight = self.flight_index();
-        let late_at = 4 * token_words(&self.limits);
+        let tokens_end = 4 * token_words(&self.limits) as u64;
+        let room = 4 * row_words(&self.program, &self.limits);
         let Self { device, canaries, kernel_statistics, flights, sampler: edits_scratch, .. } = self;
-        let Flight { plan, slices, sampled, kept, late, submission, timed, is_apart, .. } =
-            &mut flights[flight];
+        let Flight { plan, slices, sampled, kept, submission, timed, is_apart, .. } = &mut flights[flight];
         let model = self.adapted.of(plan, &self.model);
         plan.upload_adapted(device, model, true, first);
         let launches = launches(model, plan, first, count);
@@ -113,7 +112,6 @@ impl GpuRunner {
             canaries,
             kernel_statistics,
             kept: self.kept.as_ref(),
-            late_at: late_at as u64,
             width: self.program.hidden,
             step: self.submitted,
         };
@@ -170,27 +168,20 @@ impl GpuRunner {
             words.extend_from_slice(mask.bits());
             words.resize((index + 1) * vocab.div_ceil(32), 0);
         }
-        // Rows of a step that defers them have a buffer of their own.
-        let is_late = is_only
-            && !self.defers_rows
-            && count <= LOGIT_ROWS
-            && !for_host.is_empty()
-            && for_host.iter().all(|&(index, _)| is_row(index));
-        if is_late {
-            late.append(&mut for_host);
-        }
-        let slice = Slice { first, count, samples, edits, masks: words, kept: slice_kept, is_late };
+        let slice = Slice { first, count, samples, edits, masks: words, kept: slice_kept };
         encoding.sample(&mut commands, plan, &slice);
         encoding.keep(&mut commands, &slice);
         slices.push(slice);
-        let has_logits = first < plan.outputs.logit_rows;
-        let readback = readback_of(&self.program, plan, step, place_of, (first, count), &for_host);
-        let host = &self.rows[flight];
+        let mut readback = readback_of(&self.program, plan, step, place_of, (first, count), &for_host);
         let is_read = !readback.rows.is_empty();
-        let is_deferred = is_read && is_only && self.defers_rows && !has_logits && readback.is_plain();
+        let may_wait = is_read && is_only && readback.is_plain();
+        readback.is_behind_tokens = may_wait && readback.bytes <= room;
+        let is_deferred = readback.is_behind_tokens || may_wait && self.defers_rows;
+        let behind = (encoding.canaries.answers(self.submitted), tokens_end);
+        let host = readback.host(behind, &self.rows[flight]);
         readback.encode(model, &mut commands, host);
         if is_read && !is_deferred && device.target.handoff {
-            encoding.copy_gave_up(&mut commands, host, readback.bytes as u64);
+            encoding.copy_gave_up(&mut commands, host.0, readback.bytes as u64);
         }
         *submission = encoding.finish(commands, sampled.len())?;
         if is_deferred {
@@ -225,8 +216,8 @@ impl GpuRunner {
     /// Reads the answers of a step, once the device has run it. Returns true if a kernel gave up waiting.
     pub(super) fn read(&mut self, step: u64) -> Result<bool, StepError> {
         let Self { flights, device, canaries, tokens, pace, rows, .. } = self;
-        let late_at = 4 * token_words(&self.limits);
-        let Flight { answers, sampled, late, submission, failure, timed, readback, .. } =
+        let rows_at = 4 * token_words(&self.limits);
+        let Flight { answers, sampled, submission, failure, timed, readback, .. } =
             &mut flights[flight_index(step)];
         if let Some(failure) = failure.take() {
             return Err(failure);
@@ -234,21 +225,23 @@ impl GpuRunner {
         let submission = submission.take().ok_or_else(nothing_submitted)?;
         let mut gave_up = false;
         let last = submission.clone();
-        let width = 4 * self.program.hidden;
+        let (behind, apart) = match readback {
+            Some(readback) if readback.is_behind_tokens => (Some(readback), None),
+            other => (None, other.as_ref()),
+        };
         let tokens_end = 4 + sampled.len() * 4;
-        let end = late.iter().map(|&(_, place)| late_at + (place + 1) * width).max().unwrap_or(tokens_end);
+        let end = behind.as_ref().map_or(tokens_end, |readback| rows_at + readback.bytes);
         let mut read = canaries.read(device, step, end, last, |words| {
-            for &(index, place) in late.iter() {
-                let row = floats(&words[late_at + place * width..][..width]).collect();
-                answers[index] = Some(OutputValue::Embedding(row));
-            }
-            let (flag, words) = words[..tokens_end].split_at(4);
+            let (flag, sampled_words) = words[..tokens_end].split_at(4);
             gave_up = flag != [0; 4];
             if gave_up {
                 return;
             }
+            if let Some(readback) = behind {
+                readback.answer(&words[rows_at..], answers);
+            }
             tokens.clear();
-            tokens.extend(words.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)));
+            tokens.extend(sampled_words.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)));
             for (&index, &token) in sampled.iter().zip(&*tokens) {
                 answers[index] =
                     Some(OutputValue::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
@@ -257,7 +250,7 @@ impl GpuRunner {
         if let Some((since, rows, launches)) = timed.take() {
             pace.learn(rows, launches, since.elapsed());
         }
-        if let Some(readback) = readback.as_ref().filter(|_| read.is_ok() && !gave_up) {
+        if let Some(readback) = apart.filter(|_| read.is_ok() && !gave_up) {
             let host = &rows[flight_index(step)];
             read = device.read(host, readback.bytes, submission, |words| readback.answer(words, answers));
         }
@@ -285,7 +278,10 @@ fn readback_of(
     let mut residuals: Vec<usize> = rows.collect();
     residuals.dedup();
     let has_logits = first < plan.outputs.logit_rows;
-    let logits_end = if has_logits { count * logits } else { 0 };
+    let is_row =
+        |index: usize| matches!(step.outputs[index].kind, OutputKind::Embedding | OutputKind::Residual);
+    let reads_logits = has_logits && for_host.iter().any(|&(index, _)| !is_row(index));
+    let logits_end = if reads_logits { count * logits } else { 0 };
     let normed_end = logits_end + if plan.embeds { count * hidden } else { 0 };
     let residual_end = normed_end + if residuals.is_empty() { 0 } else { count * residual };
     let means = plan.outputs.means.iter().filter(|_| !has_logits).map(|&(index, _)| index);

@@ -3,7 +3,8 @@
 //! So a plan has to leave sequences for the other steps.
 //!
 //! - A step has at most its share of the decoding sequences: all of them, divided by the number of lanes.
-//! - A sequence with rows in flight has none in the next step, except for the next chunk of its prompt.
+//! - A sequence with rows in flight has none in the next step, except for the next chunk of its prompt, and for the token of the oldest
+//!   step if the device [carries](super::ahead) it.
 //! - A chunk follows the one before only if the host needs no results of that: scores, embeddings, states for checkpoints, branches that
 //!   separate.
 //! - No sequence loses its place or its pages while steps are in flight. If others need them, no step is planned until all steps in
