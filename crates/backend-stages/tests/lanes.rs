@@ -10,10 +10,10 @@ use std::{
 };
 
 use paguro_backend::{
-    AdapterId, AttentionMode, Backend, Capacity, DeviceLayout, ExpertCount, KernelCount, KvDtype, Limits,
-    LoadError, LowRank, Matrix, MatrixId, Output, OutputKind, OutputValue, PacedRunner, PageContent,
-    PageFormat, PageId, PageMove, Program, Runner, StateId, Step, StepError, StepOutput, StepSequence,
-    Ticket, Weights,
+    AdapterId, AttentionMode, Backend, Capacity, Carried, DeviceLayout, ExpertCount, KernelCount, KvDtype,
+    Limits, LoadError, LowRank, Matrix, MatrixId, Output, OutputKind, OutputValue, PacedRunner, PageContent,
+    PageFormat, PageId, PageMove, Program, Runner, SampleRequest, SamplingParams, StateId, Step, StepError,
+    StepOutput, StepSequence, Ticket, Weights,
     reference::{KvRounding, Reference},
 };
 use paguro_backend_conformance::{ModelShape, RandomModel};
@@ -314,6 +314,65 @@ fn a_device_that_fails_ends_its_steps() {
             assert_eq!(error.to_string(), "pages were not copied: the device was lost; load the model again");
         }
     }
+}
+
+/// A step that carries a token of the oldest one, with a step of another sequence between them, equals one whose token the host knows.
+/// If the oldest one fails, so does the step that carries its token.
+#[test]
+fn tokens_pass_from_the_last_stage_to_the_first() {
+    let model = shape("").build(1);
+    let params = SamplingParams::default();
+    let request = SampleRequest {
+        params: &params,
+        draw: 0,
+        history: &[],
+        prompt_tokens: 3,
+        mask: None,
+        logprobs: None,
+    };
+    let submit =
+        |runner: &mut dyn Runner, sequence: u32, start: usize, tokens: &[u32], carried: &[Carried]| {
+            let pages = vec![PageId(sequence); model.program.kv.groups.len()];
+            let sequences =
+                [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len(), state: None }];
+            let outputs = [Output { row: tokens.len() - 1, kind: OutputKind::Sample(request) }];
+            let (sequences, pages) = (&sequences, &pages);
+            runner.submit(&Step { tokens, carried, sequences, pages, outputs: &outputs, ..Step::default() })
+        };
+    let token = |answer: OutputValue| match answer {
+        OutputValue::Sampled(sampled) => sampled.token,
+        other => panic!("{other:?}"),
+    };
+    let carried = [Carried { row: 0, output: 0, given: None }];
+
+    let (mut runner, _) = load(&model, nothing(), nothing());
+    let runner = &mut *runner;
+    assert!(submit(runner, 1, 0, &[0], &carried).is_err(), "nothing is in flight");
+    let first = submit(runner, 1, 0, &[1, 2, 3], &[]).unwrap();
+    let second = submit(runner, 2, 0, &[1, 2, 4], &[]).unwrap();
+    let unknown = [Carried { row: 0, output: 1, given: None }];
+    assert!(submit(runner, 1, 3, &[0], &unknown).is_err(), "the step has one output");
+    let third = submit(runner, 1, 3, &[0], &carried).unwrap();
+    assert!(submit(runner, 3, 0, &[1], &[]).is_err(), "a step for each stage, and one more");
+    let known = token(collect(runner, first).unwrap());
+    let fourth = submit(runner, 2, 3, &[0], &carried).unwrap();
+    let other = token(collect(runner, second).unwrap());
+    let after = [third, fourth].map(|ticket| token(collect(runner, ticket).unwrap()));
+    for (sequence, known, after) in [(1, known, after[0]), (2, other, after[1])] {
+        let ticket = submit(runner, sequence, 3, &[known], &[]).unwrap();
+        assert_eq!(token(collect(runner, ticket).unwrap()), after, "sequence {sequence}");
+    }
+
+    let is_first = AtomicBool::new(true);
+    let fails_once: Hook = Arc::new(move || match is_first.swap(false, Ordering::Relaxed) {
+        true => Err(StepError::Device("the device was lost".into())),
+        false => Ok(()),
+    });
+    let (mut runner, _) = load(&model, nothing(), fails_once);
+    let first = submit(&mut *runner, 1, 0, &[1, 2, 3], &[]).unwrap();
+    let second = submit(&mut *runner, 1, 3, &[0], &carried).unwrap();
+    let errors = [first, second].map(|ticket| collect(&mut *runner, ticket).unwrap_err().to_string());
+    assert_eq!(errors, ["the device was lost", "the step before failed: the device was lost"]);
 }
 
 /// A defect in a thread of a stage is a defect of its caller.
