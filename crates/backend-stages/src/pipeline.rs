@@ -106,7 +106,7 @@ enum Task {
     /// Number of a step, and the one whose tokens it carries.
     Step {
         number: u64,
-        step: OwnedStep,
+        step: Box<OwnedStep>,
         source: Option<u64>,
     },
     Move(Vec<PageMove>),
@@ -122,10 +122,19 @@ struct StepTokens {
     tokens: Result<Vec<Option<u32>>, String>,
 }
 
+/// Tokens of the last steps, for the first stage.
+struct TokenQueue {
+    tokens: Receiver<StepTokens>,
+    /// Those that have come, the oldest first.
+    known: VecDeque<StepTokens>,
+    /// As many steps may be in flight.
+    most: usize,
+}
+
 /// The part of a stage's thread that waits for others.
 enum Inlet {
-    /// Of the first stage: tokens of the last steps, the oldest first.
-    Tokens { tokens: Receiver<StepTokens>, known: VecDeque<StepTokens>, most: usize },
+    /// Of the first stage.
+    Tokens(TokenQueue),
     /// Of a later one.
     Rows(Receiver<Passed>),
 }
@@ -133,25 +142,19 @@ enum Inlet {
 /// Another thread has ended.
 struct Ended;
 
-impl Inlet {
-    /// Waits for the rows of a task from the stage before.
-    fn rows(&self) -> Result<Passed, Ended> {
-        match self {
-            Self::Tokens { .. } => Ok(Ok(Vec::new())),
-            Self::Rows(rows) => rows.recv().map_err(|_| Ended),
-        }
+impl TokenQueue {
+    /// Takes the tokens that have come; otherwise those that no step carries would remain.
+    fn drain(&mut self) {
+        self.known.extend(self.tokens.try_iter());
+        self.known.drain(..self.known.len().saturating_sub(self.most));
     }
 
     /// Returns the tokens of a step, of which those that are carried come from step `source`.
-    fn tokens(&mut self, step: &OwnedStep, source: u64) -> Result<Result<Vec<u32>, StepError>, Ended> {
-        let Self::Tokens { tokens, known, most } = self else { return Ok(Ok(step.tokens.clone())) };
-        while known.back().is_none_or(|last| last.number < source) {
-            known.push_back(tokens.recv().map_err(|_| Ended)?);
-            if known.len() > *most {
-                known.pop_front();
-            }
+    fn of(&mut self, step: &OwnedStep, source: u64) -> Result<Result<Vec<u32>, StepError>, Ended> {
+        while self.known.back().is_none_or(|last| last.number < source) {
+            self.known.push_back(self.tokens.recv().map_err(|_| Ended)?);
         }
-        let sampled = known.iter().find(|known| known.number == source).map(|known| &known.tokens);
+        let sampled = self.known.iter().find(|known| known.number == source).map(|known| &known.tokens);
         Ok(match sampled {
             Some(Ok(sampled)) => {
                 let mut own = step.tokens.clone();
@@ -164,6 +167,39 @@ impl Inlet {
             }
             Some(Err(error)) => Err(StepError::Device(format!("the step before failed: {error}"))),
             None => Err(StepError::Invalid("the step before was collected too early".into())),
+        })
+    }
+}
+
+impl Inlet {
+    /// Waits for the rows of a task from the stage before.
+    fn rows(&self) -> Result<Passed, Ended> {
+        match self {
+            Self::Tokens(_) => Ok(Ok(Vec::new())),
+            Self::Rows(rows) => rows.recv().map_err(|_| Ended),
+        }
+    }
+
+    /// Returns true if inputs of a step come later: rows of the stage before, or carried tokens.
+    fn is_early(&mut self, source: Option<u64>) -> bool {
+        match self {
+            Self::Tokens(queue) => {
+                queue.drain();
+                source.is_some()
+            }
+            Self::Rows(_) => true,
+        }
+    }
+
+    /// Waits for the inputs of a step that come later.
+    fn inputs(
+        &mut self,
+        step: &OwnedStep,
+        source: Option<u64>,
+    ) -> Result<Result<StepInputs, StepError>, Ended> {
+        Ok(match self {
+            Self::Tokens(queue) => queue.of(step, source.unwrap_or_default())?.map(StepInputs::Tokens),
+            Self::Rows(_) => self.rows()?.map(StepInputs::Rows),
         })
     }
 }
@@ -241,28 +277,30 @@ fn serve(
                 inlet.rows()?.and_then(|_| stage.move_pages(moves)).map(|()| StepOutput::default())
             }
             Task::Step { number: _, step, source } => {
-                let mut has_ended = false;
-                let mut inputs = || {
-                    let passed = match (&mut inlet, *source) {
-                        (Inlet::Rows(rows), _) => {
-                            rows.recv().map_err(|_| Ended).map(|rows| rows.map(StepInputs::Rows))
-                        }
-                        (first, Some(source)) => {
-                            first.tokens(step, source).map(|tokens| tokens.map(StepInputs::Tokens))
-                        }
-                        (_, None) => unreachable!("a first stage without carried tokens waits for nothing"),
-                    };
-                    passed.unwrap_or_else(|Ended| {
-                        has_ended = true;
-                        Err(StepError::Device("another stage has ended".into()))
-                    })
-                };
-                let waits = !stage.has_tokens || source.is_some();
-                let result = stage.run(step, is_last, waits.then_some(&mut inputs as &mut InputsFn<'_>));
-                if has_ended {
-                    return Err(Ended);
+                if inlet.is_early(*source) {
+                    // None before they have come.
+                    let mut came = None;
+                    let result = stage.run(
+                        step,
+                        is_last,
+                        Some(&mut || {
+                            let inputs = inlet.inputs(step, *source);
+                            came = Some(inputs.is_ok());
+                            inputs.unwrap_or_else(|Ended| {
+                                Err(StepError::Device("another stage has ended".into()))
+                            })
+                        }),
+                    );
+                    match came {
+                        Some(true) => {}
+                        Some(false) => return Err(Ended),
+                        // A step that was refused before has taken none, and they are not those of the next one.
+                        None => drop(inlet.inputs(step, *source)?),
+                    }
+                    result
+                } else {
+                    stage.run(step, is_last, None)
                 }
-                result
             }
         };
         outlet.send(&task, result)?;
@@ -298,8 +336,9 @@ impl Pipeline {
         let stages: Vec<_> = stages.into_iter().map(Arc::new).collect();
         let (tokens, own_tokens) = channel();
         let (results, finished) = channel();
-        // As many steps may be in flight, and one more that carries tokens of the oldest one.
-        let mut inlet = Inlet::Tokens { tokens: own_tokens, known: VecDeque::new(), most: stages.len() + 2 };
+        // A step for each stage, and one more that carries tokens of the oldest one.
+        let most = stages.len() + 1;
+        let mut inlet = Inlet::Tokens(TokenQueue { tokens: own_tokens, known: VecDeque::new(), most });
         let (mut queues, mut threads) = (Vec::new(), Vec::new());
         for (index, stage) in stages.iter().enumerate() {
             let (queue, tasks) = channel();
@@ -346,7 +385,7 @@ impl Pipeline {
         self.in_flight += 1;
         let oldest = self.steps - self.in_flight + 1;
         let source = (!step.carried.is_empty()).then_some(oldest);
-        self.send(Task::Step { number: self.steps, step, source });
+        self.send(Task::Step { number: self.steps, step: Box::new(step), source });
     }
 
     /// Submits copies of pages and states. If they fail, so do all later steps.
