@@ -73,7 +73,7 @@ impl OwnedStep {
         self.outputs.iter().map(OwnedOutput::output).collect()
     }
 
-    /// Returns the step with these given rows and outputs. Its carried tokens are [inputs](StepInputs) of the first stage.
+    /// Returns the step with these given rows and outputs. Its carried tokens are [inputs](paguro_backend::StepInputs) of the first stage.
     pub fn step<'a>(&'a self, given: &'a [GivenRows<'a>], outputs: &'a [Output<'a>]) -> Step<'a> {
         let Self { tokens, carried: _, given: _, coordinates, spans, adapters, sequences, pages, outputs: _ } =
             self;
