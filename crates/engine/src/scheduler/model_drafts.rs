@@ -16,12 +16,9 @@ use crate::{
     sequence::Sequence,
     speculation::{
         Acceptance, Candidate, Draft, DraftRunner, LEAST_RATE, Lag, MOST_BY_MODEL, MOST_READ, ModelKind,
-        Speculator, Text,
+        SHORT_LAG, Speculator, Text,
     },
 };
-
-/// Rows that the model reads without regard to their time: a few tokens that were accepted without it.
-const SHORT_LAG: usize = 2 * MOST_BY_MODEL;
 
 /// A draft that a model may make.
 #[derive(Debug)]

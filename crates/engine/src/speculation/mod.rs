@@ -31,7 +31,7 @@ pub(crate) use self::{
     drafter::{Drafter, History, Replayed},
     lengths::{Candidate, Credit, LEAST_RATE, choose},
     rows::{HiddenRows, KEPT_ROWS},
-    runner::{DraftRunner, Lag, MOST_READ, Text, kept_rows},
+    runner::{DraftRunner, Lag, MOST_READ, SHORT_LAG, Text, kept_rows},
     times::RowTimes,
 };
 pub use self::{drafter::Replay, runner::MOST_BY_MODEL};

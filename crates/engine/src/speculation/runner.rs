@@ -36,6 +36,9 @@ pub const MOST_BY_MODEL: usize = 8;
 /// Most tokens before the end of a text that a draft model reads when it begins.
 pub(crate) const MOST_READ: usize = 2048;
 
+/// Rows that a draft model reads without regard to their time: a few tokens that were accepted without it.
+pub(crate) const SHORT_LAG: usize = 2 * MOST_BY_MODEL;
+
 /// A draft model that runs.
 pub(crate) struct DraftRunner {
     runner: Box<dyn Runner>,
@@ -257,8 +260,8 @@ impl DraftRunner {
         self.times.seconds(&self.cost, work).unwrap_or_else(|| self.cost.seconds(work))
     }
 
-    /// Drafts tokens after each text, up to the maximum of each. Reading the texts takes at most `seconds`; a text that is not read to its
-    /// end has no draft.
+    /// Drafts tokens after each text, up to the maximum of each. Reading the texts takes at most `seconds`, or the time of
+    /// [`SHORT_LAG`] rows; a text that is not read to its end has no draft.
     ///
     /// # Errors
     /// [`StepError`]: a step fails.
@@ -270,7 +273,9 @@ impl DraftRunner {
         for (index, (text, most)) in texts.iter().enumerate() {
             let Some(lag) = self.lag(text).filter(|_| *most > 0 && left > 0) else { continue };
             let rows = self.cost.rows_within(work, lag.start - lag.base, lag.rows.min(left), seconds);
-            let rows = if parts.is_empty() { rows.max(1) } else { rows };
+            // On a slow device as well, the text must not grow faster than it is read.
+            let least = if parts.is_empty() { lag.rows.min(SHORT_LAG).min(left) } else { 0 };
+            let rows = rows.max(least);
             let most = (*most).min(lag.most);
             if rows == 0 || !self.begin(text, lag, rows + most, texts) {
                 continue;

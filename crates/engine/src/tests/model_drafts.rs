@@ -1,6 +1,6 @@
 //! Drafts by models: heads, assistants, and models of their own.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use paguro_backend::{Backend, MatrixId, SamplingParams, WeightFormat, reference::Reference};
 use paguro_backend_conformance::{ModelShape, PagesOf, RandomModel, Rng};
@@ -120,7 +120,8 @@ fn generate(engine: &Engine, request: Request) -> (Vec<u32>, Stats) {
     (tokens, engine.handle().stats())
 }
 
-/// A model that is its own draft model guesses every token of a greedy answer, after prompts of all lengths.
+/// A model that is its own draft model guesses every token of a greedy answer, after prompts of all lengths, and on a device that never
+/// computes a row within the time of a step.
 #[test]
 fn a_model_accepts_its_own_drafts() {
     let backends = backends();
@@ -134,8 +135,20 @@ fn a_model_accepts_its_own_drafts() {
             pages: PageBudget::Tokens(160),
             ..EngineOptions::default()
         };
-        for prompt in [1, 30, 31, 32, 33, 70] {
-            let engine = Engine::start(backend, parts.clone(), options.clone()).unwrap();
+        let usual = options.step_time;
+        let slow = Duration::from_nanos(1);
+        for (prompt, step_time) in [
+            (1, usual),
+            (30, usual),
+            (31, usual),
+            (32, usual),
+            (33, usual),
+            (70, usual),
+            (1, slow),
+            (20, slow),
+        ] {
+            let options = EngineOptions { step_time, ..options.clone() };
+            let engine = Engine::start(backend, parts.clone(), options).unwrap();
             let prompt = Rng::new(prompt as u64).tokens(prompt, parts.program.vocab);
             let drafts = DraftOptions { most: 5, eager: true, ..DraftOptions::default() };
             let sampling = SamplingParams::default();
