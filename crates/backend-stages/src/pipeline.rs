@@ -48,7 +48,7 @@ impl LoadedStage {
         }
     }
 
-    /// Returns the runner, after the job that it computes.
+    /// Returns the runner, after the task that it computes.
     pub fn runner(&self) -> MutexGuard<'_, Box<dyn Runner>> {
         // A panic ends the engine, which does not use the runner again.
         self.runner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -197,9 +197,10 @@ impl Inlet {
         step: &OwnedStep,
         source: Option<u64>,
     ) -> Result<Result<StepInputs, StepError>, Ended> {
-        Ok(match self {
-            Self::Tokens(queue) => queue.of(step, source.unwrap_or_default())?.map(StepInputs::Tokens),
-            Self::Rows(_) => self.rows()?.map(StepInputs::Rows),
+        Ok(match (self, source) {
+            (Self::Tokens(queue), Some(source)) => queue.of(step, source)?.map(StepInputs::Tokens),
+            (Self::Tokens(_), None) => Ok(StepInputs::Tokens(step.tokens.clone())),
+            (rows, _) => rows.rows()?.map(StepInputs::Rows),
         })
     }
 }
@@ -371,7 +372,7 @@ impl Pipeline {
         &self.stages
     }
 
-    /// Returns the stages after they have done all jobs.
+    /// Returns the stages after they have done all tasks.
     pub fn idle_stages(&mut self) -> &[Arc<LoadedStage>] {
         while self.pending > 0 {
             self.receive();

@@ -14,8 +14,9 @@ pub trait Runner: Send {
     /// [`StepError`]; the pages and states that the step would have written are then undefined, all others untouched.
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError>;
 
-    /// Starts a pass, some of whose inputs are not known yet: prepares what it can, and calls `inputs` once, which waits for them. In
-    /// `step`, tokens or given rows have their sizes and places, and arbitrary values; no token is carried.
+    /// Starts a pass, some of whose inputs are not known yet: prepares what it can, and calls `inputs` once, which waits for them. A step
+    /// that is refused before may not call it. In `step`, tokens or given rows have their sizes and places, and arbitrary values; no token
+    /// is carried.
     ///
     /// # Errors
     /// As [`Runner::submit`], and those of `inputs`, after which nothing is in flight.

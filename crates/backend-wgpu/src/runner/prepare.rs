@@ -6,9 +6,6 @@ use paguro_backend::{Output, OutputKind, Runner, Step, StepError, StepInputs, Ti
 use super::{GpuRunner, sampler};
 use crate::{flight::Flight, lower::LOGIT_ROWS};
 
-/// Most rows of such a step: more take longer on the device than the host needs to encode them.
-const MOST_ROWS: usize = 128;
-
 impl GpuRunner {
     /// Returns true if a step can be held until its inputs are known: it is one pass, and its results are read when it is collected.
     pub(super) fn can_hold(&self, step: &Step<'_>) -> bool {
@@ -17,8 +14,9 @@ impl GpuRunner {
             OutputKind::Residual => self.defers_rows,
             OutputKind::Score { .. } | OutputKind::Logits | OutputKind::Embedding | OutputKind::Mean => false,
         };
-        let rows = step.tokens.len();
-        let is_pass = rows <= MOST_ROWS && step.outputs.len() <= LOGIT_ROWS && self.pace.rows(rows) >= rows;
+        let (rows, outputs) = (step.tokens.len(), step.outputs.len());
+        // Steps of more rows take longer on the device than the host needs to encode them.
+        let is_pass = rows.max(outputs) <= LOGIT_ROWS && self.pace.rows(rows) >= rows;
         // Pages of several kinds are converted before the step, which must not be taken back.
         let has_inputs_only = self.table.is_none() && self.page_kernels.is_none() && self.pauses.is_none();
         let is_free = self.submitted == self.collected && !self.device.target.timed;
