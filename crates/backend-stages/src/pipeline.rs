@@ -125,7 +125,7 @@ struct StepTokens {
 /// Tokens of the last steps, for the first stage.
 struct TokenQueue {
     tokens: Receiver<StepTokens>,
-    /// Those that have come, the oldest first.
+    /// Tokens that have come, the oldest first.
     known: VecDeque<StepTokens>,
     /// As many steps may be in flight.
     most: usize,
