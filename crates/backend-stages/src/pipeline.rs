@@ -316,10 +316,6 @@ pub struct Pipeline {
     queues: Vec<Sender<Arc<Task>>>,
     finished: Receiver<Finished>,
     threads: Vec<JoinHandle<()>>,
-    /// Number of the last step.
-    steps: u64,
-    /// Steps that are not collected.
-    in_flight: u64,
     /// Tasks that have not passed all stages.
     pending: usize,
     /// Error of copies of pages, after which all steps fail: the pages are undefined, and the engine has used them since.
@@ -359,8 +355,6 @@ impl Pipeline {
             queues,
             finished,
             threads,
-            steps: 0,
-            in_flight: 0,
             pending: 0,
             failed_move: None,
             results: VecDeque::new(),
@@ -380,13 +374,10 @@ impl Pipeline {
         &self.stages
     }
 
-    /// Submits a step. Its carried tokens are those of the oldest step in flight.
-    pub fn submit(&mut self, step: OwnedStep) {
-        self.steps += 1;
-        self.in_flight += 1;
-        let oldest = self.steps - self.in_flight + 1;
+    /// Submits a step of this number. Its carried tokens are those of step `oldest`.
+    pub fn submit(&mut self, number: u64, step: OwnedStep, oldest: u64) {
         let source = (!step.carried.is_empty()).then_some(oldest);
-        self.send(Task::Step { number: self.steps, step: Box::new(step), source });
+        self.send(Task::Step { number, step: Box::new(step), source });
     }
 
     /// Submits copies of pages and states. If they fail, so do all later steps.
@@ -398,7 +389,6 @@ impl Pipeline {
     pub fn collect(&mut self) -> Result<StepOutput, StepError> {
         loop {
             if let Some(result) = self.results.pop_front() {
-                self.in_flight -= 1;
                 return result;
             }
             self.receive();

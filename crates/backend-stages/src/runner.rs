@@ -98,8 +98,8 @@ impl Runner for StagesRunner {
             )));
         }
         self.in_flight.push_back(step.outputs.iter().map(|output| self.carries(&output.kind)).collect());
-        self.pipeline.submit(OwnedStep::new(step));
         self.submitted += 1;
+        self.pipeline.submit(self.submitted, OwnedStep::new(step), self.collected + 1);
         Ok(Ticket(self.submitted))
     }
 

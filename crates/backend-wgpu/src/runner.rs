@@ -271,11 +271,10 @@ impl Runner for GpuRunner {
         step: &Step<'_>,
         inputs: &mut dyn FnMut() -> Result<StepInputs, StepError>,
     ) -> Result<Ticket, StepError> {
-        if self.can_hold(step) {
-            return self.submit_prepared(step, inputs);
+        match self.can_hold(step) {
+            true => self.submit_prepared(step, inputs),
+            false => inputs()?.complete(step, |step| self.submit(step)),
         }
-        let inputs = inputs()?;
-        self.submit(&inputs.step(step, &inputs.given(step)))
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {

@@ -25,8 +25,7 @@ pub trait Runner: Send {
         step: &Step<'_>,
         inputs: &mut dyn FnMut() -> Result<StepInputs, StepError>,
     ) -> Result<Ticket, StepError> {
-        let inputs = inputs()?;
-        self.submit(&inputs.step(step, &inputs.given(step)))
+        inputs()?.complete(step, |step| self.submit(step))
     }
 
     /// Waits for a pass and fills `out` in the order of the step's outputs.

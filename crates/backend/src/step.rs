@@ -170,24 +170,18 @@ pub enum StepInputs {
 }
 
 impl StepInputs {
-    /// Returns the given rows of a step with these inputs.
-    pub fn given<'a>(&'a self, step: &Step<'a>) -> Vec<GivenRows<'a>> {
-        let Self::Rows(rows) = self else { return step.given.to_vec() };
-        let mut rest = rows.as_slice();
+    /// Calls `use_step` with a step that has these inputs, and returns its result.
+    pub fn complete<T>(&self, step: &Step<'_>, use_step: impl FnOnce(&Step<'_>) -> T) -> T {
+        let mut rest = match self {
+            Self::Tokens(tokens) => return use_step(&Step { tokens, ..*step }),
+            Self::Rows(rows) => rows.as_slice(),
+        };
         let given = step.given.iter().map(|GivenRows { rows, values }| {
             let own;
             (own, rest) = rest.split_at(values.len().min(rest.len()));
             GivenRows { rows: rows.clone(), values: own }
         });
-        given.collect()
-    }
-
-    /// Returns a step with these inputs, and with its given rows.
-    pub fn step<'a>(&'a self, step: &Step<'a>, given: &'a [GivenRows<'a>]) -> Step<'a> {
-        match self {
-            Self::Tokens(tokens) => Step { tokens, given, ..*step },
-            Self::Rows(_) => Step { given, ..*step },
-        }
+        use_step(&Step { given: &Vec::from_iter(given), ..*step })
     }
 }
 

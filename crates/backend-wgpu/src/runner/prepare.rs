@@ -35,11 +35,11 @@ impl GpuRunner {
         self.awaits_inputs = false;
         let ticket = submitted?;
         let uploaded = inputs().and_then(|inputs| {
-            let given = inputs.given(step);
-            let step = inputs.step(step, &given);
-            let flight = self.flight_index();
-            self.flights[flight].plan.set_tokens(step.tokens);
-            self.upload_inputs(&step)
+            inputs.complete(step, |step| {
+                let flight = self.flight_index();
+                self.flights[flight].plan.set_tokens(step.tokens);
+                self.upload_inputs(step)
+            })
         });
         if let Err(error) = uploaded {
             self.canaries.discard(self.submitted);

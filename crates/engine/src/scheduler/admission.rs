@@ -30,8 +30,8 @@
 //! | [`Rule::RequestHasMore`] | of the same tenant | as for tenants, of the requests |
 //! | [`Rule::RequestsAlternate`] | of the same tenant | the head's request has no place; the victim is one of several answers, or claims at least twice the head's pages while pages are short |
 //!
-//! The rules by which sequences alternate also need a victim that has run for twice the steps until its lost tokens were
-//! computed again; otherwise it would lose them again. These include steps without a row of it, so that sequences that take turns in
+//! The rules by which sequences alternate also need a victim that has run for twice the steps that passed until its lost
+//! tokens were computed again; otherwise it would lose them again. Steps without its rows count too, so that sequences that take turns in
 //! the steps of several lanes get beyond their lost tokens. The first victim has the lowest priority, then the tenant with the most
 //! places, then with the most tokens, then the request with the most places, then the shortest wait.
 
