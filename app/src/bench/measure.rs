@@ -1,6 +1,9 @@
 //! One measurement: requests through the engine, timed by the engine's events.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use paguro_backend::SamplingParams;
 use paguro_engine::{Adapter, DraftOptions, Event, Generation, Handle, MOST_DRAFTED, Replay, Request};
@@ -120,12 +123,16 @@ pub fn measure(target: &Target, case: &Case, prefixes: &Prefixes, random: &mut R
 /// As [`measure`].
 pub fn token_seconds(handle: Handle, vocab: usize, tokens: usize) -> Outcome<(f64, f64)> {
     const ROUNDS: usize = 3;
+    const WARM_UP: Duration = Duration::from_secs(1);
     let target = Target { handle, adapters: Vec::new(), temperature: 0.0 };
     let case = Case { test: Test::Decode, tokens, depth: 0, batch: 1, drafts: BenchDrafts::Off };
     let mut random = Random::new(super::SEED, vocab);
     let prefixes = Prefixes::compute(&target, &case, &mut random)?;
-    // The first round is a warm-up.
-    measure(&target, &case, &prefixes, &mut random)?;
+    // The clock of a GPU that did nothing rises within half a second.
+    let began = Instant::now();
+    while began.elapsed() < WARM_UP {
+        measure(&target, &case, &prefixes, &mut random)?;
+    }
     let copied = || -> Outcome<u64> {
         let counts = target.handle.expert_counts().map_err(|error| Failure::from_error(&error))?;
         Ok(counts.iter().map(|count| count.misses * count.bytes).sum::<u64>())

@@ -39,6 +39,10 @@ fn carried_with(subject: &Subject, shape: &ModelShape) -> Verdict {
         let serial = decoding.run(false)?;
         let carried = Decoding::new(subject, &model, params)?.run(true)?;
         require(serial == carried, || format!("carried tokens give {carried:?}, others {serial:?}"))?;
+        let lanes = decoding.driver.runner().lanes().min(Decoding::PROMPTS.len());
+        let in_lanes = |left| Decoding::new(subject, &model, params)?.run_in_lanes(lanes, left);
+        let (one, all) = (in_lanes(0)?, in_lanes(lanes)?);
+        require(one == all, || format!("{lanes} steps in flight give {all:?}, one gives {one:?}"))?;
     }
     let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.options())?;
     let prompt = Prompt::new(shape.vocab);
@@ -119,6 +123,26 @@ impl<'a> Decoding<'a> {
         let mut out = StepOutput::default();
         submit(self.driver.runner(), &step, &mut out)?;
         Ok((known, out.outcomes))
+    }
+
+    /// Returns the tokens of as many sequences as there are lanes, which have steps in turn. After each submission, the last `left` steps
+    /// are not collected.
+    fn run_in_lanes(&mut self, lanes: usize, left: usize) -> Result<Vec<Vec<u32>>, String> {
+        let prompts = Self::PROMPTS.iter().take(lanes);
+        let mut known: Vec<_> =
+            prompts.map(|&length| Rng::new(length as u64).tokens(length, self.vocab)).collect();
+        let (mut in_flight, mut computed) = (VecDeque::new(), [0; 3]);
+        for draw in 0..Self::STEPS {
+            for lane in 0..lanes {
+                let has_step = in_flight.iter().any(|(_, own): &(Ticket, Vec<usize>)| own[0] == lane);
+                let before = if has_step { vec![lane] } else { Vec::new() };
+                let ticket = self.submit(&[lane], &before, &known, &mut computed, draw as u64)?;
+                in_flight.push_back((ticket, vec![lane]));
+                self.collect(&mut in_flight, &mut known, left)?;
+            }
+        }
+        self.collect(&mut in_flight, &mut known, 0)?;
+        Ok(known)
     }
 
     /// Returns the rows of the sequences `own`. Those in `carried` have a row whose token is not known.

@@ -1,27 +1,26 @@
 //! A thread for each stage. Tasks pass all stages in the order of their submission: while one stage computes a step, the one before
-//! computes the next. Each stage has a step from its submission on, and [prepares](Runner::submit_early) it before it has the rows of the
-//! stage before, or the tokens of an earlier step. These pass from thread to thread, without the engine.
+//! computes the next. Each stage has a step from its submission on, and [prepares](Runner::prepare) it before it has the rows of the stage
+//! before, or the tokens of an earlier step, and while it computes the step before. These pass from thread to thread, without the engine.
 
 use std::{
     collections::VecDeque,
+    hint,
     ops::Range,
     panic::resume_unwind,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Receiver, Sender, TryRecvError, channel},
     },
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use paguro_backend::{
     GivenRows, Output, OutputKind, OutputValue, PageMove, Program, Runner, Sampled, Step, StepError,
-    StepInputs, StepOutput,
+    StepInputs, StepOutput, Ticket,
 };
 
 use crate::step::OwnedStep;
-
-/// Waits for the inputs of a step.
-type InputsFn<'a> = dyn FnMut() -> Result<StepInputs, StepError> + 'a;
 
 /// A stage on its device.
 pub struct LoadedStage {
@@ -66,22 +65,15 @@ impl LoadedStage {
         self.runner().move_pages(&own)
     }
 
-    /// Computes this stage of a step, whose `inputs` may come later.
-    fn run(
-        &self,
-        step: &OwnedStep,
-        is_last: bool,
-        inputs: Option<&mut InputsFn<'_>>,
-    ) -> Result<StepOutput, StepError> {
-        let mut runner = self.runner();
+    /// Calls `use_step` with this stage's part of a step, whose inputs may come later.
+    fn with_part<T>(&self, step: &OwnedStep, is_last: bool, use_step: impl FnOnce(&Step<'_>) -> T) -> T {
         let count = step.tokens.len();
         let residual = |row| Output { row, kind: OutputKind::Residual };
         let outputs = if is_last { step.outputs() } else { (0..count).map(residual).collect() };
-        let (mut zeros, mut rows) = (Vec::new(), Vec::new());
-        if !self.has_tokens {
-            zeros.resize(count, 0);
-            rows.resize(count * self.width, 0.0);
-        }
+        let (zeros, rows) = match self.has_tokens {
+            true => (Vec::new(), Vec::new()),
+            false => (vec![0; count], vec![0.0; count * self.width]),
+        };
         let (tokens, given) = match self.has_tokens {
             true => (&step.tokens, step.given()),
             false => (&zeros, vec![GivenRows { rows: 0..count, values: &rows }]),
@@ -90,14 +82,7 @@ impl LoadedStage {
         if self.state_parts == 0 {
             sequences.iter_mut().for_each(|sequence| sequence.state = None);
         }
-        let step = Step { tokens, sequences: &sequences, ..step.step(&given, &outputs) };
-        let ticket = match inputs {
-            Some(inputs) => runner.submit_early(&step, inputs)?,
-            None => runner.submit(&step)?,
-        };
-        let mut answers = StepOutput::default();
-        runner.collect(ticket, &mut answers)?;
-        Ok(answers)
+        use_step(&Step { tokens, sequences: &sequences, ..step.step(&given, &outputs) })
     }
 }
 
@@ -136,7 +121,11 @@ enum Inlet {
     /// Of the first stage.
     Tokens(TokenQueue),
     /// Of a later one.
-    Rows(Receiver<Passed>),
+    Rows {
+        rows: Receiver<Passed>,
+        /// Rows that have come and are not used.
+        next: Option<Passed>,
+    },
 }
 
 /// Another thread has ended.
@@ -149,10 +138,15 @@ impl TokenQueue {
         self.known.drain(..self.known.len().saturating_sub(self.most));
     }
 
+    /// Returns true if the tokens of step `source` have come.
+    fn has(&self, source: u64) -> bool {
+        self.known.back().is_some_and(|last| last.number >= source)
+    }
+
     /// Returns the tokens of a step, of which those that are carried come from step `source`.
-    fn of(&mut self, step: &OwnedStep, source: u64) -> Result<Result<Vec<u32>, StepError>, Ended> {
-        while self.known.back().is_none_or(|last| last.number < source) {
-            self.known.push_back(self.tokens.recv().map_err(|_| Ended)?);
+    fn of(&mut self, step: &OwnedStep, source: u64, spin: Duration) -> Result<Result<Vec<u32>, StepError>, Ended> {
+        while !self.has(source) {
+            self.known.push_back(receive(&self.tokens, spin)?);
         }
         let sampled = self.known.iter().find(|known| known.number == source).map(|known| &known.tokens);
         Ok(match sampled {
@@ -173,35 +167,58 @@ impl TokenQueue {
 
 impl Inlet {
     /// Waits for the rows of a task from the stage before.
-    fn rows(&self) -> Result<Passed, Ended> {
+    fn rows(&mut self, spin: Duration) -> Result<Passed, Ended> {
         match self {
             Self::Tokens(_) => Ok(Ok(Vec::new())),
-            Self::Rows(rows) => rows.recv().map_err(|_| Ended),
+            Self::Rows { rows, next } => next.take().map_or_else(|| receive(rows, spin), Ok),
         }
     }
 
-    /// Returns true if inputs of a step come later: rows of the stage before, or carried tokens.
-    fn is_early(&mut self, source: Option<u64>) -> bool {
-        match self {
+    /// Returns true if the inputs of a step have come.
+    fn has_inputs(&mut self, source: Option<u64>) -> Result<bool, Ended> {
+        Ok(match self {
             Self::Tokens(queue) => {
                 queue.drain();
-                source.is_some()
+                source.is_none_or(|source| queue.has(source))
             }
-            Self::Rows(_) => true,
-        }
+            Self::Rows { rows, next } => {
+                if next.is_none() {
+                    *next = match rows.try_recv() {
+                        Ok(rows) => Some(rows),
+                        Err(TryRecvError::Empty) => None,
+                        Err(TryRecvError::Disconnected) => return Err(Ended),
+                    };
+                }
+                next.is_some()
+            }
+        })
     }
 
-    /// Waits for the inputs of a step that come later.
+    /// Waits for the inputs of a step.
     fn inputs(
         &mut self,
         step: &OwnedStep,
         source: Option<u64>,
+        spin: Duration,
     ) -> Result<Result<StepInputs, StepError>, Ended> {
         Ok(match (self, source) {
-            (Self::Tokens(queue), Some(source)) => queue.of(step, source)?.map(StepInputs::Tokens),
+            (Self::Tokens(queue), Some(source)) => queue.of(step, source, spin)?.map(StepInputs::Tokens),
             (Self::Tokens(_), None) => Ok(StepInputs::Tokens(step.tokens.clone())),
-            (rows, _) => rows.rows()?.map(StepInputs::Rows),
+            (rows, _) => rows.rows(spin)?.map(StepInputs::Rows),
         })
+    }
+}
+
+/// Waits for a message; for the time `spin`, this thread does not sleep.
+fn receive<T>(from: &Receiver<T>, spin: Duration) -> Result<T, Ended> {
+    let end = Instant::now() + spin;
+    loop {
+        match from.try_recv() {
+            Ok(message) => return Ok(message),
+            Err(TryRecvError::Disconnected) => return Err(Ended),
+            Err(TryRecvError::Empty) if Instant::now() < end => hint::spin_loop(),
+            Err(TryRecvError::Empty) => return from.recv().map_err(|_| Ended),
+        }
     }
 }
 
@@ -222,6 +239,11 @@ struct Finished {
 }
 
 impl Outlet {
+    /// True for the last stage.
+    fn is_last(&self) -> bool {
+        matches!(self, Self::Results { .. })
+    }
+
     /// Passes the result of a task on.
     fn send(&self, task: &Task, result: Result<StepOutput, StepError>) -> Result<(), Ended> {
         match self {
@@ -264,49 +286,81 @@ fn rows_of(answers: StepOutput) -> Passed {
     Ok(rows)
 }
 
-/// Serves a stage until another thread ends.
-fn serve(
-    stage: &LoadedStage,
-    tasks: &Receiver<Arc<Task>>,
-    mut inlet: Inlet,
-    outlet: &Outlet,
-) -> Result<(), Ended> {
-    let is_last = matches!(outlet, Outlet::Results { .. });
-    for task in tasks {
-        let result = match &*task {
-            Task::Move(moves) => {
-                inlet.rows()?.and_then(|_| stage.move_pages(moves)).map(|()| StepOutput::default())
-            }
-            Task::Step { number: _, step, source } => {
-                if inlet.is_early(*source) {
-                    // None before they have come.
-                    let mut came = None;
-                    let result = stage.run(
-                        step,
-                        is_last,
-                        Some(&mut || {
-                            let inputs = inlet.inputs(step, *source);
-                            came = Some(inputs.is_ok());
-                            inputs.unwrap_or_else(|Ended| {
-                                Err(StepError::Device("another stage has ended".into()))
-                            })
-                        }),
-                    );
-                    match came {
-                        Some(true) => {}
-                        Some(false) => return Err(Ended),
-                        // A step that was refused before has taken none, and they are not those of the next one.
-                        None => drop(inlet.inputs(step, *source)?),
-                    }
-                    result
-                } else {
-                    stage.run(step, is_last, None)
+/// A step that a stage has submitted.
+struct InFlight {
+    task: Arc<Task>,
+    /// None if it was refused.
+    ticket: Result<Ticket, StepError>,
+}
+
+/// The thread of a stage.
+struct StageThread {
+    stage: Arc<LoadedStage>,
+    inlet: Inlet,
+    outlet: Outlet,
+    /// See [`Runner::spin`].
+    spin: Duration,
+    /// The step that the stage computes.
+    in_flight: Option<InFlight>,
+}
+
+impl StageThread {
+    /// Serves the stage until another thread ends.
+    fn serve(mut self, tasks: &Receiver<Arc<Task>>) -> Result<(), Ended> {
+        loop {
+            let task = match tasks.try_recv() {
+                Ok(task) => task,
+                Err(_) => {
+                    self.finish()?;
+                    receive(tasks, Duration::ZERO)?
+                }
+            };
+            match &*task {
+                Task::Move(moves) => {
+                    self.finish()?;
+                    let moved = self.inlet.rows(Duration::ZERO)?.and_then(|_| self.stage.move_pages(moves));
+                    self.outlet.send(&task, moved.map(|()| StepOutput::default()))?;
+                }
+                Task::Step { number: _, step, source } => {
+                    let (stage, is_last) = (Arc::clone(&self.stage), self.outlet.is_last());
+                    let ticket = stage.with_part(step, is_last, |part| self.submit(part, step, *source))?;
+                    self.in_flight = Some(InFlight { task, ticket });
                 }
             }
-        };
-        outlet.send(&task, result)?;
+        }
     }
-    Ok(())
+
+    /// Submits the part of a step, behind the step in flight if its inputs have come, and otherwise after that one.
+    fn submit(
+        &mut self,
+        part: &Step<'_>,
+        step: &OwnedStep,
+        source: Option<u64>,
+    ) -> Result<Result<Ticket, StepError>, Ended> {
+        let prepared = self.stage.runner().prepare(part);
+        let is_behind = matches!(prepared, Ok(true)) && self.inlet.has_inputs(source)?;
+        if !is_behind {
+            self.finish()?;
+        }
+        let inputs = self.inlet.inputs(step, source, self.spin)?;
+        let inputs = prepared.and(inputs);
+        let stage = &self.stage;
+        let ticket = inputs
+            .and_then(|inputs| inputs.complete(part, |part| stage.runner().submit_prepared(part)));
+        self.finish()?;
+        Ok(ticket)
+    }
+
+    /// Waits for the step in flight, and passes its result on.
+    fn finish(&mut self) -> Result<(), Ended> {
+        let Some(InFlight { task, ticket }) = self.in_flight.take() else { return Ok(()) };
+        let result = ticket.and_then(|ticket| {
+            let mut answers = StepOutput::default();
+            self.stage.runner().collect(ticket, &mut answers)?;
+            Ok(answers)
+        });
+        self.outlet.send(&task, result)
+    }
 }
 
 /// The stages and their threads.
@@ -331,6 +385,8 @@ impl Pipeline {
     /// The system refuses a thread.
     pub fn start(stages: Vec<LoadedStage>) -> std::io::Result<Self> {
         let stages: Vec<_> = stages.into_iter().map(Arc::new).collect();
+        // The others could slow one down that needs the processor.
+        let spin = stages.iter().map(|stage| stage.runner().spin()).min().unwrap_or_default();
         let (tokens, own_tokens) = channel();
         let (results, finished) = channel();
         // A step for each stage, and one more that carries tokens of the oldest one.
@@ -344,9 +400,9 @@ impl Pipeline {
                 true => Outlet::Results { tokens: tokens.clone(), finished: results.clone() },
                 false => Outlet::Rows(rows),
             };
-            let (stage, own_inlet) =
-                (Arc::clone(stage), std::mem::replace(&mut inlet, Inlet::Rows(next_rows)));
-            let serve = move || drop(serve(&stage, &tasks, own_inlet, &outlet));
+            let inlet = std::mem::replace(&mut inlet, Inlet::Rows { rows: next_rows, next: None });
+            let thread = StageThread { stage: Arc::clone(stage), inlet, outlet, spin, in_flight: None };
+            let serve = move || drop(thread.serve(&tasks));
             threads.push(thread::Builder::new().name(format!("paguro-stage-{index}")).spawn(serve)?);
             queues.push(queue);
         }

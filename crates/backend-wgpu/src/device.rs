@@ -2,10 +2,14 @@
 
 use std::{
     collections::HashMap,
+    hint,
+    num::NonZero,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
+    thread,
+    time::{Duration, Instant},
 };
 
 use paguro_backend::{LoadError, StepError};
@@ -62,6 +66,12 @@ pub struct Device {
     /// Error that wgpu reported asynchronously.
     failure: Arc<Mutex<Option<String>>>,
 }
+
+/// How long a thread asks for the end of a stage's step before it sleeps: a part of a token of most models.
+const SPIN: Duration = Duration::from_millis(3);
+
+/// Fewest processors with which threads may ask instead of sleeping; other threads need some.
+const SPIN_PROCESSORS: usize = 8;
 
 /// Bytes of [`Args`], as in `args.wgsl`.
 pub const ARGS_BYTES: u32 = size_of::<Args>() as u32;
@@ -366,15 +376,48 @@ impl Device {
         submission: wgpu::SubmissionIndex,
         look: impl FnOnce(&[u8]),
     ) -> Result<(), StepError> {
+        self.read_soon(buffer, bytes, submission, Duration::ZERO, look)
+    }
+
+    /// [`Device::read`] that asks the driver again and again for up to `spin` before it sleeps: waking a thread takes tens of microseconds.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn read_soon(
+        &self,
+        buffer: &wgpu::Buffer,
+        bytes: usize,
+        submission: wgpu::SubmissionIndex,
+        spin: Duration,
+        look: impl FnOnce(&[u8]),
+    ) -> Result<(), StepError> {
         let slice = buffer.slice(..bytes as u64);
-        slice.map_async(wgpu::MapMode::Read, |_| ());
-        self.wait_for(submission)?;
+        let is_mapped = Arc::new(AtomicBool::new(false));
+        let own = Arc::clone(&is_mapped);
+        slice.map_async(wgpu::MapMode::Read, move |_| own.store(true, Ordering::Release));
+        let end = Instant::now() + spin;
+        while !is_mapped.load(Ordering::Acquire) && Instant::now() < end {
+            self.inner.poll(wgpu::PollType::Poll).map_err(|error| self.failed(&error.to_string()))?;
+            hint::spin_loop();
+        }
+        match is_mapped.load(Ordering::Acquire) {
+            true => self.check()?,
+            false => self.wait_for(submission)?,
+        }
         match slice.get_mapped_range() {
             Ok(view) => look(&view),
             Err(error) => return Err(self.failed(&error.to_string())),
         }
         buffer.unmap();
         Ok(())
+    }
+
+    /// Returns how long a thread may ask for the end of a step before it sleeps: not at all if it would take processors or power from
+    /// the device.
+    pub fn spin(&self) -> Duration {
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let is_discrete = self.inner.adapter_info().device_type == wgpu::DeviceType::DiscreteGpu;
+        if is_discrete && processors >= SPIN_PROCESSORS { SPIN } else { Duration::ZERO }
     }
 
     /// Checks for a reported failure.

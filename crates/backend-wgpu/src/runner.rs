@@ -10,14 +10,14 @@ mod run;
 mod table;
 mod upload;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    AdapterId, AdapterWork, Carried, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId,
+    AdapterId, AdapterWork, Carried, Exit, ExpertCount, Input, KernelCount, Limits, LoadError, LowRank, MatrixId,
     OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
-    StepInputs, StepOutput, Ticket, Weights, sampling::Scratch,
+    StepOutput, Ticket, Weights, sampling::Scratch,
 };
 
 use crate::{
@@ -81,8 +81,8 @@ pub struct GpuRunner {
     /// Content of each K/V group's pages.
     of_groups: Vec<Content>,
     table: Option<Table>,
-    /// Given rows on their way to the device.
-    upload: Option<Upload>,
+    /// Given rows on their way to the device, of as many steps as may be in flight; none without given rows.
+    uploads: Vec<Upload>,
     page_format: PageFormat,
     /// Made when pages are read for the first time.
     page_reader: Option<PageReader>,
@@ -99,7 +99,9 @@ pub struct GpuRunner {
     tokens: Vec<u32>,
     /// Rows that the step which was collected last has kept.
     kept_rows: Vec<f32>,
-    /// True while a step is encoded whose inputs are not known.
+    /// How long this thread asks for the end of a step before it sleeps.
+    spin: Duration,
+    /// True while a step is encoded, or is held, whose inputs are not known.
     awaits_inputs: bool,
     /// Result of reading a step before it was collected.
     early: Option<Result<bool, StepError>>,
@@ -151,8 +153,10 @@ impl GpuRunner {
         let first = host_rows()?;
         let second = if lanes(program) > 1 { host_rows()? } else { first.clone() };
         let rows = [first, second];
-        let given = model.given.as_ref().map(|given| Upload::new(&device, given.size() as usize / 4));
-        let upload = given.transpose()?;
+        let uploads = model.given.iter().flat_map(|given| {
+            (0..lanes(program)).map(|_| Upload::new(&device, given.size() as usize / 4))
+        });
+        let uploads = uploads.collect::<Result<_, _>>()?;
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
             pauses: None,
@@ -173,7 +177,7 @@ impl GpuRunner {
             contents: vec![Content::Nothing; if page_kernels.is_some() { limits.pages } else { 0 }],
             page_kernels,
             of_groups,
-            upload,
+            uploads,
             table: program.layer_embeds().map(|embeds| Table::new(weights.table(embeds.table).clone())),
             page_format: page_io::format(&device, &limits, &model.tilings, page_bytes),
             page_reader: None,
@@ -184,6 +188,7 @@ impl GpuRunner {
             program: program.clone(),
             kv,
             limits,
+            spin: if is_stage(program) { device.spin() } else { Duration::ZERO },
             device,
             scratch: Scratch::default(),
             sampler: sampler::Scratch::default(),
@@ -207,19 +212,8 @@ impl GpuRunner {
         Self { pauses: Some(pace), ..self }
     }
 
-    /// Index of the flight of the step that was submitted last.
-    fn flight_index(&self) -> usize {
-        flight_index(self.submitted)
-    }
-}
-
-/// Index of a step's flight.
-fn flight_index(step: u64) -> usize {
-    step as usize % 2
-}
-
-impl Runner for GpuRunner {
-    fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
+    /// Encodes and submits a step; it is held if it has no inputs yet.
+    fn start(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
         step.has_adapters(|id| self.adapted.has(id))?;
         let end = self.limits.max_context.next_multiple_of(256) as u32;
@@ -266,14 +260,35 @@ impl Runner for GpuRunner {
         submitted.map(|()| Ticket(self.submitted))
     }
 
-    fn submit_early(
-        &mut self,
-        step: &Step<'_>,
-        inputs: &mut dyn FnMut() -> Result<StepInputs, StepError>,
-    ) -> Result<Ticket, StepError> {
-        match self.can_hold(step) {
-            true => self.submit_prepared(step, inputs),
-            false => inputs()?.complete(step, |step| self.submit(step)),
+    /// Index of the flight of the step that was submitted last.
+    fn flight_index(&self) -> usize {
+        flight_index(self.submitted)
+    }
+}
+
+/// Index of a step's flight.
+fn flight_index(step: u64) -> usize {
+    step as usize % 2
+}
+
+impl Runner for GpuRunner {
+    fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
+        self.drop_prepared();
+        self.start(step)
+    }
+
+    fn prepare(&mut self, step: &Step<'_>) -> Result<bool, StepError> {
+        self.drop_prepared();
+        if self.can_hold(step) {
+            self.hold(step)?;
+        }
+        Ok(lanes(&self.program) > 1 && !self.device.target.timed)
+    }
+
+    fn submit_prepared(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
+        match self.awaits_inputs {
+            true => self.release_prepared(step),
+            false => self.start(step),
         }
     }
 
@@ -283,6 +298,10 @@ impl Runner for GpuRunner {
             return Err(StepError::Invalid(format!("step {number} was never submitted or is long over")));
         }
         let mut read = self.early.take().unwrap_or_else(|| self.read(number));
+        if !matches!(read, Ok(false)) {
+            // It would follow a step that is repeated or has failed.
+            self.drop_prepared();
+        }
         if matches!(read, Ok(true)) && number > self.failed {
             let last = if self.canaries.holds() { number } else { self.submitted };
             read = self.repeat(number, last).and_then(|()| self.read(number));
@@ -335,6 +354,10 @@ impl Runner for GpuRunner {
         lanes(&self.program)
     }
 
+    fn spin(&self) -> Duration {
+        self.spin
+    }
+
     fn load_head(
         &mut self,
         program: &Program,
@@ -348,6 +371,7 @@ impl Runner for GpuRunner {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
+        self.drop_prepared();
         self.flush()?;
         if self.submitted > self.collected {
             self.moved_before = self.submitted + 1;
@@ -366,6 +390,7 @@ impl Runner for GpuRunner {
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
         self.page_format.check(pages, out.len(), &self.limits)?;
+        self.drop_prepared();
         self.flush()?;
         let Self { page_reader, device, model, page_words, page_format, .. } = self;
         let reader = match page_reader {
@@ -451,10 +476,15 @@ impl Runner for GpuRunner {
     }
 }
 
-/// Returns the number of steps that may be in flight without carried tokens: two of texts that are whole in one step, so that the device
-/// computes one while the host reads the rows of the other and plans the next.
+/// Returns the number of steps that may be in flight without carried tokens: two of texts that are whole in one step, and two of a stage,
+/// so that the device computes one while the host reads the rows of the other and encodes the next.
 pub fn lanes(program: &Program) -> usize {
-    1 + usize::from(program.bidirectional && program.head().is_some())
+    1 + usize::from(program.bidirectional && program.head().is_some() || is_stage(program))
+}
+
+/// True for a stage of a model that other devices continue.
+fn is_stage(program: &Program) -> bool {
+    matches!(program.input, Input::Rows) || matches!(program.exit, Exit::Rows)
 }
 
 /// Words of the tokens of a step for the host, and of the word before them.

@@ -1,8 +1,10 @@
 //! A loaded model, which runs steps.
 
+use std::time::Duration;
+
 use crate::{
     AdapterId, ExpertCount, KernelCount, Limits, LoadError, LowRank, MatrixId, OutputKind, PageContent,
-    PageFormat, PageId, Program, StateId, Step, StepInputs, StepOutput, Weights,
+    PageFormat, PageId, Program, StateId, Step, StepOutput, Weights,
 };
 
 /// A loaded model with its arena of pages.
@@ -14,18 +16,22 @@ pub trait Runner: Send {
     /// [`StepError`]; the pages and states that the step would have written are then undefined, all others untouched.
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError>;
 
-    /// Starts a pass, some of whose inputs are not known yet: prepares what it can, and calls `inputs` once, which waits for them. A step
-    /// that is refused before may not call it. In `step`, tokens or given rows have their sizes and places, and arbitrary values; no token
-    /// is carried.
+    /// Prepares a pass, some of whose inputs are not known yet, for [`Runner::submit_prepared`]. In `step`, tokens or given rows have their
+    /// sizes and places, and arbitrary values; no token is carried. Returns false if this runner has one step in flight and prepares
+    /// none; otherwise two may be in flight, and this is possible while the one before is. Another submission drops what is prepared.
     ///
     /// # Errors
-    /// As [`Runner::submit`], and those of `inputs`, after which nothing is in flight.
-    fn submit_early(
-        &mut self,
-        step: &Step<'_>,
-        inputs: &mut dyn FnMut() -> Result<StepInputs, StepError>,
-    ) -> Result<Ticket, StepError> {
-        inputs()?.complete(step, |step| self.submit(step))
+    /// As [`Runner::submit`].
+    fn prepare(&mut self, _step: &Step<'_>) -> Result<bool, StepError> {
+        Ok(false)
+    }
+
+    /// Starts the pass that was prepared last, with its inputs.
+    ///
+    /// # Errors
+    /// As [`Runner::submit`].
+    fn submit_prepared(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
+        self.submit(step)
     }
 
     /// Waits for a pass and fills `out` in the order of the step's outputs.
@@ -45,6 +51,12 @@ pub trait Runner: Send {
     /// page may be reused by the next step.
     fn lanes(&self) -> usize {
         1
+    }
+
+    /// Returns how long a thread that waits for this runner may ask again and again before it sleeps, so that it is not woken late. Not at all
+    /// where the runner needs the processor.
+    fn spin(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// Loads a head of this runner's model: a program whose steps alternate with this runner's, and which has matrices in common

@@ -160,7 +160,7 @@ pub struct Carried {
     pub given: Option<usize>,
 }
 
-/// Inputs of a step that come [after it](crate::Runner::submit_early).
+/// Inputs of a step that come after it was [prepared](crate::Runner::prepare).
 #[derive(Clone, Debug, PartialEq)]
 pub enum StepInputs {
     /// All of [`Step::tokens`].

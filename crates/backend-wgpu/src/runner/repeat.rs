@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use bytemuck::cast_slice;
 use paguro_backend::StepError;
 
-use super::{GpuRunner, flight_index, token_words};
+use super::{GpuRunner, flight_index, token_words, upload::upload_of};
 use crate::{
     device::Device,
     flight::{Encoding, Flight, gave_up_at},
@@ -47,7 +47,7 @@ impl GpuRunner {
         self.canaries.forget(step);
         self.repeated += 1;
         let tokens_end = 4 * token_words(&self.limits) as u64;
-        let Self { device, canaries, kernel_statistics, flights, rows, upload, kept, program, .. } = self;
+        let Self { device, canaries, kernel_statistics, flights, rows, uploads, kept, program, .. } = self;
         let Flight { plan, slices, sampled, submission, timed, is_apart, readback, .. } =
             &mut flights[flight_index(step)];
         let width = program.hidden;
@@ -65,7 +65,7 @@ impl GpuRunner {
         }
         (*is_apart, *timed) = (true, None);
         plan.upload(device, model);
-        if let (1.., Some(upload), Some(given)) = (plan.given_rows(), upload, &model.given)
+        if let (1.., Some(upload), Some(given)) = (plan.given_rows(), upload_of(uploads, step), &model.given)
             && !upload.repeat(device, step, given)
         {
             return Err(gave_up(device));

@@ -8,6 +8,7 @@ use super::{
     GpuRunner, flight_index, row_words,
     rows::{HostRow, Readback, Source, floats},
     token_words,
+    upload::upload_of,
 };
 use crate::{
     flight::{Encoding, Flight, Slice},
@@ -73,10 +74,10 @@ impl GpuRunner {
     }
 
     /// Uploads the planned words of a step, and its given rows.
-    pub(super) fn upload_inputs(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+    fn upload_inputs(&mut self, step: &Step<'_>) -> Result<(), StepError> {
         let plan = &self.flights[self.flight_index()].plan;
         plan.upload(&self.device, self.adapted.of(plan, &self.model));
-        match (plan.given_rows(), &mut self.upload, &self.model.given) {
+        match (plan.given_rows(), upload_of(&mut self.uploads, self.submitted), &self.model.given) {
             (1.., Some(upload), Some(given)) => upload.write(&self.device, self.submitted, step, given),
             _ => Ok(()),
         }
@@ -126,12 +127,23 @@ impl GpuRunner {
         *is_apart = device.in_doubt.load(Ordering::Relaxed);
         let mut commands = match &self.pauses {
             Some(pauses) => encoding.launch_paced(&launches, pauses)?,
-            None => encoding.launch(encoding.begin(plan, first), &launches, || {
-                // Submissions run in order, independent of wgpu's knowledge of their buffers.
-                let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
-                next = next.saturating_mul(2);
-                size
-            })?,
+            None => {
+                let mut commands = encoding.begin(plan, first);
+                if let (true, 1.., Some(upload), Some(given)) = (
+                    self.awaits_inputs,
+                    plan.given_rows(),
+                    upload_of(&mut self.uploads, self.submitted),
+                    &model.given,
+                ) {
+                    upload.prepare(device, step, given, &mut commands)?;
+                }
+                encoding.launch(commands, &launches, || {
+                    // Submissions run in order, independent of wgpu's knowledge of their buffers.
+                    let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
+                    next = next.saturating_mul(2);
+                    size
+                })?
+            }
         };
         let vocab = self.program.vocab;
         let edits_room = model.head.as_ref().map_or(0, |head| head.io.edits.size() / 16);
@@ -231,7 +243,7 @@ impl GpuRunner {
         };
         let tokens_end = 4 + sampled.len() * 4;
         let end = behind.as_ref().map_or(tokens_end, |readback| rows_at + readback.bytes);
-        let mut read = canaries.read(device, step, end, last, |words| {
+        let mut read = canaries.read(device, step, end, last, self.spin, |words| {
             let (flag, sampled_words) = words[..tokens_end].split_at(4);
             gave_up = flag != [0; 4];
             if gave_up {
@@ -252,7 +264,8 @@ impl GpuRunner {
         }
         if let Some(readback) = apart.filter(|_| read.is_ok() && !gave_up) {
             let host = &rows[flight_index(step)];
-            read = device.read(host, readback.bytes, submission, |words| readback.answer(words, answers));
+            let answer = |words: &[u8]| readback.answer(words, answers);
+            read = device.read_soon(host, readback.bytes, submission, self.spin, answer);
         }
         read.map(|()| gave_up)
     }

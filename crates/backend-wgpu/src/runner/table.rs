@@ -85,7 +85,7 @@ impl GpuRunner {
 
     /// Submits the step that is held, if there is one. The step before has been read.
     pub(super) fn release(&mut self) {
-        if !self.canaries.holds() {
+        if !self.canaries.holds() || self.awaits_inputs {
             return;
         }
         let uploaded = self.upload_table_rows();
