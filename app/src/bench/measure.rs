@@ -123,15 +123,20 @@ pub fn measure(target: &Target, case: &Case, prefixes: &Prefixes, random: &mut R
 /// As [`measure`].
 pub fn token_seconds(handle: Handle, vocab: usize, tokens: usize) -> Outcome<(f64, f64)> {
     const ROUNDS: usize = 3;
-    const WARM_UP: Duration = Duration::from_secs(1);
+    /// Longest warm-up, and the time without a higher speed after which it ends.
+    const WARM_UP: Duration = Duration::from_secs(8);
+    const STEADY: Duration = Duration::from_secs(1);
     let target = Target { handle, adapters: Vec::new(), temperature: 0.0 };
     let case = Case { test: Test::Decode, tokens, depth: 0, batch: 1, drafts: BenchDrafts::Off };
     let mut random = Random::new(super::SEED, vocab);
     let prefixes = Prefixes::compute(&target, &case, &mut random)?;
-    // The clock of a GPU that did nothing rises within half a second.
-    let began = Instant::now();
-    while began.elapsed() < WARM_UP {
-        measure(&target, &case, &prefixes, &mut random)?;
+    // The clock of a GPU that did little rises for seconds, with pauses between stages in particular.
+    let (began, mut last_gain, mut best) = (Instant::now(), Instant::now(), 0.0);
+    while last_gain.elapsed() < STEADY && began.elapsed() < WARM_UP {
+        let rate = measure(&target, &case, &prefixes, &mut random)?.tokens_per_second;
+        if rate > 1.02 * best {
+            (best, last_gain) = (rate, Instant::now());
+        }
     }
     let copied = || -> Outcome<u64> {
         let counts = target.handle.expert_counts().map_err(|error| Failure::from_error(&error))?;

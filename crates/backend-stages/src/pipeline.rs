@@ -97,6 +97,16 @@ enum Task {
     Move(Vec<PageMove>),
 }
 
+impl Task {
+    /// Returns the step whose tokens it carries.
+    fn source(&self) -> Option<u64> {
+        match self {
+            Self::Step { source, .. } => *source,
+            Self::Move(_) => None,
+        }
+    }
+}
+
 /// Rows between two stages, `[rows, hidden]`, or the first error of a stage; the stages after it do nothing.
 type Passed = Result<Vec<f32>, StepError>;
 
@@ -143,13 +153,10 @@ impl TokenQueue {
         self.known.back().is_some_and(|last| last.number >= source)
     }
 
-    /// Returns the tokens of a step, of which those that are carried come from step `source`.
-    fn of(&mut self, step: &OwnedStep, source: u64, spin: Duration) -> Result<Result<Vec<u32>, StepError>, Ended> {
-        while !self.has(source) {
-            self.known.push_back(receive(&self.tokens, spin)?);
-        }
+    /// Returns the tokens of a step, of which those that are carried come from step `source`, whose tokens have come.
+    fn of(&self, step: &OwnedStep, source: u64) -> Result<Vec<u32>, StepError> {
         let sampled = self.known.iter().find(|known| known.number == source).map(|known| &known.tokens);
-        Ok(match sampled {
+        match sampled {
             Some(Ok(sampled)) => {
                 let mut own = step.tokens.clone();
                 for carried in &step.carried {
@@ -161,20 +168,12 @@ impl TokenQueue {
             }
             Some(Err(error)) => Err(StepError::Device(format!("the step before failed: {error}"))),
             None => Err(StepError::Invalid("the step before was collected too early".into())),
-        })
+        }
     }
 }
 
 impl Inlet {
-    /// Waits for the rows of a task from the stage before.
-    fn rows(&mut self, spin: Duration) -> Result<Passed, Ended> {
-        match self {
-            Self::Tokens(_) => Ok(Ok(Vec::new())),
-            Self::Rows { rows, next } => next.take().map_or_else(|| receive(rows, spin), Ok),
-        }
-    }
-
-    /// Returns true if the inputs of a step have come.
+    /// Returns true if the inputs of a task have come.
     fn has_inputs(&mut self, source: Option<u64>) -> Result<bool, Ended> {
         Ok(match self {
             Self::Tokens(queue) => {
@@ -194,30 +193,31 @@ impl Inlet {
         })
     }
 
-    /// Waits for the inputs of a step.
-    fn inputs(
-        &mut self,
-        step: &OwnedStep,
-        source: Option<u64>,
-        spin: Duration,
-    ) -> Result<Result<StepInputs, StepError>, Ended> {
-        Ok(match (self, source) {
-            (Self::Tokens(queue), Some(source)) => queue.of(step, source, spin)?.map(StepInputs::Tokens),
-            (Self::Tokens(_), None) => Ok(StepInputs::Tokens(step.tokens.clone())),
-            (rows, _) => rows.rows(spin)?.map(StepInputs::Rows),
-        })
+    /// Waits for a part of the inputs that a task needs.
+    fn wait(&mut self) -> Result<(), Ended> {
+        match self {
+            Self::Tokens(queue) => queue.known.push_back(queue.tokens.recv().map_err(|_| Ended)?),
+            Self::Rows { rows, next } => *next = Some(rows.recv().map_err(|_| Ended)?),
+        }
+        Ok(())
     }
-}
 
-/// Waits for a message; for the time `spin`, this thread does not sleep.
-fn receive<T>(from: &Receiver<T>, spin: Duration) -> Result<T, Ended> {
-    let end = Instant::now() + spin;
-    loop {
-        match from.try_recv() {
-            Ok(message) => return Ok(message),
-            Err(TryRecvError::Disconnected) => return Err(Ended),
-            Err(TryRecvError::Empty) if Instant::now() < end => hint::spin_loop(),
-            Err(TryRecvError::Empty) => return from.recv().map_err(|_| Ended),
+    /// Returns the rows of a task from the stage before, which have come.
+    fn rows(&mut self) -> Passed {
+        match self {
+            Self::Tokens(_) => Ok(Vec::new()),
+            Self::Rows { rows: _, next } => {
+                next.take().unwrap_or_else(|| Err(StepError::Invalid("a stage has no rows".into())))
+            }
+        }
+    }
+
+    /// Returns the inputs of a step, which have come.
+    fn inputs(&mut self, step: &OwnedStep, source: Option<u64>) -> Result<StepInputs, StepError> {
+        match (self, source) {
+            (Self::Tokens(queue), Some(source)) => queue.of(step, source).map(StepInputs::Tokens),
+            (Self::Tokens(_), None) => Ok(StepInputs::Tokens(step.tokens.clone())),
+            (rows, _) => rows.rows().map(StepInputs::Rows),
         }
     }
 }
@@ -286,74 +286,133 @@ fn rows_of(answers: StepOutput) -> Passed {
     Ok(rows)
 }
 
-/// A step that a stage has submitted.
+/// A task whose inputs may be missing.
+struct Next {
+    task: Arc<Task>,
+    /// What [`Runner::prepare`] returned.
+    prepared: Result<bool, StepError>,
+}
+
+/// A step that a stage has submitted, unless it was refused.
 struct InFlight {
     task: Arc<Task>,
-    /// None if it was refused.
     ticket: Result<Ticket, StepError>,
 }
 
-/// The thread of a stage.
+/// Most steps that a stage has submitted: one that it computes, and one behind it.
+const MOST_IN_FLIGHT: usize = 2;
+
+/// The thread of a stage. It does what is possible: it prepares the next step, submits it when its inputs have come, and passes on the
+/// results of the oldest one when the stage has computed it.
 struct StageThread {
     stage: Arc<LoadedStage>,
+    tasks: Receiver<Arc<Task>>,
     inlet: Inlet,
     outlet: Outlet,
     /// See [`Runner::spin`].
     spin: Duration,
-    /// The step that the stage computes.
-    in_flight: Option<InFlight>,
+    next: Option<Next>,
+    in_flight: VecDeque<InFlight>,
 }
 
 impl StageThread {
     /// Serves the stage until another thread ends.
-    fn serve(mut self, tasks: &Receiver<Arc<Task>>) -> Result<(), Ended> {
+    fn serve(mut self) -> Result<(), Ended> {
+        let mut since = Instant::now();
         loop {
-            let task = match tasks.try_recv() {
-                Ok(task) => task,
-                Err(_) => {
-                    self.finish()?;
-                    receive(tasks, Duration::ZERO)?
+            if !self.advance()? {
+                let is_idle = self.next.is_none() && self.in_flight.is_empty();
+                if !is_idle && since.elapsed() < self.spin {
+                    hint::spin_loop();
+                    continue;
                 }
-            };
-            match &*task {
-                Task::Move(moves) => {
-                    self.finish()?;
-                    let moved = self.inlet.rows(Duration::ZERO)?.and_then(|_| self.stage.move_pages(moves));
-                    self.outlet.send(&task, moved.map(|()| StepOutput::default()))?;
+                self.wait()?;
+            }
+            since = Instant::now();
+        }
+    }
+
+    /// Does what is possible without waiting. Returns false if there is nothing.
+    fn advance(&mut self) -> Result<bool, Ended> {
+        if self.next.is_none() && self.in_flight.len() < MOST_IN_FLIGHT {
+            match self.tasks.try_recv() {
+                Ok(task) => {
+                    self.take(task);
+                    return Ok(true);
                 }
-                Task::Step { number: _, step, source } => {
-                    let (stage, is_last) = (Arc::clone(&self.stage), self.outlet.is_last());
-                    let ticket = stage.with_part(step, is_last, |part| self.submit(part, step, *source))?;
-                    self.in_flight = Some(InFlight { task, ticket });
-                }
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) if self.in_flight.is_empty() => return Err(Ended),
+                Err(TryRecvError::Disconnected) => {}
+            }
+        }
+        if let Some(Next { task, prepared }) = &self.next {
+            let may_follow = matches!(prepared, Ok(true)) || self.in_flight.is_empty();
+            if may_follow && self.inlet.has_inputs(task.source())? {
+                self.begin()?;
+                return Ok(true);
+            }
+        }
+        let is_done = match self.in_flight.front() {
+            Some(InFlight { ticket: Ok(ticket), .. }) => self.stage.runner().is_done(ticket),
+            other => other.is_some(),
+        };
+        if is_done {
+            self.finish()?;
+        }
+        Ok(is_done)
+    }
+
+    /// Waits for the oldest step, or else for inputs of the next one, or else for a task.
+    fn wait(&mut self) -> Result<(), Ended> {
+        if !self.in_flight.is_empty() {
+            self.finish()
+        } else if self.next.is_some() {
+            self.inlet.wait()
+        } else {
+            let task = self.tasks.recv().map_err(|_| Ended)?;
+            self.take(task);
+            Ok(())
+        }
+    }
+
+    /// Prepares a task.
+    fn take(&mut self, task: Arc<Task>) {
+        let prepared = match &*task {
+            Task::Move(_) => Ok(false),
+            Task::Step { step, .. } => {
+                let (stage, is_last) = (&self.stage, self.outlet.is_last());
+                stage.with_part(step, is_last, |part| stage.runner().prepare(part))
+            }
+        };
+        self.next = Some(Next { task, prepared });
+    }
+
+    /// Begins the next task, whose inputs have come.
+    fn begin(&mut self) -> Result<(), Ended> {
+        let Some(Next { task, prepared }) = self.next.take() else { return Ok(()) };
+        let (stage, is_last) = (&self.stage, self.outlet.is_last());
+        match &*task {
+            Task::Move(moves) => {
+                let moved = self.inlet.rows().and_then(|_| stage.move_pages(moves));
+                self.outlet.send(&task, moved.map(|()| StepOutput::default()))
+            }
+            Task::Step { number: _, step, source } => {
+                let inputs = self.inlet.inputs(step, *source);
+                let submit = |part: &Step<'_>, inputs: &StepInputs| {
+                    inputs.complete(part, |part| stage.runner().submit_prepared(part))
+                };
+                let ticket = prepared
+                    .and(inputs)
+                    .and_then(|inputs| stage.with_part(step, is_last, |part| submit(part, &inputs)));
+                self.in_flight.push_back(InFlight { task, ticket });
+                Ok(())
             }
         }
     }
 
-    /// Submits the part of a step, behind the step in flight if its inputs have come, and otherwise after that one.
-    fn submit(
-        &mut self,
-        part: &Step<'_>,
-        step: &OwnedStep,
-        source: Option<u64>,
-    ) -> Result<Result<Ticket, StepError>, Ended> {
-        let prepared = self.stage.runner().prepare(part);
-        let is_behind = matches!(prepared, Ok(true)) && self.inlet.has_inputs(source)?;
-        if !is_behind {
-            self.finish()?;
-        }
-        let inputs = self.inlet.inputs(step, source, self.spin)?;
-        let inputs = prepared.and(inputs);
-        let stage = &self.stage;
-        let ticket = inputs
-            .and_then(|inputs| inputs.complete(part, |part| stage.runner().submit_prepared(part)));
-        self.finish()?;
-        Ok(ticket)
-    }
-
-    /// Waits for the step in flight, and passes its result on.
+    /// Waits for the oldest step, and passes its result on.
     fn finish(&mut self) -> Result<(), Ended> {
-        let Some(InFlight { task, ticket }) = self.in_flight.take() else { return Ok(()) };
+        let Some(InFlight { task, ticket }) = self.in_flight.pop_front() else { return Ok(()) };
         let result = ticket.and_then(|ticket| {
             let mut answers = StepOutput::default();
             self.stage.runner().collect(ticket, &mut answers)?;
@@ -401,8 +460,10 @@ impl Pipeline {
                 false => Outlet::Rows(rows),
             };
             let inlet = std::mem::replace(&mut inlet, Inlet::Rows { rows: next_rows, next: None });
-            let thread = StageThread { stage: Arc::clone(stage), inlet, outlet, spin, in_flight: None };
-            let serve = move || drop(thread.serve(&tasks));
+            let stage = Arc::clone(stage);
+            let (next, in_flight) = (None, VecDeque::new());
+            let thread = StageThread { stage, tasks, inlet, outlet, spin, next, in_flight };
+            let serve = move || drop(thread.serve());
             threads.push(thread::Builder::new().name(format!("paguro-stage-{index}")).spawn(serve)?);
             queues.push(queue);
         }

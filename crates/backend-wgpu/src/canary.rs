@@ -5,8 +5,6 @@
 //! the step's mark to its own place, and a step is valid only if all its marks have arrived. A repeated step has
 //! another mark.
 
-use std::time::Duration;
-
 use paguro_backend::{LoadError, StepError};
 
 use crate::device::Device;
@@ -122,7 +120,7 @@ impl Canaries {
         self.held = None;
     }
 
-    /// Waits for a step's last submission and reads the first `bytes` bytes of its answers; `spin` is that of [`Device::read_soon`].
+    /// Waits for a step's last submission and reads the first `bytes` bytes of its answers.
     ///
     /// # Errors
     /// The device failed, or did not run everything.
@@ -132,13 +130,11 @@ impl Canaries {
         step: u64,
         bytes: usize,
         submission: wgpu::SubmissionIndex,
-        spin: Duration,
         look: impl FnOnce(&[u8]),
     ) -> Result<(), StepError> {
         let count = std::mem::take(&mut self.counts[flight_index(step)]);
         let (mut missing, mark) = (0, self.marks[flight_index(step)].to_le_bytes());
-        let (host, end) = (&self.host[flight_index(step)], self.answers + 4 * count);
-        device.read_soon(host, end, submission, spin, |words| {
+        device.read(&self.host[flight_index(step)], self.answers + 4 * count, submission, |words| {
             let marks = words[self.answers..].as_chunks::<4>().0;
             missing = marks.iter().filter(|found| **found != mark).count();
             if missing == 0 {

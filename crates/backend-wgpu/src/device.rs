@@ -2,14 +2,13 @@
 
 use std::{
     collections::HashMap,
-    hint,
     num::NonZero,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use paguro_backend::{LoadError, StepError};
@@ -343,6 +342,19 @@ impl Device {
         is_now(&self.starving)
     }
 
+    /// Returns a flag that [`Device::is_done`] sets when the device has done all that was submitted until now.
+    pub fn end_of_submissions(&self) -> Arc<AtomicBool> {
+        let is_done = Arc::new(AtomicBool::new(false));
+        let own = Arc::clone(&is_done);
+        self.queue.on_submitted_work_done(move || own.store(true, Ordering::Release));
+        is_done
+    }
+
+    /// Returns true if the device has reached the place of a flag, or has failed.
+    pub fn is_done(&self, flag: &AtomicBool) -> bool {
+        self.inner.poll(wgpu::PollType::Poll).is_err() || flag.load(Ordering::Acquire)
+    }
+
     /// Waits until the device has done all that was submitted.
     ///
     /// # Errors
@@ -376,34 +388,9 @@ impl Device {
         submission: wgpu::SubmissionIndex,
         look: impl FnOnce(&[u8]),
     ) -> Result<(), StepError> {
-        self.read_soon(buffer, bytes, submission, Duration::ZERO, look)
-    }
-
-    /// [`Device::read`] that asks the driver again and again for up to `spin` before it sleeps: waking a thread takes tens of microseconds.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn read_soon(
-        &self,
-        buffer: &wgpu::Buffer,
-        bytes: usize,
-        submission: wgpu::SubmissionIndex,
-        spin: Duration,
-        look: impl FnOnce(&[u8]),
-    ) -> Result<(), StepError> {
         let slice = buffer.slice(..bytes as u64);
-        let is_mapped = Arc::new(AtomicBool::new(false));
-        let own = Arc::clone(&is_mapped);
-        slice.map_async(wgpu::MapMode::Read, move |_| own.store(true, Ordering::Release));
-        let end = Instant::now() + spin;
-        while !is_mapped.load(Ordering::Acquire) && Instant::now() < end {
-            self.inner.poll(wgpu::PollType::Poll).map_err(|error| self.failed(&error.to_string()))?;
-            hint::spin_loop();
-        }
-        match is_mapped.load(Ordering::Acquire) {
-            true => self.check()?,
-            false => self.wait_for(submission)?,
-        }
+        slice.map_async(wgpu::MapMode::Read, |_| ());
+        self.wait_for(submission)?;
         match slice.get_mapped_range() {
             Ok(view) => look(&view),
             Err(error) => return Err(self.failed(&error.to_string())),

@@ -1,6 +1,9 @@
 //! Steps on the device: the data for reading their results and for repeating them.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
 
 use bytemuck::cast_slice;
 use paguro_backend::{OutputValue, Pace, Piece, StepError};
@@ -33,6 +36,8 @@ pub struct Flight {
     pub kept: Vec<usize>,
     /// The submission whose end makes the answers readable; none while the step is held.
     pub submission: Option<wgpu::SubmissionIndex>,
+    /// Set when the device has computed the step, if somebody may ask.
+    pub end: Option<Arc<AtomicBool>>,
     /// Error of reading the data that a held step waited for.
     pub failure: Option<StepError>,
     /// Rows that are read with the answers.
@@ -94,6 +99,7 @@ impl Flight {
             sampled: Vec::new(),
             kept: Vec::new(),
             submission: None,
+            end: None,
             failure: None,
             readback: None,
             timed: None,
@@ -110,6 +116,7 @@ impl Flight {
         self.sampled.clear();
         self.kept.clear();
         self.submission = None;
+        self.end = None;
         self.failure = None;
         self.readback = None;
         self.timed = None;

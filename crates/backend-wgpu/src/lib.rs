@@ -108,6 +108,8 @@ pub struct GpuOptions {
     pub memory: Option<u64>,
     /// Target for the duration of a submission; `None` for the device's default.
     pub submission: Option<Duration>,
+    /// How long a thread that waits for a stage's step asks for its end before it sleeps; `None` for the device's default.
+    pub spin: Option<Duration>,
     /// Receives the numbers of compiled kernels of a model and of all its kernels.
     pub progress: Progress,
     /// Called with one line for people when handoff is turned off, because kernels waited for results in vain.

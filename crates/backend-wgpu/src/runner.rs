@@ -15,9 +15,9 @@ use std::{sync::Arc, time::Duration};
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    AdapterId, AdapterWork, Carried, Exit, ExpertCount, Input, KernelCount, Limits, LoadError, LowRank, MatrixId,
-    OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step, StepError,
-    StepOutput, Ticket, Weights, sampling::Scratch,
+    AdapterId, AdapterWork, Carried, Exit, ExpertCount, Input, KernelCount, Limits, LoadError, LowRank,
+    MatrixId, OutputKind, OutputValue, PageContent, PageFormat, PageId, PageMove, Program, Runner, Step,
+    StepError, StepOutput, Ticket, Weights, sampling::Scratch,
 };
 
 use crate::{
@@ -99,7 +99,7 @@ pub struct GpuRunner {
     tokens: Vec<u32>,
     /// Rows that the step which was collected last has kept.
     kept_rows: Vec<f32>,
-    /// How long this thread asks for the end of a step before it sleeps.
+    /// See [`Runner::spin`].
     spin: Duration,
     /// True while a step is encoded, or is held, whose inputs are not known.
     awaits_inputs: bool,
@@ -153,9 +153,10 @@ impl GpuRunner {
         let first = host_rows()?;
         let second = if lanes(program) > 1 { host_rows()? } else { first.clone() };
         let rows = [first, second];
-        let uploads = model.given.iter().flat_map(|given| {
-            (0..lanes(program)).map(|_| Upload::new(&device, given.size() as usize / 4))
-        });
+        let uploads = model
+            .given
+            .iter()
+            .flat_map(|given| (0..lanes(program)).map(|_| Upload::new(&device, given.size() as usize / 4)));
         let uploads = uploads.collect::<Result<_, _>>()?;
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
@@ -188,7 +189,10 @@ impl GpuRunner {
             program: program.clone(),
             kv,
             limits,
-            spin: if is_stage(program) { device.spin() } else { Duration::ZERO },
+            spin: match is_stage(program) {
+                true => options.spin.unwrap_or_else(|| device.spin()),
+                false => Duration::ZERO,
+            },
             device,
             scratch: Scratch::default(),
             sampler: sampler::Scratch::default(),
@@ -257,7 +261,18 @@ impl GpuRunner {
             self.canaries.discard(self.submitted);
             self.submitted -= 1;
         }
-        submitted.map(|()| Ticket(self.submitted))
+        submitted.map(|()| {
+            self.note_end();
+            Ticket(self.submitted)
+        })
+    }
+
+    /// Remembers where the step that was submitted last ends.
+    fn note_end(&mut self) {
+        if self.spin > Duration::ZERO && !self.awaits_inputs {
+            let flight = self.flight_index();
+            self.flights[flight].end = Some(self.device.end_of_submissions());
+        }
     }
 
     /// Index of the flight of the step that was submitted last.
@@ -290,6 +305,10 @@ impl Runner for GpuRunner {
             true => self.release_prepared(step),
             false => self.start(step),
         }
+    }
+
+    fn is_done(&self, Ticket(number): &Ticket) -> bool {
+        self.flights[flight_index(*number)].end.as_ref().is_some_and(|end| self.device.is_done(end))
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {

@@ -1,6 +1,6 @@
 //! Stages of a model on several devices: two GPUs, which are one that was opened twice, and a GPU behind the reference.
 
-use std::sync::LazyLock;
+use std::{sync::LazyLock, time::Duration};
 
 use paguro_backend::{
     Backend, KvDtype, NormKind, Program, WeightFormat, legal_cuts,
@@ -12,12 +12,13 @@ use paguro_backend_conformance::{
 use paguro_backend_stages::Stages;
 use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
 
-static ONE: LazyLock<Result<Gpu, String>> = LazyLock::new(open);
-static OTHER: LazyLock<Result<Gpu, String>> = LazyLock::new(open);
+/// Threads of its stages do not sleep at once.
+static ONE: LazyLock<Result<Gpu, String>> = LazyLock::new(|| open(Duration::from_millis(1)));
+static OTHER: LazyLock<Result<Gpu, String>> = LazyLock::new(|| open(Duration::ZERO));
 static REFERENCE: Reference = Reference { kv: KvRounding::F16, poison: Some(1) };
 
-fn open() -> Result<Gpu, String> {
-    Gpu::open(0, GpuOptions { poison: true, ..GpuOptions::default() })
+fn open(spin: Duration) -> Result<Gpu, String> {
+    Gpu::open(0, GpuOptions { poison: true, spin: Some(spin), ..GpuOptions::default() })
 }
 
 /// Variants of slow tests: a sample on a software driver.

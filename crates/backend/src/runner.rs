@@ -34,6 +34,11 @@ pub trait Runner: Send {
         self.submit(step)
     }
 
+    /// Returns true if [`Runner::collect`] is known not to wait for this pass.
+    fn is_done(&self, _ticket: &Ticket) -> bool {
+        true
+    }
+
     /// Waits for a pass and fills `out` in the order of the step's outputs.
     ///
     /// # Errors
@@ -53,8 +58,8 @@ pub trait Runner: Send {
         1
     }
 
-    /// Returns how long a thread that waits for this runner may ask again and again before it sleeps, so that it is not woken late. Not at all
-    /// where the runner needs the processor.
+    /// Returns how long a thread that waits for this runner may ask again and again before it sleeps: being woken takes tens of
+    /// microseconds. Not at all where the runner needs the processor.
     fn spin(&self) -> Duration {
         Duration::ZERO
     }

@@ -33,7 +33,7 @@ pub use judge::Judge;
 pub use load::{
     Conversion, Description, GenerationDefaults, LoadOptions, MetadataEntry, Model, ModelFile, ModelShape,
 };
-pub use parallel::map_texts;
+pub use parallel::{map_texts, most_text_threads};
 pub use pooling::{Pooling, PoolingError};
 pub use prompts::{Prompts, TextRole};
 pub use ranker::Ranker;

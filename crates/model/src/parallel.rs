@@ -18,8 +18,13 @@ const MOST: usize = 8;
 /// Stack of a thread, in bytes.
 const STACK: usize = 16 << 20;
 
+/// Returns the most threads of [`map_texts`]: no more than half of the processors.
+pub fn most_text_threads() -> usize {
+    (thread::available_parallelism().map_or(1, NonZero::get) / 2).min(MOST)
+}
+
 /// Returns the results of `work` for all items, in their order, or for the first ones if `is_wanted` becomes false. Items have `bytes`
-/// bytes in all; with many, several threads work on them, but no more than half of the processors.
+/// bytes in all; with many, several threads work on them.
 ///
 /// # Errors
 /// That of the first item that has one.
@@ -29,8 +34,7 @@ pub fn map_texts<T: Send, R: Send, E: Send>(
     is_wanted: impl Fn() -> bool + Sync,
     work: impl Fn(T) -> Result<R, E> + Sync,
 ) -> Result<Vec<R>, E> {
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    map_on(items, (bytes / BYTES).min(processors / 2).min(MOST), is_wanted, work)
+    map_on(items, (bytes / BYTES).min(most_text_threads()), is_wanted, work)
 }
 
 /// [`map_texts`] on this number of threads.

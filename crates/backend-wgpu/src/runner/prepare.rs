@@ -56,6 +56,7 @@ impl GpuRunner {
         if let (Some(upload), Some(submission)) = (upload, submission) {
             upload.note(number, submission.clone());
         }
+        self.note_end();
         Ok(Ticket(number))
     }
 

@@ -243,7 +243,7 @@ impl GpuRunner {
         };
         let tokens_end = 4 + sampled.len() * 4;
         let end = behind.as_ref().map_or(tokens_end, |readback| rows_at + readback.bytes);
-        let mut read = canaries.read(device, step, end, last, self.spin, |words| {
+        let mut read = canaries.read(device, step, end, last, |words| {
             let (flag, sampled_words) = words[..tokens_end].split_at(4);
             gave_up = flag != [0; 4];
             if gave_up {
@@ -264,8 +264,7 @@ impl GpuRunner {
         }
         if let Some(readback) = apart.filter(|_| read.is_ok() && !gave_up) {
             let host = &rows[flight_index(step)];
-            let answer = |words: &[u8]| readback.answer(words, answers);
-            read = device.read_soon(host, readback.bytes, submission, self.spin, answer);
+            read = device.read(host, readback.bytes, submission, |words| readback.answer(words, answers));
         }
         read.map(|()| gave_up)
     }
