@@ -7,8 +7,10 @@
 //! Each stage has a thread ([`pipeline`]), and the runner has as many [lanes](Runner::lanes) as stages: the engine keeps as many steps in
 //! flight, so that all devices compute.
 
+mod links;
 mod pipeline;
 mod runner;
+mod stage;
 mod step;
 
 use std::ops::Range;
@@ -18,7 +20,7 @@ use paguro_backend::{
     PacedRunner, Program, Runner, Stage, Weights, legal_cuts, split, stage_program,
 };
 
-use self::{pipeline::LoadedStage, runner::StagesRunner};
+use self::{runner::StagesRunner, stage::LoadedStage};
 
 /// Places of the cuts of a program: layers in ascending order.
 pub type Cuts<'a> = Box<dyn Fn(&Program) -> Vec<usize> + Send + Sync + 'a>;

@@ -8,10 +8,7 @@ use paguro_backend::{
     Ticket, Weights,
 };
 
-use crate::{
-    pipeline::{LoadedStage, Pipeline},
-    step::OwnedStep,
-};
+use crate::{pipeline::Pipeline, stage::LoadedStage, step::OwnedStep};
 
 /// Matrices of a stage that adapters can change, by their ids in the whole program.
 pub type AdaptableMatrices = HashMap<MatrixId, MatrixId>;
