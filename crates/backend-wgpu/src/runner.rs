@@ -501,9 +501,13 @@ pub fn lanes(program: &Program) -> usize {
     1 + usize::from(program.bidirectional && program.head().is_some() || is_stage(program))
 }
 
-/// True for a stage of a model that other devices continue.
+/// True for a stage of a model whose other layers are on other devices.
 fn is_stage(program: &Program) -> bool {
-    matches!(program.input, Input::Rows) || matches!(program.exit, Exit::Rows)
+    match program.input {
+        Input::Rows => true,
+        Input::Tokens(_) => matches!(program.exit, Exit::Rows),
+        Input::Patches(_) => false,
+    }
 }
 
 /// Words of the tokens of a step for the host, and of the word before them.

@@ -49,7 +49,7 @@ pub fn buffer_bytes(facts: &Facts<'_>) -> u64 {
         + kept_words(program, limits)
         + 2 * row_words(program, limits);
     // Given rows on their way to the device.
-    let given = sizes.words(Slot::Given);
+    let given = lanes(program) * sizes.words(Slot::Given);
     sizes.bytes() + 4 * (rotations + page_kernels + rows + given) as u64
 }
 
