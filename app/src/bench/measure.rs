@@ -130,7 +130,7 @@ pub fn token_seconds(handle: Handle, vocab: usize, tokens: usize) -> Outcome<(f6
     let case = Case { test: Test::Decode, tokens, depth: 0, batch: 1, drafts: BenchDrafts::Off };
     let mut random = Random::new(super::SEED, vocab);
     let prefixes = Prefixes::compute(&target, &case, &mut random)?;
-    // The clock of a GPU that did little rises for seconds, with pauses between stages in particular.
+    // The clock of a GPU rises for seconds, and longest where stages wait for each other.
     let (began, mut last_gain, mut best) = (Instant::now(), Instant::now(), 0.0);
     while last_gain.elapsed() < STEADY && began.elapsed() < WARM_UP {
         let rate = measure(&target, &case, &prefixes, &mut random)?.tokens_per_second;

@@ -294,10 +294,12 @@ impl Runner for GpuRunner {
 
     fn prepare(&mut self, step: &Step<'_>) -> Result<bool, StepError> {
         self.drop_prepared();
-        if self.can_hold(step) {
+        // Launches that are timed run at once, and cannot be held.
+        let has_two = lanes(&self.program) > 1 && !self.device.target.timed;
+        if has_two && self.can_hold(step) {
             self.hold(step)?;
         }
-        Ok(lanes(&self.program) > 1 && !self.device.target.timed)
+        Ok(has_two)
     }
 
     fn submit_prepared(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {

@@ -18,13 +18,9 @@ impl GpuRunner {
         // Steps of more rows take longer on the device than the host needs to encode them.
         let is_pass = rows.max(outputs) <= LOGIT_ROWS && self.pace.rows(rows) >= rows;
         // Pages of several kinds are converted before the step, which must not be taken back.
-        let has_inputs_only = self.table.is_none() && self.page_kernels.is_none() && self.pauses.is_none();
+        let has_inputs_only = self.table.is_none() && self.page_kernels.is_none();
         let is_free = self.submitted - self.collected < lanes(&self.program) as u64;
-        is_pass
-            && has_inputs_only
-            && is_free
-            && !self.device.target.timed
-            && step.outputs.iter().all(is_collected)
+        is_pass && has_inputs_only && is_free && step.outputs.iter().all(is_collected)
     }
 
     /// Encodes a step and holds it.

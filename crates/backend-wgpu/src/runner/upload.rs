@@ -40,7 +40,7 @@ impl Upload {
         let mut commands = device.encoder();
         self.prepare(device, step, to, &mut commands)?;
         self.fill(step)?;
-        self.last = Some((number, device.queue.submit([commands.finish()])));
+        self.note(number, device.queue.submit([commands.finish()]));
         Ok(())
     }
 
@@ -102,7 +102,7 @@ impl Upload {
         if is_there {
             let mut commands = device.encoder();
             self.copy(&mut commands, to);
-            self.last = Some((number, device.queue.submit([commands.finish()])));
+            self.note(number, device.queue.submit([commands.finish()]));
         }
         is_there
     }
